@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything from a fresh checkout: `make demo` or `make test`. Needs Python 3.11 or newer and a C compiler.
+# PYTHON=python3.12 chooses the interpreter of .venv, PYTEST_ARGS='-k index' what pytest gets.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rmq/_core/*.h)
+CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint build debug sanitize clean FORCE
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: $(VENV)/.demo ## run examples/flights.py
+	$(PY) examples/flights.py
+
+test: $(VENV)/.dev ## run the tests
+	$(PY) -m pytest -q $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_tidy.py
+
+build: $(VENV)/.built ## .venv with the package, its modules compiled in place
+
+debug: $(VENV)/.dev ## a second copy in build/debug: bounds checks, asserts, symbols
+	tools/flavour.sh debug
+	@echo 'use it: PYTHONPATH=build/debug $(PY) -P ...    gdb: gdb --args $(PY) -P -m pytest -q tests/...'
+
+sanitize: $(VENV)/.dev ## a second copy in build/asan, and the core's tests under ASan and UBSan
+	tools/flavour.sh asan
+	tools/sanitized.sh -c 'import rmq._core._record as module; print(module.__file__)'
+	$(if $(CORE_TESTS),tools/sanitized.sh -m pytest -q -p no:cacheprovider $(CORE_TESTS) $(PYTEST_ARGS))
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f rmq/_core/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# With PYTHON given, look whether .venv is of that interpreter.
+$(VENV)/.built: $(SOURCES) tools/setup.sh $(if $(PYTHON),FORCE)
+	@PYTHON='$(PYTHON)' tools/setup.sh build
+
+$(VENV)/.demo: $(VENV)/.built
+	@PYTHON='$(PYTHON)' tools/setup.sh demo
+
+$(VENV)/.dev: $(VENV)/.built
+	@PYTHON='$(PYTHON)' tools/setup.sh dev

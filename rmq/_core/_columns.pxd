@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of scans to the buffers of Arrow columns. Everything is copied: no reader outside stands on a mapping."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from rmq._core._record cimport RecordRow
+
+
+@cython.final
+cdef class GrowingBuffer:
+    """Bytes that grow while a column is built, then are lent out read only; freed with the last reader."""
+    cdef:
+        uint8_t *data
+        int64_t size
+        int64_t room
+        Py_ssize_t _shape
+    cdef uint8_t *take(self, int64_t size) except NULL
+    cdef int add(self, const uint8_t *data, int64_t size) except -1
+    cdef int add_i32(self, int64_t value) except -1
+
+
+@cython.final
+cdef class ColumnBuilder:
+    """Columns of records, filled batch by batch."""
+    cdef:
+        readonly tuple names
+        readonly int64_t count          # rows so far
+        readonly int64_t compressed     # rows whose body is compressed
+        readonly int64_t data_size      # bytes of the variable-length columns so far
+        list _kinds
+        list _buffers                   # per column: list of GrowingBuffer
+    cdef _map(self, GrowingBuffer starts, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
+              GrowingBuffer values, RecordRow *row)
+    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of scans to the buffers of Arrow columns: fixed numbers, binary, UTF-8, list<string>, map<string, string>."""
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from rmq._core cimport _layout as L
+from rmq._core._javahash cimport rmq_utf16_units, rmq_utf8_repair
+from rmq._core._record cimport (Property, RecordBatch, RecordRow, born_host_of, next_key, next_property, store_host_of)
+
+import socket
+
+cdef const char *HEX = "0123456789ABCDEF"
+cdef int64_t OFFSET_LIMIT = 0x7FFFFFFF
+
+# How a column is built: number of its buffers is len of the tuple, in Arrow's order.
+KINDS = {
+    "topic": "text", "queue_id": "int32", "queue_offset": "int64", "phy_offset": "int64", "size": "int32",
+    "flag": "int32", "sys_flag": "int32", "born_timestamp": "timestamp", "born_host": "text",
+    "store_timestamp": "timestamp", "store_host": "text", "reconsume_times": "int32",
+    "prepared_transaction_offset": "int64", "body_crc": "int32", "body": "binary", "properties": "map",
+    "keys": "list", "tags": "nullable text", "uniq_key": "nullable text", "offset_msg_id": "text",
+    "raw_body": "binary", "raw_properties": "binary",
+}
+cdef dict BUFFERS = {"int32": 1, "int64": 1, "timestamp": 1, "binary": 2, "text": 2, "nullable text": 3, "list": 3,
+                     "map": 5}
+cdef tuple ORDER = tuple(KINDS)
+cdef dict HOST_TEXT = {}
+cdef int HOST_TEXT_LIMIT = 65536
+
+
+@cython.final
+cdef class GrowingBuffer:
+    def __dealloc__(self):
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <void *>HEX, self.size, 1,
+                          flags & ~PyBUF_WRITABLE)
+
+    def __len__(self):
+        return self.size
+
+    cdef uint8_t *take(self, int64_t size) except NULL:
+        """Room for `size` more bytes, counted as written."""
+        cdef int64_t room
+        cdef uint8_t *data
+        if self.size + size > self.room or self.data == NULL:
+            room = max(self.room * 2, self.size + size, <int64_t>256)
+            data = <uint8_t *>realloc(self.data, <size_t>room)
+            if data == NULL:
+                raise MemoryError()
+            self.data = data
+            self.room = room
+        self.size += size
+        return self.data + self.size - size
+
+    cdef int add(self, const uint8_t *data, int64_t size) except -1:
+        cdef uint8_t *p = self.take(size)
+        if size:
+            memcpy(p, data, <size_t>size)
+        return 0
+
+    cdef int add_i32(self, int64_t value) except -1:
+        """Native byte order, as Arrow has it. OverflowError past 2^31 - 1: the batch must end before."""
+        if value > OFFSET_LIMIT:
+            raise OverflowError("a column batch holds at most 2 GiB")
+        cdef int32_t item = <int32_t>value
+        memcpy(self.take(4), &item, 4)
+        return 0
+
+
+cdef object _host_text(const uint8_t *host, int size):
+    """Text of a host as UTF-8; hosts are few and repeat, so the last ones are kept."""
+    cdef bytes key = (<const char *>host)[:size]
+    text = HOST_TEXT.get(key)
+    if text is None:
+        port = int.from_bytes(key[size - 4:], "big", signed=True)
+        if size == L.HOST_IPV4_SIZE:
+            text = f"{socket.inet_ntop(socket.AF_INET, key[:size - 4])}:{port}".encode()
+        else:
+            text = f"[{socket.inet_ntop(socket.AF_INET6, key[:size - 4])}]:{port}".encode()
+        if len(HOST_TEXT) >= HOST_TEXT_LIMIT:
+            HOST_TEXT.clear()
+        HOST_TEXT[key] = text
+    return text
+
+
+cdef void _hex(uint8_t *out, const uint8_t *p, int size) noexcept nogil:
+    cdef int i
+    for i in range(size):
+        out[2 * i] = HEX[p[i] >> 4]
+        out[2 * i + 1] = HEX[p[i] & 15]
+
+
+@cython.final
+cdef class ColumnBuilder:
+    """names: columns of KINDS, without repeats; ValueError names one that is none."""
+
+    def __cinit__(self, names):
+        self.names = tuple(names)
+        self._kinds = []
+        for name in self.names:
+            if name not in KINDS:
+                raise ValueError(f"no column {name!r}; there are: {', '.join(KINDS)}")
+            self._kinds.append(KINDS[name])
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("columns repeat")
+        self._reset()
+
+    def _reset(self):
+        self._buffers = [[GrowingBuffer() for _ in range(BUFFERS[kind])] for kind in self._kinds]
+        self.count = 0
+        self.compressed = 0
+        self.data_size = 0
+        cdef GrowingBuffer offsets
+        for kind, buffers in zip(self._kinds, self._buffers):
+            for position in {"binary": (0,), "text": (0,), "nullable text": (1,), "list": (0, 1),
+                             "map": (0, 1, 3)}.get(kind, ()):
+                offsets = buffers[position]
+                offsets.add_i32(0)
+
+    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1:
+        """Append UTF-8; what is malformed reads as U+FFFD, as in Java."""
+        cdef int malformed = 0
+        cdef int64_t written
+        rmq_utf16_units(p, size, &malformed)
+        if not malformed:
+            data.add(p, size)
+            return 0
+        data.take(3 * size)
+        written = rmq_utf8_repair(p, size, data.data + data.size - 3 * size)
+        data.size -= 3 * size - written
+        return 0
+
+    def append(self, RecordBatch batch not None, int32_t first=0, last=None):
+        """Add rows [first, last) of a scanned batch; keys, tags, uniq_key need parsed properties."""
+        cdef Py_ssize_t column
+        cdef int32_t i, stop = batch.count if last is None else last
+        if first < 0 or stop > batch.count:
+            raise IndexError("rows out of range")
+        for i in range(first, stop):
+            if batch.rows[i].sys_flag & L.SYS_FLAG_COMPRESSED:
+                self.compressed += 1
+        for column in range(len(self.names)):
+            name = self.names[column]
+            self._append_column(ORDER.index(name), self._buffers[column], batch, first, stop)
+        self.count += max(0, stop - first)
+
+    def _append_column(self, int which, list buffers, RecordBatch batch, int32_t first, int32_t stop):
+        cdef int32_t i
+        cdef int64_t number
+        cdef int32_t number32
+        cdef RecordRow *row
+        cdef GrowingBuffer one = buffers[0]
+        cdef GrowingBuffer two = buffers[1] if len(buffers) > 1 else None
+        cdef GrowingBuffer three = buffers[2] if len(buffers) > 2 else None
+        cdef GrowingBuffer four = buffers[3] if len(buffers) > 3 else None
+        cdef GrowingBuffer five = buffers[4] if len(buffers) > 4 else None
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef int64_t size
+        cdef Property item
+        cdef bytes host
+        cdef int host_size
+        cdef uint8_t *out
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            if which == 1 or which == 4 or which == 5 or which == 6 or which == 11 or which == 13:
+                number32 = (row.queue_id if which == 1 else row.size if which == 4 else row.flag if which == 5
+                            else row.sys_flag if which == 6 else row.reconsume_times if which == 11 else row.body_crc)
+                memcpy(one.take(4), &number32, 4)
+            elif which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
+                number = (row.queue_offset if which == 2 else row.phy_offset if which == 3
+                          else row.born_timestamp if which == 7 else row.store_timestamp if which == 9
+                          else row.prepared_transaction_offset)
+                memcpy(one.take(8), &number, 8)
+            elif which == 0:        # topic
+                self._text(two, row.base + row.topic_position, row.topic_size)
+                one.add_i32(two.size)
+            elif which == 8 or which == 10:         # hosts
+                host_size = L.HOST_IPV6_SIZE if row.sys_flag & (
+                    L.SYS_FLAG_BORN_HOST_IPV6 if which == 8 else L.SYS_FLAG_STORE_HOST_IPV6) else L.HOST_IPV4_SIZE
+                host = _host_text(born_host_of(row) if which == 8 else store_host_of(row), host_size)
+                two.add(<const uint8_t *><const char *>host, len(host))
+                one.add_i32(two.size)
+            elif which == 14 or which == 20:        # body as stored; the caller decompresses
+                two.add(row.base + row.body_position, row.body_size)
+                one.add_i32(two.size)
+            elif which == 21:       # raw_properties
+                two.add(row.base + row.properties_position, row.properties_size)
+                one.add_i32(two.size)
+            elif which == 17 or which == 18:        # tags, uniq_key: one validity byte per row, packed at the end
+                size = row.tags_size if which == 17 else row.uniq_key_size
+                one.take(1)[0] = size >= 0
+                if size > 0:
+                    self._text(three, row.base + (row.tags_position if which == 17 else row.uniq_key_position), size)
+                two.add_i32(three.size)
+            elif which == 19:       # offset_msg_id: hex of store host and phy offset, as the record has them
+                host_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
+                out = two.take(2 * host_size + 16)
+                _hex(out, store_host_of(row), host_size)
+                _hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
+                one.add_i32(two.size)
+            elif which == 16:       # keys: list offsets, string offsets, bytes
+                if row.keys_size > 0:
+                    cursor = row.base + row.keys_position
+                    end = cursor + row.keys_size
+                    while next_key(&cursor, end, &piece, &size):
+                        self._text(three, piece, size)
+                        two.add_i32(three.size)
+                one.add_i32(two.size // 4 - 1)
+            elif which == 15:       # properties: map offsets, key offsets, keys, value offsets, values
+                self._map(one, two, three, four, five, row)
+                one.add_i32(two.size // 4 - 1)
+        if two is not None:
+            self.data_size = max(self.data_size, two.size, three.size if three is not None else 0,
+                                 five.size if five is not None else 0)
+
+    cdef _map(self, GrowingBuffer starts, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
+              GrowingBuffer values, RecordRow *row):
+        """Items of one row; a name that comes again replaces the value of its first place, as in a Java map."""
+        cdef const uint8_t *cursor = row.base + row.properties_position
+        cdef const uint8_t *end = cursor + row.properties_size
+        cdef Property item
+        cdef dict items = {}
+        cdef bytes name, value
+        while next_property(&cursor, end, False, &item):
+            items[(<const char *>item.name)[:item.name_size]] = (<const char *>item.value)[:item.value_size]
+        for name, value in items.items():
+            self._text(names, <const uint8_t *><const char *>name, len(name))
+            name_ends.add_i32(names.size)
+            self._text(values, <const uint8_t *><const char *>value, len(value))
+            value_ends.add_i32(values.size)
+
+    def finish(self):
+        """(count, {name: tuple of buffers}) and start anew. Offsets are native int32; validity is one byte per row."""
+        result = self.count, {name: tuple(buffers) for name, buffers in zip(self.names, self._buffers)}
+        self._reset()
+        return result

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consume-queue units in batches. Layout: docs/format/consumequeue.md. Source: RocketMQ ConsumeQueue."""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memcmp
+
+from rmq._core cimport _layout as L
+from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64
+from rmq._core._javahash cimport rmq_hash_utf8
+from rmq._core._record cimport RecordBatch, RecordRow
+
+import numpy as np
+
+cdef const char *SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+cdef int SCHEDULE_TOPIC_SIZE = 19
+cdef int64_t UNKNOWN_DELAY_MS = 1000
+
+
+cdef int64_t _delay_ms(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:
+    """Delay of a scheduled message in ms, -1 when it has no valid DELAY. Source: ScheduleMessageService."""
+    cdef const uint8_t *p = row.base + row.delay_position
+    cdef int32_t size = row.delay_size, i = 0
+    cdef int64_t level = 0
+    if size > 0 and p[0] == 0x2B:
+        i = 1
+    if size <= i or size - i > 10:
+        return -1
+    while i < size:
+        if p[i] < 0x30 or p[i] > 0x39:
+            return -1
+        level = level * 10 + (p[i] - 0x30)
+        i += 1
+    if level <= 0 or level > 0x7FFFFFFF:
+        return -1
+    level = min(level, delay_levels.shape[0])
+    return delay_levels[level - 1] if level > 0 else UNKNOWN_DELAY_MS
+
+
+cdef int64_t _tags_code(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:
+    """Source: MessageExtBrokerInner#tagsString2tagsCode, CommitLog#checkMessageAndReturnSize."""
+    cdef int64_t delay
+    if row.delay_size > 0 and row.topic_size == SCHEDULE_TOPIC_SIZE and \
+            memcmp(row.base + row.topic_position, SCHEDULE_TOPIC, SCHEDULE_TOPIC_SIZE) == 0:
+        delay = _delay_ms(row, delay_levels)
+        if delay >= 0:
+            return row.store_timestamp + delay
+    if row.tags_size <= 0:
+        return 0
+    return rmq_hash_utf8(row.base + row.tags_position, row.tags_size, 0)
+
+
+def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not None, int64_t begin=0):
+    """Units of a scanned batch, grouped: (units, runs).
+
+    units: uint8 array of 20-byte units. runs: int64 array [r, 4] of (queue number, first queue offset, first unit,
+    count); a run is one queue's units with consecutive queue offsets, in log order. Only messages of transaction type
+    NONE and COMMIT get a unit; inner batches and records below `begin` get none. Rows must have queue numbers and
+    parsed properties.
+    Source: CommitLogDispatcherBuildConsumeQueue.
+    """
+    cdef int32_t i, transaction, count = 0, r = 0
+    cdef RecordRow *row
+    cdef int64_t run_queue = -1, run_next = 0
+    chosen = np.empty(batch.count, np.int64)
+    queues = np.empty(batch.count, np.int64)
+    cdef int64_t[::1] chosen_rows = chosen, queue_of = queues
+    for i in range(batch.count):
+        row = &batch.rows[i]
+        transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
+        if row.phy_offset < begin or transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK or \
+                row.sys_flag & L.SYS_FLAG_INNER_BATCH:
+            continue
+        if row.queue < 0:
+            raise ValueError("rows have no queue numbers")
+        chosen_rows[count] = i
+        queue_of[count] = row.queue
+        count += 1
+    order = np.argsort(queues[:count], kind="stable")
+    cdef int64_t[::1] row_of = chosen[order]
+    units = np.empty(count * L.UNIT_SIZE, np.uint8)
+    runs = np.empty((count, 4), np.int64)
+    cdef uint8_t[::1] out = units
+    cdef int64_t[:, ::1] run = runs
+    cdef uint8_t *p
+    with nogil:
+        for i in range(count):
+            row = &batch.rows[row_of[i]]
+            p = &out[0] + <int64_t>i * L.UNIT_SIZE
+            store_i64(p + L.UNIT_PHY_OFFSET_OFFSET, row.phy_offset)
+            store_i32(p + L.UNIT_SIZE_OFFSET, row.size)
+            store_i64(p + L.UNIT_TAGS_CODE_OFFSET, _tags_code(row, delay_levels))
+            if row.queue != run_queue or row.queue_offset != run_next:
+                run[r, 0] = row.queue
+                run[r, 1] = row.queue_offset
+                run[r, 2] = i
+                run[r, 3] = 0
+                run_queue = row.queue
+                r += 1
+            run[r - 1, 3] += 1
+            run_next = row.queue_offset + 1
+    return units, runs[:r]
+
+
+def unpack_units(const uint8_t[::1] data not None):
+    """(phy_offset int64, size int32, tags_code int64) arrays of consecutive 20-byte units; a partial last one is ignored."""
+    cdef Py_ssize_t i, count = data.shape[0] // L.UNIT_SIZE
+    phy_offset = np.empty(count, np.int64)
+    size = np.empty(count, np.int32)
+    tags_code = np.empty(count, np.int64)
+    cdef int64_t[::1] phy = phy_offset, tags = tags_code
+    cdef int32_t[::1] sizes = size
+    cdef const uint8_t *p
+    with nogil:
+        for i in range(count):
+            p = &data[i * L.UNIT_SIZE]
+            phy[i] = load_i64(p + L.UNIT_PHY_OFFSET_OFFSET)
+            sizes[i] = load_i32(p + L.UNIT_SIZE_OFFSET)
+            tags[i] = load_i64(p + L.UNIT_TAGS_CODE_OFFSET)
+    return phy_offset, size, tags_code
+
+
+def valid_units(const uint8_t[::1] data not None):
+    """How many of the leading units are valid: phy offset >= 0 and size > 0. Source: ConsumeQueue#recover."""
+    cdef Py_ssize_t i, count = data.shape[0] // L.UNIT_SIZE
+    cdef const uint8_t *p
+    with nogil:
+        for i in range(count):
+            p = &data[i * L.UNIT_SIZE]
+            if load_i64(p + L.UNIT_PHY_OFFSET_OFFSET) < 0 or load_i32(p + L.UNIT_SIZE_OFFSET) <= 0:
+                count = i
+                break
+    return count
+
+
+def pre_blank_units(int64_t count):
+    """Bytes of `count` units that stand for removed messages (RocketMQ: ConsumeQueue#fillPreBlank)."""
+    unit = np.zeros(L.UNIT_SIZE, np.uint8)
+    cdef uint8_t[::1] p = unit
+    store_i32(&p[L.UNIT_SIZE_OFFSET], L.UNIT_PRE_BLANK_SIZE)
+    return np.tile(unit, count).tobytes()
+
+
+def unpack_batch_units(const uint8_t[::1] data not None):
+    """Leading valid 46-byte units as an int64 array [n, 6]:
+    phy_offset, size, tags_code, store_timestamp, base offset, count. Source: BatchConsumeQueue.
+    """
+    cdef Py_ssize_t i, count = data.shape[0] // L.BATCH_UNIT_SIZE
+    result = np.empty((count, 6), np.int64)
+    cdef int64_t[:, ::1] out = result
+    cdef const uint8_t *p
+    for i in range(count):
+        p = &data[i * L.BATCH_UNIT_SIZE]
+        out[i, 0] = load_i64(p + L.BATCH_UNIT_PHY_OFFSET_OFFSET)
+        out[i, 1] = load_i32(p + L.BATCH_UNIT_SIZE_OFFSET)
+        out[i, 2] = load_i64(p + L.BATCH_UNIT_TAGS_CODE_OFFSET)
+        out[i, 3] = load_i64(p + L.BATCH_UNIT_STORE_TIMESTAMP_OFFSET)
+        out[i, 4] = load_i64(p + L.BATCH_UNIT_BASE_OFFSET_OFFSET)
+        out[i, 5] = load_u16(p + L.BATCH_UNIT_COUNT_OFFSET)
+        if out[i, 0] < 0 or out[i, 1] <= 0 or out[i, 4] < 0 or out[i, 5] <= 0 or out[i, 5] > 0x7FFF:
+            return result[:i]
+    return result

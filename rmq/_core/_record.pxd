@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commit-log records: encode, validate, decode, scan a range into rows."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+
+
+# Why a scan ended, or what is wrong with the bytes at its end.
+cpdef enum:
+    SCAN_FULL = 0               # the batch is full; more may follow
+    SCAN_LIMIT = 1              # the given end was reached exactly
+    SCAN_BLANK = 2              # end-of-segment record: go on in the next segment
+    SCAN_ZERO = 3               # no record: size and magic are zero
+    SCAN_TRUNCATED = 4          # the record would reach beyond the given end
+    SCAN_BAD_SIZE = 5
+    SCAN_BAD_MAGIC = 6
+    SCAN_BAD_PHY_OFFSET = 7     # the record's own offset is not where it lies
+    SCAN_BAD_LENGTHS = 8        # body, topic and properties do not add up to the size
+    SCAN_BAD_BODY_CRC = 9
+    SCAN_BAD_RECORD_CRC = 10
+    SCAN_LOST_SECTOR = 11       # topic or properties hold a zeroed 512-byte sector
+    SCAN_BAD_QUEUE_OFFSET = 12  # not the next offset of its queue
+
+# What a scan checks beyond sizes, magic and own offset.
+cpdef enum:
+    CHECK_BODY_CRC = 1
+    CHECK_RECORD_CRC = 2        # only where the property is present
+    CHECK_SECTORS = 4
+    PARSE_PROPERTIES = 8        # fill the keys, uniq_key, tags and delay fields of the rows
+    LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored
+
+
+cdef struct RecordRow:
+    const uint8_t *base         # first byte of the record; borrowed
+    int64_t phy_offset
+    int64_t queue_offset
+    int64_t born_timestamp
+    int64_t store_timestamp
+    int64_t prepared_transaction_offset
+    int32_t size
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int32_t body_crc
+    int32_t body_position       # positions: bytes from base
+    int32_t body_size
+    int32_t topic_position
+    int32_t topic_size
+    int32_t properties_position
+    int32_t properties_size
+    int32_t keys_position       # sizes are -1 when the property is missing
+    int32_t keys_size
+    int32_t uniq_key_position
+    int32_t uniq_key_size
+    int32_t tags_position
+    int32_t tags_size
+    int32_t delay_position
+    int32_t delay_size
+    int32_t queue               # number in a QueueTable, -1: not looked up
+
+
+cdef struct PutRow:
+    const uint8_t *topic        # borrowed from the caller's batch
+    const uint8_t *body
+    const uint8_t *properties
+    int32_t topic_size
+    int32_t body_size
+    int32_t properties_size
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag            # address-family bits set
+    int32_t reconsume_times
+    int32_t body_crc
+    int32_t size                # whole record
+    int32_t queue               # number in a QueueTable
+    int64_t born_timestamp
+    int64_t prepared_transaction_offset
+    int64_t queue_offset        # filled by encoding
+    int64_t phy_offset          # filled by encoding
+    uint8_t born_host[20]
+    uint8_t store_host[20]
+    uint8_t born_host_size      # 8 or 20
+    uint8_t store_host_size
+    bint is_v2
+    bint append_crc             # properties_size counts the 20 bytes of the CRC property
+    bint separate_crc           # ... and one 0x02 before it
+
+
+cdef struct Property:
+    const uint8_t *name
+    const uint8_t *value
+    int64_t name_size
+    int64_t value_size
+
+
+cdef int32_t crc_of(const uint8_t *p, int64_t size) noexcept nogil
+cdef bint next_property(const uint8_t **cursor, const uint8_t *end, bint legacy, Property *item) noexcept nogil
+cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **key, int64_t *size) noexcept nogil
+cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, int64_t phy_offset, int checks,
+                      RecordRow *row) noexcept nogil
+cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
+cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil
+
+
+cdef inline const uint8_t *born_host_of(const RecordRow *row) noexcept nogil:
+    return row.base + 48
+
+
+cdef inline const uint8_t *store_host_of(const RecordRow *row) noexcept nogil:
+    return row.base + 64 + (12 if row.sys_flag & 0x10 else 0)
+
+
+@cython.final
+cdef class RecordBatch:
+    """Rows of one scan over one segment's bytes. Fixed capacity, reused; borrows the bytes until the next scan."""
+    cdef:
+        RecordRow *rows
+        object _source              # memoryview that keeps the scanned bytes mapped
+        readonly int32_t capacity
+        readonly int32_t count      # rows filled
+        readonly int stop           # SCAN_*
+        readonly int64_t next_phy_offset   # where the next scan starts; at a stop with an error: the bad byte

@@ -1,0 +1,674 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commit-log records under a borrowed pointer. Layout: docs/format/commitlog.md.
+
+Source: RocketMQ MessageExtEncoder#encode, CommitLog#checkMessageAndReturnSize, MessageDecoder.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from rmq._core cimport _layout as L
+from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64, store_u16
+from rmq._core._queuetable cimport QueueTable
+from rmq._core._javahash cimport decode_utf8
+
+import numpy as np
+
+cdef extern from "crc32.h" nogil:
+    void rmq_crc_init() noexcept
+    int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
+
+cdef extern from *:
+    """
+    #define rmq_release_fence() __atomic_thread_fence(__ATOMIC_RELEASE)
+    #define rmq_acquire_fence() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+    """
+    void rmq_release_fence() noexcept nogil
+    void rmq_acquire_fence() noexcept nogil
+
+rmq_crc_init()
+
+cdef int64_t SECTOR = 512
+cdef uint8_t[64] ZEROS
+memset(ZEROS, 0, 64)
+cdef const char *CRC_NAME = "__CRC32#"
+cdef int CRC_NAME_SIZE = 8
+
+SCAN_REASONS = {
+    SCAN_ZERO: "no record: zeros",
+    SCAN_TRUNCATED: "record reaches beyond the end of the data",
+    SCAN_BAD_SIZE: "record size is out of range",
+    SCAN_BAD_MAGIC: "magic is none of a record",
+    SCAN_BAD_PHY_OFFSET: "record's own physical offset differs from its place",
+    SCAN_BAD_LENGTHS: "body, topic and properties do not add up to the record size",
+    SCAN_BAD_BODY_CRC: "body CRC differs",
+    SCAN_BAD_RECORD_CRC: "whole-record CRC differs",
+    SCAN_LOST_SECTOR: "a 512-byte sector of the topic or properties is zero",
+    SCAN_BAD_QUEUE_OFFSET: "queue offset is not the next of its queue",
+}
+
+
+cdef int32_t crc_of(const uint8_t *p, int64_t size) noexcept nogil:
+    """CRC-32 as RocketMQ stores it: 31 bits, 0 for no bytes. Source: UtilAll#crc32."""
+    return rmq_crc32(p, <size_t>size) if size > 0 else 0
+
+
+# ---- properties ----------------------------------------------------------------------------------------------
+
+cdef bint next_property(const uint8_t **cursor, const uint8_t *end, bint legacy, Property *item) noexcept nogil:
+    """Next well-formed item `name 0x01 value 0x02` at *cursor; False at the end. Moves *cursor at least one byte.
+
+    Source: MessageDecoder#string2messageProperties; legacy: the split-based parser of <= 4.9.0.
+    """
+    cdef const uint8_t *start
+    cdef const uint8_t *stop
+    cdef const uint8_t *mark
+    while cursor[0] < end:
+        start = cursor[0]
+        stop = <const uint8_t *>memchr(start, L.PROPERTY_END, end - start)
+        if stop == NULL:
+            stop = end
+        cursor[0] = stop + 1
+        mark = <const uint8_t *>memchr(start, L.PROPERTY_NAME_END, stop - start)
+        if mark == NULL or mark == start:
+            continue
+        item.name = start
+        item.name_size = mark - start
+        item.value = mark + 1
+        if legacy:
+            while stop > mark + 1 and (stop - 1)[0] == L.PROPERTY_NAME_END:
+                stop -= 1
+            if memchr(mark + 1, L.PROPERTY_NAME_END, stop - mark - 1) != NULL:
+                continue
+        item.value_size = stop - mark - 1
+        if item.value_size > 0:
+            return True
+    return False
+
+
+cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **key, int64_t *size) noexcept nogil:
+    """Next non-empty piece of KEYS, split on single spaces; False at the end."""
+    cdef const uint8_t *stop
+    while cursor[0] < end:
+        key[0] = cursor[0]
+        stop = <const uint8_t *>memchr(cursor[0], 0x20, end - cursor[0])
+        if stop == NULL:
+            stop = end
+        size[0] = stop - cursor[0]
+        cursor[0] = stop + 1
+        if size[0] > 0:
+            return True
+    return False
+
+
+cdef inline bint _is(const Property *item, const char *name, int64_t size) noexcept nogil:
+    return item.name_size == size and memcmp(item.name, name, size) == 0
+
+
+cdef void _find_properties(RecordRow *row, bint legacy) noexcept nogil:
+    """Place KEYS, UNIQ_KEY, TAGS and DELAY; of repeated names the last wins."""
+    cdef const uint8_t *cursor = row.base + row.properties_position
+    cdef const uint8_t *end = cursor + row.properties_size
+    cdef Property item
+    while next_property(&cursor, end, legacy, &item):
+        if _is(&item, "KEYS", 4):
+            row.keys_position = <int32_t>(item.value - row.base)
+            row.keys_size = <int32_t>item.value_size
+        elif _is(&item, "UNIQ_KEY", 8):
+            row.uniq_key_position = <int32_t>(item.value - row.base)
+            row.uniq_key_size = <int32_t>item.value_size
+        elif _is(&item, "TAGS", 4):
+            row.tags_position = <int32_t>(item.value - row.base)
+            row.tags_size = <int32_t>item.value_size
+        elif _is(&item, "DELAY", 5):
+            row.delay_position = <int32_t>(item.value - row.base)
+            row.delay_size = <int32_t>item.value_size
+
+
+cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:
+    """Whether a row with parsed properties carries the key: an item of KEYS or UNIQ_KEY, byte for byte."""
+    cdef const uint8_t *cursor
+    cdef const uint8_t *end
+    cdef const uint8_t *piece
+    cdef int64_t piece_size
+    if row.uniq_key_size == size and memcmp(row.base + row.uniq_key_position, key, size) == 0:
+        return True
+    if row.keys_size < size:
+        return False
+    cursor = row.base + row.keys_position
+    end = cursor + row.keys_size
+    while next_key(&cursor, end, &piece, &piece_size):
+        if piece_size == size and memcmp(piece, key, size) == 0:
+            return True
+    return False
+
+
+# ---- validate ------------------------------------------------------------------------------------------------
+
+cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:
+    """Whether the CRC property, when it ends the properties, speaks of other bytes. Digits run backwards."""
+    cdef const uint8_t *tail
+    cdef int i
+    cdef int64_t stored = 0
+    if row.properties_size < L.PROPERTY_CRC_SIZE:
+        return False
+    tail = row.base + row.size - L.PROPERTY_CRC_SIZE
+    if memcmp(tail, CRC_NAME, CRC_NAME_SIZE) != 0 or tail[CRC_NAME_SIZE] != L.PROPERTY_NAME_END:
+        return False
+    for i in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
+        stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + i] - 48)
+    return stored != crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE)
+
+
+cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
+    """Whether topic or properties touch a disk sector whose part inside this record is all zero."""
+    cdef int64_t begin = row.phy_offset + row.topic_position
+    cdef int64_t end = row.phy_offset + row.size
+    cdef int64_t sector = begin - begin % SECTOR
+    cdef int64_t low, high, i
+    while sector < end:
+        low = max(sector, row.phy_offset)
+        high = min(sector + SECTOR, end)
+        # One or two zero bytes may be an empty properties field.
+        if high - low > 2 and row.base[high - 1 - row.phy_offset] == 0 and row.base[low - row.phy_offset] == 0:
+            i = low
+            while i < high and row.base[i - row.phy_offset] == 0:
+                i += 1
+            if i == high:
+                return True
+        sector += SECTOR
+    return False
+
+
+cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, int64_t phy_offset, int checks,
+                      RecordRow *row) noexcept nogil:
+    """Validate the record at base and fill *row. Returns SCAN_FULL for a whole record, else why there is none.
+
+    REQUIRES: room bytes readable at base; segment_room = bytes from base to the end of the segment.
+    Source: CommitLog#checkMessageAndReturnSize, and stricter: own offset, lengths, sectors.
+    """
+    cdef int32_t size, magic, fixed, topic_field
+    cdef int64_t at
+    if room < L.BLANK_HEADER_SIZE:
+        return SCAN_TRUNCATED
+    size = load_i32(base)
+    magic = load_i32(base + L.RECORD_MAGIC_OFFSET)
+    if magic == L.BLANK_MAGIC:
+        return SCAN_BLANK if size == segment_room else SCAN_BAD_SIZE
+    if size == 0 and magic == 0:
+        return SCAN_ZERO
+    if magic != L.RECORD_MAGIC_V1 and magic != L.RECORD_MAGIC_V2:
+        return SCAN_BAD_MAGIC
+    if size < L.RECORD_FIXED_SIZE or size > segment_room:
+        return SCAN_BAD_SIZE
+    if size > room:
+        return SCAN_TRUNCATED
+    rmq_acquire_fence()
+    row.base = base
+    row.size = size
+    row.phy_offset = load_i64(base + L.RECORD_PHY_OFFSET_OFFSET)
+    if row.phy_offset != phy_offset:
+        return SCAN_BAD_PHY_OFFSET
+    row.body_crc = load_i32(base + L.RECORD_BODY_CRC_OFFSET)
+    row.queue_id = load_i32(base + L.RECORD_QUEUE_ID_OFFSET)
+    row.flag = load_i32(base + L.RECORD_FLAG_OFFSET)
+    row.queue_offset = load_i64(base + L.RECORD_QUEUE_OFFSET_OFFSET)
+    row.sys_flag = load_i32(base + L.RECORD_SYS_FLAG_OFFSET)
+    row.born_timestamp = load_i64(base + L.RECORD_BORN_TIMESTAMP_OFFSET)
+    fixed = L.HOST_IPV6_EXTRA if row.sys_flag & L.SYS_FLAG_BORN_HOST_IPV6 else 0
+    row.store_timestamp = load_i64(base + L.RECORD_STORE_TIMESTAMP_OFFSET + fixed)
+    fixed += L.HOST_IPV6_EXTRA if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else 0
+    topic_field = L.RECORD_TOPIC_SIZE_V2_SIZE if magic == L.RECORD_MAGIC_V2 else L.RECORD_TOPIC_SIZE_V1_SIZE
+    if size < L.RECORD_FIXED_SIZE + fixed + topic_field - L.RECORD_TOPIC_SIZE_V1_SIZE:
+        return SCAN_BAD_LENGTHS
+    row.reconsume_times = load_i32(base + L.RECORD_RECONSUME_TIMES_OFFSET + fixed)
+    row.prepared_transaction_offset = load_i64(base + L.RECORD_PREPARED_TRANSACTION_OFFSET_OFFSET + fixed)
+    row.body_size = load_i32(base + L.RECORD_BODY_SIZE_OFFSET + fixed)
+    row.body_position = L.RECORD_BODY_OFFSET + fixed
+    at = <int64_t>row.body_position + row.body_size
+    if row.body_size < 0 or at + topic_field + L.RECORD_PROPERTIES_SIZE_SIZE > size:
+        return SCAN_BAD_LENGTHS
+    row.topic_size = <int32_t>load_u16(base + at) if topic_field == L.RECORD_TOPIC_SIZE_V2_SIZE else base[at]
+    at += topic_field
+    row.topic_position = <int32_t>at
+    at += row.topic_size
+    if at + L.RECORD_PROPERTIES_SIZE_SIZE > size:
+        return SCAN_BAD_LENGTHS
+    row.properties_size = load_u16(base + at)
+    row.properties_position = <int32_t>at + L.RECORD_PROPERTIES_SIZE_SIZE
+    if <int64_t>row.properties_position + row.properties_size != size or row.properties_size > L.PROPERTIES_SIZE_LIMIT:
+        return SCAN_BAD_LENGTHS
+    if checks & CHECK_BODY_CRC and row.body_size > 0:
+        if crc_of(base + row.body_position, row.body_size) != row.body_crc:
+            return SCAN_BAD_BODY_CRC
+    if checks & CHECK_RECORD_CRC and _record_crc_differs(row):
+        return SCAN_BAD_RECORD_CRC
+    if checks & CHECK_SECTORS and _has_lost_sector(row):
+        return SCAN_LOST_SECTOR
+    row.queue = -1
+    row.keys_size = row.uniq_key_size = row.tags_size = row.delay_size = -1
+    row.keys_position = row.uniq_key_position = row.tags_position = row.delay_position = 0
+    if checks & PARSE_PROPERTIES:
+        _find_properties(row, checks & LEGACY_PROPERTIES)
+    return SCAN_FULL
+
+
+# ---- encode --------------------------------------------------------------------------------------------------
+
+cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
+    """Write one record at dest; its total size last, so that a reader never takes half a record for a whole one.
+
+    REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
+    """
+    cdef uint8_t *p
+    cdef int32_t crc, properties_written
+    cdef int i
+    store_i32(dest, 0)
+    store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
+    store_i32(dest + L.RECORD_BODY_CRC_OFFSET, row.body_crc)
+    store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
+    store_i32(dest + L.RECORD_FLAG_OFFSET, row.flag)
+    store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, row.queue_offset)
+    store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
+    store_i32(dest + L.RECORD_SYS_FLAG_OFFSET, row.sys_flag)
+    store_i64(dest + L.RECORD_BORN_TIMESTAMP_OFFSET, row.born_timestamp)
+    p = dest + L.RECORD_BORN_HOST_OFFSET
+    memcpy(p, row.born_host, row.born_host_size)
+    p += row.born_host_size
+    store_i64(p, store_timestamp)
+    memcpy(p + 8, row.store_host, row.store_host_size)
+    p += 8 + row.store_host_size
+    store_i32(p, row.reconsume_times)
+    store_i64(p + 4, row.prepared_transaction_offset)
+    store_i32(p + 12, row.body_size)
+    p += 16
+    memcpy(p, row.body, row.body_size)
+    p += row.body_size
+    if row.is_v2:
+        store_u16(p, <unsigned short>row.topic_size)
+        p += L.RECORD_TOPIC_SIZE_V2_SIZE
+    else:
+        p[0] = <uint8_t>row.topic_size
+        p += L.RECORD_TOPIC_SIZE_V1_SIZE
+    memcpy(p, row.topic, row.topic_size)
+    p += row.topic_size
+    store_u16(p, <unsigned short>row.properties_size)
+    p += L.RECORD_PROPERTIES_SIZE_SIZE
+    properties_written = row.properties_size
+    if row.append_crc:
+        properties_written -= L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
+    memcpy(p, row.properties, properties_written)
+    if row.append_crc:
+        p += properties_written
+        if row.separate_crc:
+            p[0] = L.PROPERTY_END
+            p += 1
+        store_i32(dest, row.size)
+        crc = crc_of(dest, row.size - L.PROPERTY_CRC_SIZE)
+        store_i32(dest, 0)
+        memcpy(p, CRC_NAME, CRC_NAME_SIZE)
+        p += CRC_NAME_SIZE
+        p[0] = L.PROPERTY_NAME_END
+        for i in range(L.PROPERTY_CRC_DIGITS):
+            p[1 + i] = <uint8_t>(48 + crc % 10)
+            crc //= 10
+        p[1 + L.PROPERTY_CRC_DIGITS] = L.PROPERTY_END
+    rmq_release_fence()
+    store_i32(dest, row.size)
+
+
+def encode_blank(uint8_t[::1] segment not None, int64_t position):
+    """Close a segment: the blank record that fills it from position to its end (8 bytes are written)."""
+    cdef int64_t room = segment.shape[0] - position
+    if position < 0 or room < L.BLANK_HEADER_SIZE or room > 0x7FFFFFFF:
+        raise ValueError(f"position {position} leaves no room for a blank record")
+    store_i32(&segment[position] + L.RECORD_MAGIC_OFFSET, L.BLANK_MAGIC)
+    rmq_release_fence()
+    store_i32(&segment[position], <int32_t>room)
+
+
+def store_visible(uint8_t[::1] marks not None, int64_t phy_offset):
+    """Publish the end of the log to readers: stored with release order behind every byte below it."""
+    if marks.shape[0] < L.MARKS_SIZE:
+        raise ValueError("marks are shorter than MARKS_SIZE")
+    rmq_release_fence()
+    store_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET], phy_offset)
+
+
+def body_crc(const uint8_t[::1] body not None):
+    """CRC-32 of a body as RocketMQ stores it: 31 bits, 0 when empty. Source: UtilAll#crc32."""
+    return crc_of(&body[0], body.shape[0]) if body.shape[0] else 0
+
+
+# ---- scan ----------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class RecordBatch:
+    def __cinit__(self, int32_t capacity=8192):
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        self.rows = <RecordRow *>calloc(capacity, sizeof(RecordRow))
+        if self.rows == NULL:
+            raise MemoryError()
+        self.capacity = capacity
+        self.stop = SCAN_FULL
+
+    def __dealloc__(self):
+        free(self.rows)
+
+    def __len__(self):
+        return self.count
+
+    def release(self):
+        """Forget the rows and let go of the bytes they borrow."""
+        self.count = 0
+        self._source = None
+
+    def scan(self, segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end, *,
+             int checks=0, QueueTable queues=None, bint expect_queue_offsets=False, int64_t byte_limit=0):
+        """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
+
+        begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
+        each row gets its queue's number; with expect_queue_offsets a record must carry its queue's next offset, which
+        then moves on. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that many bytes.
+        """
+        cdef const uint8_t[::1] view = segment
+        cdef int64_t segment_size = view.shape[0]
+        cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start
+        cdef const uint8_t *base
+        cdef RecordRow *row
+        cdef int stop = SCAN_FULL
+        cdef int32_t count = 0
+        if position < 0 or limit < position or limit > segment_size:
+            raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
+        self.release()
+        if position == limit:
+            self.stop = SCAN_LIMIT
+            self.next_phy_offset = begin
+            return SCAN_LIMIT
+        self._source = memoryview(segment)
+        base = &view[0]
+        start = position
+        with nogil:
+            while count < self.capacity:
+                if position == limit:
+                    stop = SCAN_LIMIT
+                    break
+                if byte_limit > 0 and position - start >= byte_limit:
+                    break
+                row = &self.rows[count]
+                stop = parse_record(base + position, limit - position, segment_size - position,
+                                    segment_phy_offset + position, checks, row)
+                if stop != SCAN_FULL:
+                    break
+                if queues is not None:
+                    row.queue = queues.find_or_add(row.base + row.topic_position, row.topic_size, row.queue_id)
+                    if row.queue < 0:
+                        with gil:
+                            raise MemoryError()
+                    if expect_queue_offsets and not queues.expect(row.queue, row.queue_offset, row.sys_flag):
+                        stop = SCAN_BAD_QUEUE_OFFSET
+                        break
+                position += row.size
+                count += 1
+        self.count = count
+        self.stop = stop
+        self.next_phy_offset = segment_phy_offset + position
+        return stop
+
+    def load(self, segment not None, int64_t segment_phy_offset, const int64_t[::1] phy_offsets not None,
+             int64_t end, *, int checks=0):
+        """Fill the batch with the records at the given phy offsets of one segment, those that are whole there.
+
+        Returns an int32 array with the position in phy_offsets of each row; what is no record below `end` is left
+        out. At most `capacity` offsets: ValueError.
+        """
+        cdef const uint8_t[::1] view = segment
+        cdef int64_t segment_size = view.shape[0], position, limit
+        cdef Py_ssize_t i
+        cdef int32_t count = 0
+        if phy_offsets.shape[0] > self.capacity:
+            raise ValueError("more offsets than the batch has rows")
+        self.release()
+        self._source = memoryview(segment)
+        found = np.empty(phy_offsets.shape[0], np.int32)
+        cdef int32_t[::1] out = found
+        limit = min(segment_size, end - segment_phy_offset)
+        with nogil:
+            for i in range(phy_offsets.shape[0]):
+                position = phy_offsets[i] - segment_phy_offset
+                if position < 0 or position >= limit:
+                    continue
+                if parse_record(&view[position], limit - position, segment_size - position, phy_offsets[i], checks,
+                                &self.rows[count]) == SCAN_FULL:
+                    out[count] = <int32_t>i
+                    count += 1
+        self.count = count
+        return found[:count]
+
+    def adopt(self, bytes data not None, list places not None):
+        """Rows from records that are built in memory, for inner batches: places holds (position in data, size to show).
+
+        Offsets are taken as the records state them. At most `capacity` records: ValueError, also for a bad record.
+        """
+        cdef const uint8_t[::1] view = data
+        cdef int32_t i
+        cdef int64_t position, room
+        if len(places) > self.capacity:
+            raise ValueError("more records than the batch has rows")
+        self.release()
+        self._source = data
+        for i in range(<int32_t>len(places)):
+            position, size = places[i]
+            room = view.shape[0] - position
+            if position < 0 or room < L.RECORD_FIXED_SIZE or parse_record(
+                    &view[position], room, room + L.BLANK_HEADER_SIZE, load_i64(&view[position] + L.RECORD_PHY_OFFSET_OFFSET),
+                    PARSE_PROPERTIES, &self.rows[i]) != SCAN_FULL:
+                raise ValueError(f"no record at {position}")
+            self.rows[i].size = size
+        self.count = <int32_t>len(places)
+
+    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807):
+        """Drop rows whose topic is none of `topics` (list of bytes) or whose store timestamp lies outside [begin, end]."""
+        cdef int32_t kept = 0, i
+        cdef RecordRow *row
+        cdef list names = None if topics is None else list(topics)
+        cdef Py_ssize_t k
+        cdef bytes name
+        cdef bint match
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.store_timestamp < begin or row.store_timestamp > end:
+                continue
+            if names is not None:
+                match = False
+                for k in range(len(names)):
+                    name = names[k]
+                    if len(name) == row.topic_size and memcmp(<const char *>name, row.base + row.topic_position,
+                                                              row.topic_size) == 0:
+                        match = True
+                        break
+                if not match:
+                    continue
+            if kept != i:
+                self.rows[kept] = row[0]
+            kept += 1
+        self.count = kept
+        return kept
+
+    def match(self, list topics not None, list keys not None, const int64_t[::1] wanted not None):
+        """Mask (bool array): row i has parsed properties, topic topics[wanted[i]] and carries keys[wanted[i]] (bytes).
+
+        A topic of None matches every topic. ROLLBACK messages never match, as RocketMQ does not index them.
+        """
+        cdef Py_ssize_t i
+        cdef bytes topic, key
+        cdef RecordRow *row
+        if wanted.shape[0] != self.count:
+            raise ValueError("wanted must have one number per row")
+        result = np.zeros(self.count, np.bool_)
+        cdef uint8_t[::1] out = result.view(np.uint8)
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            key = keys[wanted[i]]
+            topic = topics[wanted[i]]
+            if topic is not None and (len(topic) != row.topic_size or memcmp(
+                    <const char *>topic, row.base + row.topic_position, row.topic_size) != 0):
+                continue
+            out[i] = row_has_key(row, <const uint8_t *><const char *>key, len(key))
+        return result
+
+    def find_keys(self, set items not None):
+        """Pairs (row, (topic, key)) for each distinct item (topic bytes, key bytes) that a row carries.
+
+        Rows must have parsed properties. With topic None an item matches every topic. Source: IndexService#buildIndex.
+        """
+        cdef int32_t i
+        cdef RecordRow *row
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef int64_t size
+        cdef list found = []
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            pieces = set()
+            if row.uniq_key_size > 0:
+                pieces.add(PyBytes_FromStringAndSize(<const char *>row.base + row.uniq_key_position, row.uniq_key_size))
+            if row.keys_size > 0:
+                cursor = row.base + row.keys_position
+                end = cursor + row.keys_size
+                while next_key(&cursor, end, &piece, &size):
+                    pieces.add(PyBytes_FromStringAndSize(<const char *>piece, size))
+            if not pieces:
+                continue
+            topic = PyBytes_FromStringAndSize(<const char *>row.base + row.topic_position, row.topic_size)
+            for key in pieces:
+                if (topic, key) in items:
+                    found.append((i, (topic, key)))
+                if (None, key) in items:
+                    found.append((i, (None, key)))
+        return found
+
+    def has_inner_batches(self):
+        """Whether some row is an inner batch."""
+        cdef int32_t i
+        for i in range(self.count):
+            if self.rows[i].sys_flag & L.SYS_FLAG_INNER_BATCH:
+                return True
+        return False
+
+    def has_keys(self):
+        """Whether some row with parsed properties has a key to index."""
+        cdef int32_t i
+        cdef const uint8_t *cursor
+        cdef const uint8_t *piece
+        cdef int64_t size
+        for i in range(self.count):
+            if self.rows[i].sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            cursor = self.rows[i].base + self.rows[i].keys_position
+            if self.rows[i].uniq_key_size > 0 or (self.rows[i].keys_size > 0 and next_key(
+                    &cursor, cursor + self.rows[i].keys_size, &piece, &size)):
+                return True
+        return False
+
+    def numbers(self, str field not None):
+        """One int64 array of a fixed field of all rows: phy_offset, size, queue, queue_offset, store_timestamp, sys_flag."""
+        cdef int32_t i
+        result = np.empty(self.count, np.int64)
+        cdef int64_t[::1] out = result
+        cdef int which = ("phy_offset", "size", "queue", "queue_offset", "store_timestamp", "sys_flag").index(field)
+        for i in range(self.count):
+            out[i] = (self.rows[i].phy_offset if which == 0 else self.rows[i].size if which == 1
+                      else self.rows[i].queue if which == 2 else self.rows[i].queue_offset if which == 3
+                      else self.rows[i].store_timestamp if which == 4 else self.rows[i].sys_flag)
+        return result
+
+    def fields(self, int32_t i):
+        """The fields of row i as the tuple that StoredMessage takes, bytes copied. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        cdef RecordRow *row = &self.rows[i]
+        cdef const char *base = <const char *>row.base
+        cdef int born_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_BORN_HOST_IPV6 else L.HOST_IPV4_SIZE
+        cdef int store_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
+        return (
+            decode_utf8(row.base + row.topic_position, row.topic_size), row.queue_id, row.queue_offset, row.phy_offset,
+            row.size, row.flag, row.sys_flag, row.born_timestamp,
+            PyBytes_FromStringAndSize(<const char *>born_host_of(row), born_size), row.store_timestamp,
+            PyBytes_FromStringAndSize(<const char *>store_host_of(row), store_size), row.reconsume_times,
+            row.prepared_transaction_offset, row.body_crc,
+            PyBytes_FromStringAndSize(base + row.body_position, row.body_size),
+            PyBytes_FromStringAndSize(base + row.properties_position, row.properties_size),
+        )
+
+
+def resync(const uint8_t[::1] segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end):
+    """Phy offset of the first whole record (magic, own offset, lengths, CRC) at or behind `begin`, -1 when none.
+
+    Looks at every byte below `end`; both lie in the segment, else ValueError.
+    """
+    cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, found = -1
+    cdef int64_t size = segment.shape[0]
+    cdef const uint8_t *base
+    cdef const uint8_t *mark
+    cdef RecordRow row
+    if position < 0 or limit < position or limit > size:
+        raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
+    if size == 0:
+        return -1
+    base = &segment[0]
+    with nogil:
+        while position + L.RECORD_FIXED_SIZE <= limit:
+            # Both magics begin with 0xDA.
+            mark = <const uint8_t *>memchr(base + position + L.RECORD_MAGIC_OFFSET, 0xDA,
+                                           limit - position - L.RECORD_MAGIC_OFFSET)
+            if mark == NULL:
+                break
+            position = mark - base - L.RECORD_MAGIC_OFFSET
+            if parse_record(base + position, limit - position, size - position, segment_phy_offset + position,
+                            CHECK_BODY_CRC | CHECK_RECORD_CRC, &row) == SCAN_FULL:
+                found = segment_phy_offset + position
+                break
+            position += 1
+    return found
+
+
+def used_size(const uint8_t[::1] data not None, int64_t begin):
+    """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
+    cdef int64_t end = data.shape[0]
+    cdef const uint8_t *base
+    if begin < 0 or begin >= end:
+        return begin
+    base = &data[0]
+    with nogil:
+        while end - begin >= 64 and memcmp(base + end - 64, ZEROS, 64) == 0:
+            end -= 64
+        while end > begin and base[end - 1] == 0:
+            end -= 1
+    return end
+
+
+def parse_properties(const uint8_t[::1] data not None):
+    """Properties of a record as a dict of str, in stored order; of repeated names the last value wins.
+
+    Malformed items are ignored, text is decoded as Java does. Source: MessageDecoder#string2messageProperties.
+    """
+    cdef dict result = {}
+    cdef const uint8_t *cursor
+    cdef const uint8_t *end
+    cdef Property item
+    if data.shape[0] == 0:
+        return result
+    cursor = &data[0]
+    end = cursor + data.shape[0]
+    while next_property(&cursor, end, False, &item):
+        result[decode_utf8(item.name, item.name_size)] = decode_utf8(item.value, item.value_size)
+    return result

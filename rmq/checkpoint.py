@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint: how far RocketMQ says the files are flushed. Layout: docs/format/checkpoint.md.
+
+Source: RocketMQ StoreCheckpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from rmq._core._layout import CHECKPOINT_SIZE
+from rmq.errors import CorruptFileError
+from rmq.segment import FILE_MODE
+
+_FIELDS = struct.Struct(">5q")
+
+
+class Checkpoint:
+    """Five longs: physic_msg_timestamp, logics_msg_timestamp, index_msg_timestamp (ms), and two offsets.
+
+    Fields that the written version does not know keep what the file held.
+    """
+
+    def __init__(self, path: Path, longs: int = 5) -> None:
+        """Read the file when there is one. Raises CorruptFileError when it is too short to hold the fields."""
+        self.path = path
+        self._longs = longs
+        values = (0, 0, 0, 0, 0)
+        try:
+            data = path.read_bytes()[:CHECKPOINT_SIZE]
+        except FileNotFoundError:
+            self.exists = False
+        else:
+            self.exists = True
+            if len(data) < _FIELDS.size:
+                raise CorruptFileError(path, len(data), f"checkpoint has {len(data)} bytes, expected {CHECKPOINT_SIZE}")
+            values = _FIELDS.unpack_from(data)
+        self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
+        self.master_flushed_offset, self.confirm_phy_offset = values[3:]
+
+    def flush(self) -> None:
+        """Write and sync. What the fields say must be on disk before."""
+        own = (self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp,
+               self.master_flushed_offset, self.confirm_phy_offset)  # fmt: skip
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        try:
+            if os.fstat(descriptor).st_size < CHECKPOINT_SIZE:
+                os.ftruncate(descriptor, CHECKPOINT_SIZE)
+            data = struct.pack(f">{self._longs}q", *own[: self._longs])
+            os.pwrite(descriptor, data, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self.exists = True

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrow tables to messages ready to encode: column names, types and nulls are settled here, rows in _core._message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._columns import KINDS
+from rmq._core._message import PutBatch, TextColumn, check_topic, parse_host
+from rmq.errors import IllegalMessageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TEXT = ("topic", "tags", "uniq_key", "born_host", "store_host")
+_NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "born_timestamp")
+_ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
+_PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
+_EMPTY = np.empty(0, np.uint8)
+
+
+def is_tabular(messages: Any) -> bool:
+    """Whether put_many takes it as Arrow."""
+    return hasattr(messages, "__arrow_c_stream__") or hasattr(messages, "__arrow_c_array__")
+
+
+def chunks_of(messages: Any) -> Iterator[pa.RecordBatch]:
+    """Arrow record batches of anything with an Arrow C interface, one at a time."""
+    import pyarrow as pa
+
+    if isinstance(messages, pa.RecordBatch):
+        yield messages
+    elif hasattr(messages, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(messages)
+    else:
+        yield pa.record_batch(messages)
+
+
+class ColumnReader:
+    """Checks a table's columns once, then loads its batches. ValueError, TypeError name the column."""
+
+    def __init__(self, schema: pa.Schema, *, topic: str | None, queue_id: int | None,
+                 columns: Mapping[str, str] | None) -> None:  # fmt: skip
+        """columns: message field -> column name, for those that are named otherwise."""
+        names = {field: field for field in KINDS}
+        for field, name in (columns or {}).items():
+            if field not in _ACCEPTED:
+                raise ValueError(f"columns: no message field {field!r}; there are: {', '.join(sorted(_ACCEPTED))}")
+            if name not in schema.names:
+                raise ValueError(f"columns: the table has no column {name!r}")
+            names[field] = name
+        self._names = {field: name for field, name in names.items() if name in schema.names}
+        unknown = sorted(set(schema.names) - set(self._names.values()))
+        if unknown:
+            raise ValueError(f"column {unknown[0]!r} is no message field; map it with columns= or leave it out")
+        if len(set(schema.names)) != len(schema.names):
+            raise ValueError("column names repeat")
+        self._topic = topic
+        self._queue_id = queue_id
+        if topic is not None:
+            check_topic(topic)
+        elif "topic" not in self._names:
+            raise ValueError("column 'topic' is missing, and no topic= is given")
+        if "raw_body" not in self._names and "body" not in self._names:
+            raise ValueError("column 'body' is missing")
+        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int)):
+            raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
+        if queue_id is not None and not 0 <= queue_id <= 0x7FFFFFFF:
+            raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")
+        metadata = schema.metadata or {}
+        self._is_plain = "raw_body" not in self._names and metadata.get(b"rmq.body") == b"plain"
+
+    def load(self, batch: pa.RecordBatch, into: PutBatch) -> None:
+        """Check all rows of one record batch and take them. IllegalMessageError with .row."""
+        count = batch.num_rows
+        raw = self._text(batch, "raw_properties", binary=True)
+        keys, key_lists = self._keys(batch) if raw is None else (None, None)
+        names, values, maps = self._properties(batch) if raw is None else (None, None, None)
+        into.load_columns(
+            count,
+            topic=self._constant(self._topic, count) if self._topic is not None else self._text(batch, "topic"),
+            body=self._text(batch, "raw_body", binary=True) or self._text(batch, "body", binary=True),
+            keys=keys,
+            key_lists=key_lists,
+            tags=self._text(batch, "tags") if raw is None else None,
+            uniq_key=self._text(batch, "uniq_key") if raw is None else None,
+            names=names,
+            values=values,
+            maps=maps,
+            raw_properties=raw,
+            numbers=self._numbers(batch),
+            hosts=self._hosts(batch),
+        )
+
+    def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
+        name = self._names.get(field)
+        return None if name is None else batch.column(batch.schema.get_field_index(name))
+
+    def _constant(self, text: str, count: int) -> TextColumn:
+        import pyarrow as pa
+
+        return _text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
+
+    def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
+        column = self._column(batch, field)
+        return None if column is None else _text_column(_as_text(column, field, binary))
+
+    def _keys(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, npt.NDArray[np.int64] | None]:
+        import pyarrow as pa
+
+        column = self._column(batch, "keys")
+        if column is None:
+            return None, None
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            column = column.cast(pa.large_list(kind.value_type))
+            starts = _list_starts(column)
+            return _text_column(_as_text(column.values, "keys", False)), starts
+        return _text_column(_as_text(column, "keys", False)), None
+
+    def _properties(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, TextColumn | None,
+                                                          npt.NDArray[np.int64] | None]:  # fmt: skip
+        import pyarrow as pa
+
+        column = self._column(batch, "properties")
+        if column is None:
+            return None, None, None
+        if not pa.types.is_map(column.type):
+            raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
+        names = _text_column(_as_text(column.keys, "properties", False))
+        values = _text_column(_as_text(column.items, "properties", False))
+        return names, values, _list_starts(column)
+
+    def _numbers(self, batch: pa.RecordBatch) -> dict[str, npt.NDArray[np.int64]]:
+        import pyarrow as pa
+
+        numbers: dict[str, npt.NDArray[np.int64]] = {}
+        for field in _NUMBERS:
+            column = self._column(batch, field)
+            if field == "queue_id" and self._queue_id is not None:
+                numbers[field] = np.full(batch.num_rows, self._queue_id, np.int64)
+                continue
+            if column is None:
+                continue
+            kind = column.type
+            if pa.types.is_timestamp(kind) and field == "born_timestamp":
+                if kind.tz is None:
+                    raise ValueError("column 'born_timestamp' must carry a time zone: naive times say no point in time")
+                column = column.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
+            elif not pa.types.is_integer(kind):
+                raise TypeError(f"column {field!r} must be of integers, got {kind}")
+            if column.null_count:
+                error = IllegalMessageError(f"column {field!r} holds nulls")
+                error.row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise error
+            values = column.cast(pa.int64()).to_numpy()
+            numbers[field] = values & _PLAIN_FLAGS if field == "sys_flag" and self._is_plain else values
+        return numbers
+
+    def _hosts(self, batch: pa.RecordBatch) -> dict[str, tuple[list[bytes], npt.NDArray[np.int64]]]:
+        hosts = {}
+        for field in ("born_host", "store_host"):
+            column = self._column(batch, field)
+            if column is None:
+                continue
+            coded = _as_text(column, field, False).dictionary_encode()
+            parsed = []
+            for code, text in enumerate(coded.dictionary.to_pylist()):
+                try:
+                    parsed.append(parse_host(text, field))
+                except ValueError as error:
+                    illegal = IllegalMessageError(str(error))
+                    illegal.row = int(np.flatnonzero(coded.indices.to_numpy(zero_copy_only=False) == code)[0])
+                    raise illegal from None
+            hosts[field] = parsed, coded.indices.fill_null(-1).cast("int64").to_numpy()
+        return hosts
+
+
+def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
+    """The column as large_string or large_binary; TypeError when it is neither text nor (for bodies) bytes."""
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_binary = (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+                 or pa.types.is_fixed_size_binary(kind))  # fmt: skip
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.large_string())
+    if not is_text and not (binary and is_binary):
+        raise TypeError(f"column {field!r} must be {'binary or string' if binary else 'string'}, got {column.type}")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.large_string() if is_text else pa.large_binary())
+
+
+def _text_column(array: pa.Array) -> TextColumn:
+    """Offsets, bytes and a mask of an Arrow large_string or large_binary array, borrowed."""
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or offsets is None:
+        return TextColumn(np.zeros(len(array) + 1, np.int64), _EMPTY,
+                          np.ones(len(array), np.uint8) if array.null_count else _EMPTY)  # fmt: skip
+    starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    missing = array.is_null().to_numpy(zero_copy_only=False).view(np.uint8) if array.null_count else _EMPTY
+    return TextColumn(starts, np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY, missing)
+
+
+def _list_starts(column: pa.Array) -> npt.NDArray[np.int64]:
+    """First item number of each row and the end of the last; null rows are empty. Checked against the items."""
+    starts: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+    if column.null_count:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        sizes = np.diff(starts)
+        if sizes[~valid].any():
+            return _list_starts(column.take(np.arange(len(column))))
+    items = len(column.values if hasattr(column, "values") and not hasattr(column, "keys") else column.keys)
+    if len(starts) and (starts[0] < 0 or starts[-1] > items or (np.diff(starts) < 0).any()):
+        raise ValueError("list offsets lie outside the items")
+    return starts

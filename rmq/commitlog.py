@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commit log: segments end to end, appended by one writer, read by the one record iterator.
+
+Source: RocketMQ CommitLog, MappedFileQueue. Layout: docs/format/commitlog.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core import _layout as L
+from rmq._core._message import PutBatch
+from rmq._core._queuetable import QueueTable
+from rmq._core._record import (
+    CHECK_BODY_CRC,
+    CHECK_RECORD_CRC,
+    SCAN_BLANK,
+    SCAN_FULL,
+    SCAN_LIMIT,
+    SCAN_REASONS,
+    SCAN_ZERO,
+    RecordBatch,
+    encode_blank,
+    used_size,
+)
+from rmq.errors import CorruptFileError, MessageTooLargeError
+from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
+from rmq.segment import MappedFile, make_directory, sync_directory
+
+RESERVE_AHEAD = 64 * 1024 * 1024
+CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
+
+
+class Segment:
+    """One file of the log, mapped at first use."""
+
+    def __init__(self, path: Path, start: int, size: int, writable: bool) -> None:
+        self.path = path
+        self.start = start
+        self.end = start + size
+        self._size = size
+        self._writable = writable
+        self._file: MappedFile | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def file(self) -> MappedFile:
+        if self._file is None:
+            with self._lock:
+                if self._file is None:
+                    self._file = MappedFile(self.path, size=self._size, writable=self._writable)
+        return self._file
+
+    def create(self) -> None:
+        """Make the file with its first blocks; file and directory entry are durable before a byte lies in it."""
+        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
+        try:
+            self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
+            self._file.sync_all()
+        except BaseException:
+            self.close()
+            os.unlink(self.path)
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class LogScan:
+    """Iterates over record batches of a range; afterwards `phy_offset` and `stop` tell where and why it ended.
+
+    Yields the same RecordBatch again and again: use its rows before going on.
+    """
+
+    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch, options: dict[str, Any]) -> None:
+        self.phy_offset = begin
+        self.stop = SCAN_LIMIT
+        self._log = log
+        self._end = end
+        self._batch = batch
+        self._options = options
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        blank_at = -1
+        while self.phy_offset < self._end:
+            segment = self._log.segment_at(self.phy_offset)
+            if segment is None:
+                # A blank record with no segment behind it closes nothing: the log ends before it.
+                self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
+                self.phy_offset = blank_at if blank_at >= 0 else self.phy_offset
+                break
+            batch = self._batch
+            self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset, min(self._end, segment.end),
+                                   **self._options)  # fmt: skip
+            self.phy_offset = batch.next_phy_offset
+            if batch.count:
+                blank_at = -1
+                yield batch
+            if self.stop == SCAN_BLANK:
+                if blank_at < 0:
+                    blank_at = self.phy_offset
+                self.phy_offset = segment.end
+            elif self.stop == SCAN_ZERO and blank_at >= 0:
+                self.phy_offset = blank_at
+                break
+            elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
+                break
+        self._batch.release()
+
+
+class CommitLog:
+    """Segments of one size, in one or several directories. The put lock is the caller's."""
+
+    def __init__(self, directories: list[Path], segment_size: int, *, writable: bool) -> None:
+        self.directories = directories
+        self.segment_size = segment_size
+        self.writable = writable
+        self.segments: list[Segment] = []
+        self._starts: list[int] = []
+        self.position = 0  # phy offset of the next byte to write
+        self.unsynced: list[Segment] = []
+        self.refresh()
+
+    # ---- files ----
+
+    def refresh(self) -> None:
+        """Look at the directories again; known segments keep their maps. Raises CorruptFileError for strange names."""
+        known = {segment.path: segment for segment in self.segments}
+        found = []
+        for directory in self.directories:
+            try:
+                entries = list(os.scandir(directory))
+            except FileNotFoundError:
+                continue
+            for entry in entries:
+                if entry.is_dir():
+                    continue
+                path = Path(entry.path)
+                if path in known:
+                    found.append(known[path])
+                    continue
+                if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
+                    raise CorruptFileError(path, 0, "name is no commit-log segment's")
+                if entry.stat().st_size == 0:
+                    continue  # RocketMQ deletes an empty last file; it holds nothing either way
+                start = int(entry.name)
+                if start % self.segment_size:
+                    raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
+                found.append(Segment(path, start, self.segment_size, self.writable))
+        found.sort(key=lambda segment: segment.start)
+        self.segments = found
+        self._starts = [segment.start for segment in found]
+
+    def segment_at(self, phy_offset: int) -> Segment | None:
+        """The segment that holds a phy offset, or None."""
+        number = bisect.bisect_right(self._starts, phy_offset) - 1
+        if number < 0:
+            return None
+        segment = self.segments[number]
+        return segment if phy_offset < segment.end else None
+
+    @property
+    def min_phy_offset(self) -> int:
+        """Start of the first segment; 0 for an empty log."""
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def max_phy_offset(self) -> int:
+        """End of the last segment's file: no byte of the log lies at or past it."""
+        return self.segments[-1].end if self.segments else 0
+
+    def _create_segment(self, start: int) -> Segment:
+        directory = self.directories[0]
+        make_directory(directory)
+        segment = Segment(directory / segment_name(start), start, self.segment_size, True)
+        segment.create()
+        self.segments.append(segment)
+        self._starts.append(start)
+        return segment
+
+    # ---- append ----
+
+    def _segment_to_write(self, start: int) -> Segment:
+        return self.segment_at(start) or self._create_segment(start)
+
+    def append(self, batch: PutBatch, store_timestamp: int, queues: QueueTable, *, whole: bool = False) -> int:
+        """Encode all rows at the end of the log; returns the new end. Nothing is written when it raises.
+
+        whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
+        Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
+        """
+        plan: list[tuple[Segment, int, int, int]] = []  # segment, position in it, rows [first, stop); none: blank
+        row, phy_offset = 0, self.position
+        while row < len(batch):
+            segment = self._segment_to_write(phy_offset)
+            position = phy_offset - segment.start
+            fitting, used = batch.fit(row, self.segment_size - position)
+            if whole and fitting < len(batch):
+                fitting = used = 0
+            if position == 0 and not fitting:
+                raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of {self.segment_size}")
+            segment.file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
+            if fitting:
+                plan.append((segment, position, row, row + fitting))
+            row += fitting
+            phy_offset += used
+            if row < len(batch):
+                plan.append((segment, position + used, row, row))
+                phy_offset = segment.end
+        for segment, position, first, stop in plan:
+            if first == stop:
+                encode_blank(segment.file.map, position)
+            else:
+                batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
+            if not self.unsynced or self.unsynced[-1] is not segment:
+                self.unsynced.append(segment)
+        self.position = phy_offset
+        return phy_offset
+
+    def take_unsynced(self) -> list[Segment]:
+        """Segments written since the last call, oldest first, for the caller to sync."""
+        taken, self.unsynced = self.unsynced, []
+        return taken
+
+    # ---- read ----
+
+    def scan(self, begin: int, end: int, *, batch: RecordBatch | None = None, **options: Any) -> LogScan:
+        """Records from `begin` (a record's start) up to `end`, in batches. Options: RecordBatch.scan's."""
+        return LogScan(self, begin, end, batch or RecordBatch(), options)
+
+    def records(self, begin: int, end: int, **options: Any) -> Iterator[RecordBatch]:
+        """scan of a range known to be whole: raises CorruptFileError where it is not."""
+        scan = self.scan(begin, end, **options)
+        yield from scan
+        if scan.phy_offset < end:
+            raise self.damage(scan.phy_offset, scan.stop)
+
+    def align(self, phy_offset: int, end: int) -> int:
+        """Start of the first record at or behind a phy offset; `end` when there is none before it."""
+        while phy_offset < end:
+            segment = self.segment_at(phy_offset)
+            if segment is None or segment.start == phy_offset:
+                return phy_offset
+            for batch in self.records(segment.start, min(end, segment.end)):
+                offsets = batch.numbers("phy_offset")
+                if offsets[-1] >= phy_offset:
+                    return int(offsets[np.searchsorted(offsets, phy_offset)])
+            phy_offset = segment.end
+        return min(phy_offset, end)
+
+    def damage(self, phy_offset: int, stop: int) -> CorruptFileError:
+        """The error for bytes that are no record, naming file and byte."""
+        segment = self.segment_at(phy_offset)
+        if segment is None:
+            return CorruptFileError(self.directories[0] / segment_name(phy_offset - phy_offset % self.segment_size), 0,
+                                    "segment is missing")  # fmt: skip
+        return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
+
+    def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
+             capacity: int = 8192) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+        """Records at ascending phy offsets: batches, each with the positions in phy_offsets of its rows.
+
+        What is no whole record below `end` is left out.
+        """
+        batch = RecordBatch(min(capacity, max(1, len(phy_offsets))))
+        first = 0
+        while first < len(phy_offsets):
+            segment = self.segment_at(int(phy_offsets[first]))
+            if segment is None:
+                first += 1
+                continue
+            last = min(int(np.searchsorted(phy_offsets, segment.end)), first + batch.capacity)
+            found = batch.load(segment.file.map, segment.start, phy_offsets[first:last], end, checks=checks)
+            if batch.count:
+                yield batch, found.astype(np.int64) + first
+            first = last
+        batch.release()
+
+    # ---- end ----
+
+    def behind(self, phy_offset: int) -> list[tuple[Path, int, bytes]]:
+        """What lies at and behind a phy offset and is not zero: (file, position, bytes) for each segment."""
+        found = []
+        for segment in self.segments:
+            if segment.end > phy_offset:
+                begin = max(0, phy_offset - segment.start)
+                end = used_size(segment.file.map, begin)
+                if end > begin:
+                    found.append((segment.path, begin, segment.file.map[begin:end]))
+        return found
+
+    def truncate(self, phy_offset: int) -> None:
+        """End the log at a phy offset: its segment is zero from there on, later segments are gone. Durable."""
+        kept = []
+        for segment in self.segments:
+            if segment.start >= phy_offset and segment.start > self.min_phy_offset:
+                segment.close()
+                os.unlink(segment.path)
+                sync_directory(segment.path.parent)
+                continue
+            kept.append(segment)
+            begin = phy_offset - segment.start
+            if segment.end > phy_offset and (end := used_size(segment.file.map, begin)) > begin:
+                # A new record may end where a torn one ended: what follows must not be a record again.
+                segment.file.reserve(begin, end, 0)
+                segment.file.map[begin:end] = bytes(end - begin)
+                segment.file.sync()
+        self.segments = kept
+        self._starts = [segment.start for segment in kept]
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store configuration under RocketMQ's broker.conf names, in snake_case, with its defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+ASYNC_FLUSH = "ASYNC_FLUSH"
+SYNC_FLUSH = "SYNC_FLUSH"
+DEFAULT_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+UNIT_SIZE = 20
+RECORD_SLACK = 65536
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """How a store is laid out and written. Sizes in bytes, times in the unit that RocketMQ gives the name.
+
+    A field passed here that contradicts the files of an existing store makes `rmq.open` raise ValueError; fields left
+    alone never contradict. rocketmq_version: whose bytes to write; reading accepts every version.
+    Source: RocketMQ MessageStoreConfig.
+    """
+
+    mapped_file_size_commit_log: int = 1024 * 1024 * 1024
+    mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    max_msgs_num_batch: int = 64
+    message_index_enable: bool = True
+    flush_disk_type: str = ASYNC_FLUSH
+    flush_interval_commit_log: int = 500
+    max_message_size: int = 4 * 1024 * 1024
+    enabled_append_prop_crc: bool = False
+    auto_message_version_on_topic_len: bool = True
+    message_delay_level: str = DEFAULT_DELAY_LEVEL
+    file_reserved_time: int = 72
+    disk_max_used_space_ratio: int = 75
+    store_path_commit_log: str | None = None
+    store_host: str = "127.0.0.1:10911"
+    rocketmq_version: str = "5.3.3"
+
+    _explicit = frozenset[str]()
+
+    def __new__(cls, **given: Any) -> Self:
+        self = super().__new__(cls)
+        object.__setattr__(self, "_explicit", frozenset(given))
+        return self
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, default = getattr(self, field.name), field.default
+            if field.name == "store_path_commit_log":
+                if value is not None and not isinstance(value, str):
+                    raise TypeError(f"store_path_commit_log must be str, got {type(value).__name__}")
+            elif type(value) is not type(default):
+                raise TypeError(f"{field.name} must be {type(default).__name__}, got {type(value).__name__}")
+            elif isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= _INT_MAX:
+                raise ValueError(f"{field.name} must lie in [1, {_INT_MAX}], got {value}")
+        if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
+            raise ValueError(f"flush_disk_type must be {ASYNC_FLUSH} or {SYNC_FLUSH}, got {self.flush_disk_type!r}")
+        if self.mapped_file_size_commit_log < 128:
+            raise ValueError("mapped_file_size_commit_log must be at least 128 bytes")
+        if self.max_index_num < 2:
+            raise ValueError("max_index_num must be at least 2: entry 0 is never used")
+        if 40 + 4 * self.max_hash_slot_num + 20 * self.max_index_num > _INT_MAX:
+            raise ValueError("max_hash_slot_num and max_index_num make an index file over 2 GiB, which RocketMQ cannot map")
+        object.__setattr__(self, "mapped_file_size_consume_queue",
+                           -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE)  # fmt: skip
+        if self.version < (4, 0, 0) or self.version >= (6, 0, 0):
+            raise ValueError(f"rocketmq_version {self.rocketmq_version!r} is none of 4.x and 5.x")
+        if self.enabled_append_prop_crc and self.version < (5, 2, 0):
+            raise ValueError("enabled_append_prop_crc needs rocketmq_version 5.2.0 or later")
+        if not self.delay_levels_ms:
+            raise ValueError("message_delay_level is empty")
+
+    @classmethod
+    def from_broker_conf(cls, file: str | os.PathLike[str]) -> Self:
+        """Read a broker's own properties file; names that are no field here are left out.
+
+        Raises OSError when it cannot be read, ValueError with file and line for a value that does not fit.
+        """
+        known = {field.name: field for field in fields(cls)}
+        given: dict[str, Any] = {}
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                text = line.strip()
+                if not text or text.startswith(("#", "!")):
+                    continue
+                name, _, value = (part.strip() for part in text.partition("="))
+                snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+                if snake not in known:
+                    continue
+                default = known[snake].default
+                try:
+                    if isinstance(default, bool):
+                        given[snake] = {"true": True, "false": False}[value.lower()]
+                    elif isinstance(default, int):
+                        given[snake] = int(value)
+                    else:
+                        given[snake] = value
+                except (KeyError, ValueError):
+                    raise ValueError(f"{os.fspath(file)}, line {number}: {name} has no value {value!r}") from None
+        return cls(**given)
+
+    def is_explicit(self, name: str) -> bool:
+        """Whether the field was passed, not left at its default."""
+        return name in self._explicit
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """rocketmq_version as numbers; a suffix such as -ALPHA does not count."""
+        match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(-[A-Za-z0-9]+)?", self.rocketmq_version)
+        if match is None:
+            raise ValueError(f"rocketmq_version {self.rocketmq_version!r} is no version such as 5.3.3")
+        return int(match[1]), int(match[2]), int(match[3])
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level, from level 1."""
+        levels = []
+        for item in self.message_delay_level.split():
+            if not (item[:-1].isdigit() and item[-1] in _UNIT_MS):
+                raise ValueError(f"message_delay_level item {item!r} is no delay such as 10s")
+            levels.append(int(item[:-1]) * _UNIT_MS[item[-1]])
+        return tuple(levels)
+
+    @property
+    def max_record_size(self) -> int:
+        """Largest record that a put may make: whole record up to 4.9.3, later body limit and slack apart."""
+        if self.version <= (4, 9, 3):
+            return min(self.max_message_size, self.mapped_file_size_commit_log - 8)
+        return min(self.max_message_size + RECORD_SLACK, self.mapped_file_size_commit_log - 8)
+
+    @property
+    def drops_last_separator(self) -> bool:
+        return (4, 9, 1) <= self.version < (5, 2, 0)
+
+    @property
+    def parses_legacy_properties(self) -> bool:
+        return self.version <= (4, 9, 0)
+
+    @property
+    def counts_every_index_put(self) -> bool:
+        return self.version <= (4, 7, 0)
+
+    @property
+    def indexes_tags(self) -> bool:
+        return self.version >= (5, 4, 0)
+
+    @property
+    def allows_v2_records(self) -> bool:
+        return self.version >= (5, 1, 0) and self.auto_message_version_on_topic_len
+
+    @property
+    def abort_holds_pid(self) -> bool:
+        return self.version >= (5, 0, 0)
+
+    @property
+    def checkpoint_longs(self) -> int:
+        """How many of the checkpoint's fields the version knows."""
+        return 3 if self.version < (5, 0, 0) else 4 if self.version < (5, 1, 1) else 5

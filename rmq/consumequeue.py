@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consume queues: for each topic and queue id the 20-byte units of its messages, by queue offset.
+
+Files are read and written by position, never mapped: a full disk is an OSError, a truncated file a short read.
+Source: RocketMQ ConsumeQueue, BatchConsumeQueue. Layout: docs/format/consumequeue.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._consumequeue import pre_blank_units, unpack_batch_units, unpack_units, valid_units
+from rmq._core._layout import BATCH_UNIT_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq.errors import CorruptFileError
+from rmq.paths import SEGMENT_NAME, segment_name
+from rmq.segment import FILE_MODE, FileCache, make_directory, sync_directory
+
+logger = logging.getLogger("rmq")
+
+Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
+
+
+class QueueGapError(Exception):
+    """Units between the queue's end and the next one are missing: they must be dispatched first."""
+
+
+class ConsumeQueue:
+    """One queue. In a read-only store units behind the files are kept in memory (`append` adds them there).
+
+    min_offset, max_offset: queue offsets [min, max) that have a unit.
+    """
+
+    def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
+                 writable: bool) -> None:  # fmt: skip
+        self.directory = directory
+        self.topic = topic
+        self.queue_id = queue_id
+        self.min_offset = 0
+        self.max_offset = 0
+        self._segment_size = segment_size
+        self._files = files
+        self._writable = writable
+        self._starts: list[int] = []
+        self._dirty: set[Path] = set()
+        self._tail: list[bytes] = []
+        self._tail_start = 0
+        self._load()
+
+    # ---- files ----
+
+    def _load(self) -> None:
+        """List the segments and find the end: the last segment whose first unit is valid, then its last valid unit."""
+        try:
+            entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            path = Path(entry.path)
+            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
+                raise CorruptFileError(path, 0, f"name is no consume-queue segment's of {self._segment_size} bytes")
+            size = entry.stat().st_size
+            if size == 0:
+                continue
+            if size != self._segment_size:
+                raise CorruptFileError(path, min(size, self._segment_size),
+                                       f"file has {size} bytes, expected {self._segment_size}")  # fmt: skip
+            self._starts.append(int(entry.name))
+        self._starts.sort()
+        for start, following in zip(self._starts, self._starts[1:], strict=False):
+            if following != start + self._segment_size:
+                raise CorruptFileError(self._path(start + self._segment_size), 0, "consume-queue segment is missing")
+        self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
+        self.min_offset = self.max_offset
+        for start in reversed(self._starts):
+            first = start // UNIT_SIZE
+            count = bisect.bisect_left(range(self._segment_size // UNIT_SIZE), True,
+                                       key=lambda i, first=first: not self._is_valid(first + i))  # fmt: skip
+            if count:
+                self.max_offset = first + count
+                break
+
+    def _is_valid(self, queue_offset: int) -> bool:
+        return valid_units(self._read_file(queue_offset, 1)) == 1
+
+    def _path(self, start: int) -> Path:
+        return self.directory / segment_name(start)
+
+    def _read_file(self, queue_offset: int, count: int) -> bytes:
+        """Bytes of units from the files, across segments; fewer where a file is missing."""
+        parts = []
+        position, left = queue_offset * UNIT_SIZE, count * UNIT_SIZE
+        while left > 0:
+            start = position - position % self._segment_size
+            number = bisect.bisect_left(self._starts, start)
+            if number == len(self._starts) or self._starts[number] != start:
+                break
+            size = min(left, start + self._segment_size - position)
+            data = self._files.read(self._path(start), position - start, size)
+            if len(data) < size:
+                raise CorruptFileError(self._path(start), position - start + len(data), "file was truncated")
+            parts.append(data)
+            position, left = position + size, left - size
+        return b"".join(parts)
+
+    # ---- read ----
+
+    def read(self, queue_offset: int, count: int) -> Units:
+        """(phy_offset int64, size int32, tags_code int64) of up to `count` units from a queue offset on."""
+        count = max(0, min(count, self.max_offset - queue_offset))
+        file_count = min(count, self._tail_start - queue_offset) if self._tail else count
+        data = self._read_file(queue_offset, file_count) if file_count > 0 else b""
+        if file_count < count and len(data) == max(file_count, 0) * UNIT_SIZE:
+            first = max(queue_offset, self._tail_start) - self._tail_start
+            data += b"".join(self._tail[first : first + count - max(file_count, 0)])
+        return unpack_units(data)
+
+    def end_phy_offset(self) -> int:
+        """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""
+        if self.max_offset <= self.min_offset:
+            return 0
+        phy_offset, size, _ = self.read(self.max_offset - 1, 1)
+        return int(phy_offset[0]) + int(size[0]) if size[0] != UNIT_PRE_BLANK_SIZE else 0
+
+    def correct_min_offset(self, min_phy_offset: int) -> None:
+        """Move min_offset to the first unit whose record is still in the log. Source: ConsumeQueue#correctMinOffset.
+
+        Pre-blank units are never the minimum.
+        """
+        def in_log(queue_offset: int) -> bool:
+            phy_offset, size, _ = self.read(queue_offset, 1)
+            return bool(phy_offset[0] >= min_phy_offset and size[0] != UNIT_PRE_BLANK_SIZE)
+
+        first = self._starts[0] // UNIT_SIZE if self._starts else (self._tail_start if self._tail else 0)
+        self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=in_log)
+
+    # ---- write ----
+
+    def append(self, first: int, data: bytes) -> None:
+        """Add units with consecutive queue offsets from `first`. What is there already and equal is left alone.
+
+        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in between are
+        missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        """
+        count = len(data) // UNIT_SIZE
+        if first < self.max_offset:
+            common = min(count, self.max_offset - first)
+            if not self._writable or self._read_file(first, common) == data[: common * UNIT_SIZE]:
+                first, data, count = first + common, data[common * UNIT_SIZE :], count - common
+            else:
+                self.cut(first)
+            if not count:
+                return
+        if first > self.max_offset and self.max_offset > self.min_offset:
+            raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
+        if not self._writable:
+            if not self._tail:
+                self._tail_start = first
+                if self.max_offset == 0:
+                    self.min_offset = first
+            self._tail.extend(data[i : i + UNIT_SIZE] for i in range(0, len(data), UNIT_SIZE))
+        else:
+            if first > self.max_offset or (first and not self._starts):
+                begin = (first * UNIT_SIZE - first * UNIT_SIZE % self._segment_size) // UNIT_SIZE
+                self._write(begin, pre_blank_units(first - begin))
+                self.min_offset = first
+            self._write(first, data)
+        self.max_offset = first + count
+
+    def _write(self, first: int, data: bytes) -> None:
+        position = first * UNIT_SIZE
+        view = memoryview(data)
+        while view:
+            start = position - position % self._segment_size
+            path = self._path(start)
+            if start not in self._starts:
+                self._create(path)
+                self._starts.append(start)
+                self._starts.sort()
+            size = min(len(view), start + self._segment_size - position)
+            self._files.write(path, position - start, view[:size])
+            self._dirty.add(path)
+            view, position = view[size:], position + size
+
+    def _create(self, path: Path) -> None:
+        make_directory(self.directory)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            os.ftruncate(descriptor, self._segment_size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(self.directory)
+
+    def cut(self, max_offset: int) -> None:
+        """End the queue at a queue offset: units from there on are zero, later segments are gone."""
+        position = max_offset * UNIT_SIZE
+        for start in [start for start in self._starts if start >= position]:
+            self._files.forget(self._path(start))
+            os.unlink(self._path(start))
+            self._dirty.discard(self._path(start))
+            self._starts.remove(start)
+        for start in self._starts:
+            if start + self._segment_size > position:
+                rest = self._files.read(self._path(start), position - start, start + self._segment_size - position)
+                used = len(rest.rstrip(b"\0"))
+                if used:
+                    self._files.write(self._path(start), position - start, bytes(used))
+                    self._dirty.add(self._path(start))
+        self.max_offset = min(self.max_offset, max_offset)
+        self.min_offset = min(self.min_offset, self.max_offset)
+
+    def cut_where(self, holds: Callable[[int, int], bool]) -> None:
+        """Drop the units behind the last one whose (phy_offset, size) holds; what holds is a prefix of the queue."""
+        def fails(queue_offset: int) -> bool:
+            phy_offset, size, _ = self.read(queue_offset, 1)
+            return size[0] != UNIT_PRE_BLANK_SIZE and not holds(int(phy_offset[0]), int(size[0]))
+
+        first = self._starts[0] // UNIT_SIZE if self._starts else 0
+        end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=fails)
+        if self._writable:
+            self.cut(end)
+        self.max_offset = end
+
+    def take_dirty(self) -> set[Path]:
+        """Files written since the last call, for the caller to sync."""
+        dirty, self._dirty = self._dirty, set()
+        return dirty
+
+    def forget_tail(self, phy_offset: int) -> None:
+        """Drop units kept in memory whose records lie below a phy offset: the writer has them in its files by now."""
+        if not self._tail:
+            return
+        offsets, _, _ = unpack_units(b"".join(self._tail))
+        done = int(np.searchsorted(offsets, phy_offset))
+        if done:
+            self._starts = []
+            kept, self._tail = self._tail[done:], []
+            max_offset, min_offset = self.max_offset, self.min_offset
+            self._load()
+            self._tail, self._tail_start = kept, self._tail_start + done
+            self.max_offset, self.min_offset = max_offset, min_offset
+
+
+class QueueSet:
+    """The consume queues of a store, made when first needed. Keys: (topic, queue id)."""
+
+    def __init__(self, directory: Path, segment_size: int, *, writable: bool) -> None:
+        self.directory = directory
+        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.files = FileCache(writable)
+        self._segment_size = segment_size
+        self._writable = writable
+        self._dirty: set[ConsumeQueue] = set()
+
+    def load(self) -> None:
+        """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
+        if not self.directory.is_dir():
+            return
+        for topic in sorted(path for path in self.directory.iterdir() if path.is_dir()):
+            for queue in sorted(path for path in topic.iterdir() if path.is_dir()):
+                if not queue.name.isascii() or not queue.name.isdigit() or len(queue.name) > 10:
+                    logger.warning("%s: no queue's directory, skipped", queue)
+                    continue
+                self.open(topic.name, int(queue.name))
+
+    def open(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""
+        queue = self.queues.get((topic, queue_id))
+        if queue is None:
+            directory = self.directory / topic / str(queue_id)
+            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files, writable=self._writable)
+            self.queues[(topic, queue_id)] = queue
+        return queue
+
+    def touch(self, queue: ConsumeQueue) -> None:
+        self._dirty.add(queue)
+
+    def take_dirty(self) -> set[Path]:
+        """Files written since the last call, for the caller to sync."""
+        dirty, self._dirty = self._dirty, set()
+        return set().union(*(queue.take_dirty() for queue in dirty))
+
+    def close(self) -> None:
+        self.files.close()
+
+
+class BatchConsumeQueue:
+    """A queue of inner batches (46-byte units), read only. Source: RocketMQ BatchConsumeQueue."""
+
+    def __init__(self, directory: Path, topic: str, queue_id: int) -> None:
+        self.directory = directory
+        self.topic = topic
+        self.queue_id = queue_id
+        parts = []
+        for path in sorted(path for path in directory.iterdir() if path.is_file()):
+            if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
+                raise CorruptFileError(path, 0, "no segment of 46-byte units")
+            units = unpack_batch_units(path.read_bytes())
+            parts.append(units)
+        self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
+        self.min_offset = int(self.units[0, 4]) if len(self.units) else 0
+        self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
+
+    def unit_of(self, queue_offset: int) -> tuple[int, int, int, int] | None:
+        """(phy_offset, size, base offset, count) of the batch that holds a queue offset, or None."""
+        number = int(np.searchsorted(self.units[:, 4], queue_offset, side="right")) - 1
+        if number < 0 or queue_offset >= self.units[number, 4] + self.units[number, 5]:
+            return None
+        unit = self.units[number]
+        return int(unit[0]), int(unit[1]), int(unit[4]), int(unit[5])

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that carry facts. Wrong argument types and values stay TypeError and ValueError, the disk's own errors OSError."""
+
+from __future__ import annotations
+
+import os
+
+
+class RmqError(Exception):
+    """Base of every error of this package."""
+
+
+class CorruptFileError(RmqError):
+    """Bytes on disk break the format. Nothing was changed.
+
+    path: the file; offset: byte in it (0 when the whole file is meant); reason: what is wrong.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], offset: int, reason: str) -> None:
+        super().__init__(os.fspath(path), offset, reason)
+        self.path = os.fspath(path)
+        self.offset = offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: byte {self.offset}: {self.reason}"
+
+
+class StoreLockedError(RmqError):
+    """Another process, or another Store of this one, has the store open for writing. pid: None when it is not known."""
+
+    def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
+        super().__init__(os.fspath(path), pid)
+        self.path = os.fspath(path)
+        self.pid = pid
+
+    def __str__(self) -> str:
+        holder = f"process {self.pid}" if self.pid is not None else "another process"
+        return f"{self.path}: opened for writing by {holder}"
+
+
+class StoreClosedError(RmqError):
+    """The store was closed, or belongs to the parent of a forked process: open it again by its path."""
+
+
+class StoreReadOnlyError(RmqError):
+    """A change was asked of a store opened "r", or of one whose disk failed a sync: reopen it."""
+
+
+class IllegalMessageError(RmqError, ValueError):
+    """A message that RocketMQ would refuse or could not read back. Nothing of it was stored.
+
+    row: its number in the call, stored: messages of the call stored before; None for a message on its own.
+    """
+
+    row: int | None = None
+    stored: int | None = None
+
+
+class MessageTooLargeError(IllegalMessageError):
+    """A body over max_message_size, or a record that fits no segment."""
+
+
+class UnsupportedFormatError(RmqError):
+    """The store needs a format that is not read or written here. what: the format; reads_it: what does."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str, reads_it: str) -> None:
+        super().__init__(os.fspath(path), what, reads_it)
+        self.path = os.fspath(path)
+        self.what = what
+        self.reads_it = reads_it
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; {self.reads_it}"

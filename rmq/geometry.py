@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files say a store is: segment sizes, index geometry, and formats that are not read or written here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError, UnsupportedFormatError
+from rmq.index import find_geometry, index_paths
+from rmq.paths import SEGMENT_NAME, StorePaths
+
+GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num")
+KEPT = (*GEOMETRY, "rocketmq_version")
+
+
+def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None) -> StoreConfig:
+    """The config with the geometry of the files. ValueError when a field passed explicitly contradicts them."""
+    known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
+    if not known:
+        known.update(_geometry_of_files(paths, config))
+    for name, value in known.items():
+        if config.is_explicit(name) and getattr(config, name) != value:
+            if name == "rocketmq_version":
+                known[name] = config.rocketmq_version  # the same files may be written on as another version
+                continue
+            raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
+    return dataclasses.replace(config, **known)
+
+
+def _geometry_of_files(paths: StorePaths, config: StoreConfig) -> dict[str, int]:
+    known = {}
+    size = _common_size(_segments(paths.commit_logs))
+    if size:
+        known["mapped_file_size_commit_log"] = size
+    queues = [queue for topic in _directories(paths.consume_queue) for queue in _directories(topic)]
+    size = _common_size(_segments(queues))
+    if size:
+        if size % 20:
+            raise CorruptFileError(paths.consume_queue, 0, f"queue segments of {size} bytes hold no 20-byte units")
+        known["mapped_file_size_consume_queue"] = size
+    files = index_paths(paths.index)
+    if files:
+        geometry = find_geometry(files, config)
+        if geometry is None and not _lengths_fit(files, config):
+            raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: the files have no entries to tell")
+        if geometry is not None:
+            known["max_hash_slot_num"], known["max_index_num"] = geometry
+    return known
+
+
+def _lengths_fit(files: list[Path], config: StoreConfig) -> bool:
+    return all(path.stat().st_size == 40 + 4 * config.max_hash_slot_num + 20 * config.max_index_num for path in files)
+
+
+def _directories(path: Path) -> list[Path]:
+    return sorted(Path(entry.path) for entry in os.scandir(path) if entry.is_dir()) if path.is_dir() else []
+
+
+def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
+    """(start, length) of every segment file that is not empty."""
+    for directory in directories:
+        if directory.is_dir():
+            for entry in os.scandir(directory):
+                if entry.is_file() and SEGMENT_NAME.fullmatch(entry.name) and entry.stat().st_size:
+                    yield int(entry.name), entry.stat().st_size
+
+
+def _common_size(segments: Iterator[tuple[int, int]]) -> int:
+    """Segment size that most files have; 0 for no files. Opening names the file that differs."""
+    counts: dict[int, int] = {}
+    for start, length in segments:
+        # A start that is no multiple of the length speaks against it.
+        counts[length] = counts.get(length, 0) + (2 if start % length == 0 else 1)
+    return max(counts, key=lambda size: (counts[size], size)) if counts else 0
+
+
+def _is_rocksdb(path: Path) -> bool:
+    return (path / "CURRENT").is_file() and any(path.glob("MANIFEST-*"))
+
+
+def foreign_queues(paths: StorePaths) -> UnsupportedFormatError | None:
+    """The error for queues that are not files of units, or None."""
+    for path in (paths.consume_queue, *paths.root.glob("consumequeue_r*")):
+        if _is_rocksdb(path):
+            return UnsupportedFormatError(path, "consume queues in RocksDB (storeType=defaultRocksDB)",
+                                          "RocketMQ 5.2 or later reads them; scan reads the commit log")  # fmt: skip
+    return None
+
+
+def foreign_index(paths: StorePaths) -> UnsupportedFormatError | None:
+    """The error for an index that is not files of slots and entries, or None."""
+    for path in (paths.index, *paths.root.glob("index*[rR]ocks*")):
+        if _is_rocksdb(path):
+            return UnsupportedFormatError(path, "index in RocksDB", "RocketMQ reads it; scan reads the commit log")
+    return None
+
+
+def check_readable(paths: StorePaths) -> None:
+    """Refuse directories whose messages are in no commit log that is read here."""
+    if any(path.is_dir() for path in paths.commit_logs) or paths.own.is_dir():
+        return
+    for path in paths.root.glob("dledger-*"):
+        if path.is_dir():
+            raise UnsupportedFormatError(path, "commit log wrapped by DLedger", "a RocketMQ broker in DLedger mode reads it")
+    for path in paths.root.glob("tiered*"):
+        if path.is_dir():
+            raise UnsupportedFormatError(path, "tiered storage", "RocketMQ's tiered store reads it")
+
+
+def check_writable(paths: StorePaths) -> None:
+    """Refuse to write stores that need what is not written here: UnsupportedFormatError says what."""
+    reads_it = 'open it with "r", or let a broker write it'
+    foreign = foreign_queues(paths) or foreign_index(paths)
+    if foreign is not None:
+        raise foreign
+    for path in paths.root.glob("dledger-*"):
+        raise UnsupportedFormatError(path, "DLedger log", reads_it)
+    if len(paths.commit_logs) > 1:
+        raise UnsupportedFormatError(paths.root, "commit log in several paths", reads_it)
+    if _directories(paths.root / "consumequeue_ext"):
+        raise UnsupportedFormatError(paths.root / "consumequeue_ext", "extended consume queues (consumequeue_ext)", reads_it)
+    if _directories(paths.batch_consume_queue):
+        raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", reads_it)
+    for path in _directories(paths.consume_queue):
+        if path.name.startswith("%LMQ%"):
+            raise UnsupportedFormatError(path, "light message queue (LMQ)", reads_it)

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index files, one by one (`IndexFile`) and as the chain that a store keeps (`Index`).
+
+Source: RocketMQ IndexFile, IndexService. Layout: docs/format/indexfile.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core import _layout as L
+from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._javahash import hash_str_keys, hash_utf8_keys
+from rmq._core._message import to_ms
+from rmq._core._record import RecordBatch, used_size
+from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
+from rmq.paths import INDEX_NAME, next_index_name
+from rmq.segment import MappedFile, make_directory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("rmq")
+
+MAX_TIMESTAMP = 2**63 - 1
+MAX_ANSWERS = 2**31 - 1
+RESERVE_AHEAD = 8 * 1024 * 1024
+
+
+def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
+    """Index key hashes of keys: list of str, numpy S/U/object array, Arrow string array of any kind.
+
+    topic: hash `topic#key`; None: the keys are whole index keys. TypeError and ValueError name the item.
+    """
+    if isinstance(keys, str):
+        raise TypeError("keys must be a sequence of str, not one str")
+    if isinstance(keys, np.ndarray):
+        if keys.dtype.kind not in "SUO" or keys.ndim != 1:
+            raise TypeError(f"keys must be text, got numpy {keys.dtype} of {keys.ndim} dimensions")
+        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+    elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
+        return _hash_arrow(keys, topic)
+    return hash_str_keys(keys if isinstance(keys, list) else list(keys), topic)
+
+
+def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
+    import pyarrow as pa
+
+    if hasattr(keys, "combine_chunks") and not isinstance(keys, pa.RecordBatch | pa.Table):
+        keys = keys.combine_chunks()
+    elif hasattr(keys, "__arrow_c_stream__") and not isinstance(keys, pa.Array):
+        keys = pa.chunked_array(keys).combine_chunks()
+    array = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise TypeError(f"keys must be an Arrow string array, got {array.type}")
+    if array.null_count:
+        raise ValueError(f"keys hold {array.null_count} nulls")
+    array = array.cast(pa.large_string())
+    _, offsets, data = array.buffers()
+    if len(array) == 0:
+        return np.empty(0, np.int32)
+    starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
+
+
+def list_array(counts: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> pa.ListArray:
+    """Arrow list<int64> with counts[i] values in row i."""
+    import pyarrow as pa
+
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    if offsets[-1] > MAX_ANSWERS:
+        raise ValueError("more than 2**31 answers in one call: ask for fewer keys")
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+class IndexFile:
+    """One index file with RocketMQ's own semantics, nothing added. Context manager.
+
+    mode: "r" opens read only, "r+" and "a" for putting ("a" creates when missing), "x" creates.
+    end_phy_offset, end_timestamp: of the file before a new one. Keys are whole index keys (`topic#key`).
+    Raises CorruptFileError when the length does not fit the geometry, OSError of the system.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: str = "r", *, max_hash_slot_num: int = 5_000_000,
+                 max_index_num: int = 20_000_000, end_phy_offset: int = 0, end_timestamp: int = 0,
+                 rocketmq_version: str = "5.3.3") -> None:  # fmt: skip
+        if mode not in ("r", "r+", "a", "x"):
+            raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
+        config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
+                             rocketmq_version=rocketmq_version)  # fmt: skip
+        self.path = Path(path)
+        writable = mode != "r"
+        size = index_file_size(max_hash_slot_num, max_index_num)
+        create = mode == "x" or (mode == "a" and not self.path.exists())
+        self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
+        self._writable = writable
+        self._file = MappedFile(self.path, size=size, writable=writable, create=create)
+        try:
+            if writable:
+                self._file.reserve(0, self._entries_at, self._entries_at + RESERVE_AHEAD)
+            self._view: IndexFileView | None = IndexFileView(
+                self._file.map, hash_slot_num=max_hash_slot_num, index_num=max_index_num, writable=writable,
+                count_every_put=config.counts_every_index_put)  # fmt: skip
+            if create:
+                self._file.sync_all()
+                self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
+        except BaseException:
+            self._file.close()
+            raise
+        if writable:
+            self._reserve()
+
+    @property
+    def view(self) -> IndexFileView:
+        if self._view is None:
+            raise StoreClosedError(f"{self.path}: index file is closed")
+        return self._view
+
+    def _reserve(self) -> int:
+        """Blocks for the entries to come; returns how many more entries they hold."""
+        at = self._entries_at + self.view.index_count * L.ENTRY_SIZE
+        self._file.reserve(at - L.ENTRY_SIZE, min(self._file.size, at + L.ENTRY_SIZE), RESERVE_AHEAD)
+        self.view.limit((self._file.reserved - self._entries_at) // L.ENTRY_SIZE)
+        return self.view.room
+
+    def put_keys(self, keys: Any, phy_offsets: Sequence[int] | npt.NDArray[np.int64],
+                 store_timestamps: Sequence[int] | npt.NDArray[np.int64]) -> int:  # fmt: skip
+        """Append one entry per key; returns how many fitted. Source: IndexFile#putKey.
+
+        keys: Arrow string array, list of str, or numpy text. The three must have one length: ValueError.
+        """
+        if not self._writable:
+            raise StoreReadOnlyError(f"{self.path}: index file is open read only")
+        hashes = hash_keys(keys)
+        offsets = np.ascontiguousarray(phy_offsets, dtype=np.int64)
+        times = np.ascontiguousarray(store_timestamps, dtype=np.int64)
+        if not len(hashes) == len(offsets) == len(times):
+            raise ValueError("keys, phy_offsets and store_timestamps must have one length")
+        done = 0
+        while done < len(hashes):
+            room = self._reserve()
+            if room == 0:
+                break
+            stop = min(len(hashes), done + room)
+            done += self.view.put(hashes[done:stop], offsets[done:stop], times[done:stop])
+        return done
+
+    def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:
+        """Append one entry; False when the file is full."""
+        return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
+
+    def put_rows(self, batch: RecordBatch, row: int, key: int, index_tags: bool) -> tuple[int, int]:
+        """Index some of a scanned batch from (row, key) on; returns where to go on, here or in the next file."""
+        self._reserve()
+        return self.view.put_rows(batch, row, key, index_tags=index_tags)
+
+    def select_phy_offset_many(self, keys: Any, max_num: int = 32, begin: int = 0,
+                               end: int = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
+        """RocketMQ's answers for each key, newest first, at most max_num each: list<int64>.
+
+        begin, end: ms, compared with the stored whole seconds. Keys are not compared, only hashes.
+        Source: IndexFile#selectPhyOffset.
+        """
+        counts, values = self.view.select(hash_keys(keys), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
+        return list_array(counts, values)
+
+    def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0, end: int = MAX_TIMESTAMP) -> list[int]:
+        """select_phy_offset_many for one key."""
+        _, values = self.view.select(hash_keys([key]), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
+        answer: list[int] = values.tolist()
+        return answer
+
+    @property
+    def begin_timestamp(self) -> int:
+        return self.view.begin_timestamp
+
+    @property
+    def end_timestamp(self) -> int:
+        return self.view.end_timestamp
+
+    @property
+    def begin_phy_offset(self) -> int:
+        return self.view.begin_phy_offset
+
+    @property
+    def end_phy_offset(self) -> int:
+        return self.view.end_phy_offset
+
+    @property
+    def hash_slot_count(self) -> int:
+        return self.view.hash_slot_count
+
+    @property
+    def index_count(self) -> int:
+        """Number of the next entry, from 1; max_index_num when full."""
+        return self.view.index_count
+
+    @property
+    def is_full(self) -> bool:
+        return self.view.is_full
+
+    def reset(self, header: bytes) -> str:
+        """Take the file back to what it was with this header; "" or what is wrong. Entries past the count are zeroed."""
+        wrong = self.view.restore(header)
+        if wrong:
+            return wrong
+        begin = self._entries_at + self.view.index_count * L.ENTRY_SIZE
+        end = used_size(self._file.map, begin)
+        if end > begin:
+            self._file.reserve(begin, end, 0)
+            self._file.map[begin:end] = bytes(end - begin)
+        self.flush()
+        return ""
+
+    def flush(self) -> None:
+        """Everything put so far is on disk; the stored count of an untouched file becomes 1, as RocketMQ's flush."""
+        if self._writable:
+            self.view.settle()
+            self._file.sync()
+
+    def close(self) -> None:
+        """Close without syncing; what was put stays in the page cache."""
+        if self._view is not None:
+            self._view.release()
+            self._view = None
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+
+class Index:
+    """The index files of a store, oldest first; the last one takes entries."""
+
+    def __init__(self, directory: Path, config: StoreConfig, *, writable: bool) -> None:
+        self.directory = directory
+        self.files: list[IndexFile] = []
+        self._config = config
+        self._writable = writable
+        self._unsynced: list[IndexFile] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the directory again; known files stay open."""
+        known = {file.path: file for file in self.files}
+        files = []
+        for path in index_paths(self.directory):
+            files.append(known.get(path) or self._open(path, "r+" if self._writable else "r"))
+        self.files = files
+
+    def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
+        return IndexFile(path, mode, max_hash_slot_num=self._config.max_hash_slot_num,
+                         max_index_num=self._config.max_index_num, end_phy_offset=end_phy_offset,
+                         end_timestamp=end_timestamp, rocketmq_version=self._config.rocketmq_version)  # fmt: skip
+
+    def _next_file(self) -> IndexFile:
+        """The file to put into; a new one when there is none or the last is full. Source: IndexService."""
+        last = self.files[-1] if self.files else None
+        if last is not None and not last.is_full:
+            return last
+        make_directory(self.directory)
+        name = next_index_name(last.path.name if last else "", time.time_ns() // 1_000_000)
+        file = self._open(self.directory / name, "x", last.end_phy_offset if last else 0,
+                          last.end_timestamp if last else 0)  # fmt: skip
+        self.files.append(file)
+        return file
+
+    def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
+        """Index some of a scanned batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
+        file = self._next_file()
+        if file not in self._unsynced:
+            self._unsynced.append(file)
+        return file.put_rows(batch, row, key, self._config.indexes_tags)
+
+    def take_unsynced(self) -> list[IndexFile]:
+        """Files put into since the last call, oldest first, for the caller to flush."""
+        taken, self._unsynced = self._unsynced, []
+        return taken
+
+    def select(self, hashes: npt.NDArray[np.int32], max_num: int, begin: int,
+               end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+        """RocketMQ's answers for key hashes: (counts, phy offsets), newest file first. Source: IndexService#queryOffset."""
+        limit = min(max_num, self._config.max_msgs_num_batch)
+        found = np.zeros(len(hashes), np.int32)
+        key_numbers, answers = [], []
+        for file in reversed(self.files):
+            view = file.view
+            if view.index_count > 1 and _is_time_matched(view, begin, end):
+                counts, values = view.select(hashes, limit, begin, end, found)
+                found += counts
+                key_numbers.append(np.repeat(np.arange(len(hashes)), counts))
+                answers.append(values)
+            if view.begin_timestamp < begin:
+                break
+        if not answers:
+            return found.astype(np.int64), np.empty(0, np.int64)
+        order = np.argsort(np.concatenate(key_numbers), kind="stable")
+        return found.astype(np.int64), np.concatenate(answers)[order]
+
+    def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Every entry of the key hashes in all files: (key numbers, phy offsets), in no order, repeats included."""
+        numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for file in reversed(self.files):
+            counts, values = file.view.collect(hashes)
+            numbers.append(np.repeat(np.arange(len(hashes)), counts))
+            offsets.append(values)
+        return np.concatenate(numbers), np.concatenate(offsets)
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+def index_paths(directory: Path) -> list[Path]:
+    """Index files of a directory in order; other names are skipped, as RocketMQ does."""
+    if not directory.is_dir():
+        return []
+    paths = []
+    for path in sorted(directory.iterdir()):
+        if INDEX_NAME.fullmatch(path.name) and path.is_file() and path.stat().st_size:
+            paths.append(path)
+        else:
+            logger.warning("%s: no index file, skipped", path)
+    return paths
+
+
+def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:
+    """Source: IndexFile#isTimeMatched."""
+    first, last = view.begin_timestamp, view.end_timestamp
+    return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
+
+def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
+    """(max_hash_slot_num, max_index_num) of a store's index files, or None when they do not tell (no entries).
+
+    The config's own numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
+    """
+    usual = config.max_hash_slot_num, config.max_index_num
+    verdict: tuple[int, int] | None = None
+    for path in paths:
+        file = MappedFile(path)
+        try:
+            if file.size < L.INDEX_HEADER_SIZE:
+                raise CorruptFileError(path, file.size, "file is shorter than an index header")
+            if file.size == index_file_size(*usual) and _fits(file, *usual):
+                if verdict is None:
+                    verdict = usual
+                continue
+            candidates = [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
+            if verdict is not None and verdict != usual:
+                candidates = [pair for pair in candidates if pair == verdict]
+            if len(candidates) > 1:
+                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: pass them")
+            if not candidates:
+                empty = np.frombuffer(file.map, np.uint8, 4, L.INDEX_COUNT_OFFSET).tolist()
+                if empty in ([0, 0, 0, 0], [0, 0, 0, 1]):
+                    continue  # no entries: any geometry of that length fits
+                raise CorruptFileError(path, 0, "entries fit no geometry: damaged, or no index file")
+            verdict = candidates[0]
+        finally:
+            file.close()
+    return verdict
+
+
+def _fits(file: MappedFile, slots: int, entries: int) -> bool:
+    view = IndexFileView(file.map, hash_slot_num=slots, index_num=entries)
+    try:
+        return bool(view.fits())
+    finally:
+        view.release()

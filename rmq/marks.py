@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""<store>/rmq/, our own directory, which a broker ignores: meta, owner, marks, and what recovery cut off.
+
+Layout of the marks: docs/format/directory.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmq._core import _layout as L
+from rmq._core._record import store_visible
+from rmq.errors import CorruptFileError, UnsupportedFormatError
+from rmq.paths import StorePaths
+from rmq.segment import MappedFile, make_directory, sync_directory, write_atomically
+
+logger = logging.getLogger("rmq")
+
+FORMAT = 1
+_CELL = struct.Struct(">5q40s")
+_CRC = struct.Struct(">I")
+_LONG = struct.Struct(">q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Lower bounds of what is on disk, all in bytes of the commit log.
+
+    durable: the log below it. derived: the queues' units of all records below it. indexed: the index entries of all
+    records below it; index_name (0: no file yet) is the file they end in and index_header its header at that point.
+    """
+
+    durable_phy_offset: int
+    derived_phy_offset: int
+    indexed_phy_offset: int
+    index_name: int = 0
+    index_header: bytes = bytes(L.INDEX_HEADER_SIZE)
+
+
+class Marks:
+    """Two cells used in turn, each with sequence and CRC, and the visible mark that readers beside a writer follow."""
+
+    def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
+        self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
+        if writable:
+            self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+        self._sequence = 0
+        self._view = memoryview(self._file.map)
+
+    def _cells(self) -> list[tuple[int, Mark]]:
+        found = []
+        for offset in (L.MARKS_CELL_A_OFFSET, L.MARKS_CELL_B_OFFSET):
+            cell = bytes(self._view[offset : offset + L.CELL_SIZE])
+            if _CRC.unpack_from(cell, L.CELL_CRC_OFFSET)[0] != zlib.crc32(cell[: L.CELL_CRC_OFFSET]):
+                continue
+            sequence, durable, derived, indexed, name, header = _CELL.unpack_from(cell)
+            if sequence > 0 and 0 <= derived <= durable and 0 <= indexed <= durable:
+                mark = Mark(durable_phy_offset=durable, derived_phy_offset=derived, indexed_phy_offset=indexed,
+                            index_name=name, index_header=header)  # fmt: skip
+                found.append((sequence, mark))
+        return found
+
+    def read(self) -> Mark | None:
+        """The newest whole cell, or None when there is none."""
+        cells = self._cells()
+        if not cells:
+            return None
+        self._sequence, mark = max(cells, key=lambda item: item[0])
+        return mark
+
+    def write(self, mark: Mark) -> None:
+        """Replace the older cell and sync. What the mark says must be on disk before."""
+        self._sequence += 1
+        cell = _CELL.pack(self._sequence, mark.durable_phy_offset, mark.derived_phy_offset, mark.indexed_phy_offset,
+                          mark.index_name, mark.index_header)  # fmt: skip
+        offset = L.MARKS_CELL_A_OFFSET if self._sequence % 2 else L.MARKS_CELL_B_OFFSET
+        self._view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
+        self._file.sync()
+
+    @property
+    def visible_phy_offset(self) -> int:
+        """End of the log for readers; at or above every acknowledged byte of a live writer."""
+        value: int = _LONG.unpack_from(self._view, L.MARKS_VISIBLE_PHY_OFFSET_OFFSET)[0]
+        return value
+
+    def show(self, phy_offset: int) -> None:
+        """Publish the end of the log to readers. Never synced."""
+        store_visible(self._view, phy_offset)
+
+    def close(self) -> None:
+        self._view.release()
+        self._file.close()
+
+
+def read_meta(paths: StorePaths) -> dict[str, Any] | None:
+    """meta.json, or None when the store was never written by this library.
+
+    Raises UnsupportedFormatError for a newer format, CorruptFileError when it is no such file.
+    """
+    try:
+        data = paths.meta.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        meta = json.loads(data)
+        number = meta["format"]
+    except (ValueError, KeyError, TypeError):
+        raise CorruptFileError(paths.meta, 0, "meta.json is not what this library writes") from None
+    if number != FORMAT:
+        raise UnsupportedFormatError(paths.meta, f"rmq directory of format {number}", "a newer rmq reads it")
+    return dict(meta)
+
+
+def write_meta(paths: StorePaths, meta: dict[str, Any]) -> None:
+    make_directory(paths.own)
+    write_atomically(paths.meta, (json.dumps({"format": FORMAT, **meta}, indent=1) + "\n").encode())
+
+
+def write_owner(paths: StorePaths) -> None:
+    """Who writes: pid, host and start time, for the message of a second writer."""
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    paths.owner.write_text(json.dumps(owner) + "\n")
+
+
+def holder_pid(paths: StorePaths) -> int | None:
+    """Pid of the process that holds the store, as far as its files tell."""
+    try:
+        return int(json.loads(paths.owner.read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return int(paths.abort.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def keep_cut(paths: StorePaths, source: Path, position: int, data: bytes, reason: str) -> Path:
+    """Keep bytes that are about to be taken off a file, with a line that says what they are; both are synced."""
+    make_directory(paths.cut)
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{source.name}-{position}"
+    target = paths.cut / f"{stem}.bin"
+    number = 0
+    while target.exists():
+        number += 1
+        target = paths.cut / f"{stem}-{number}.bin"
+    write_atomically(target, data)
+    line = f"{len(data)} bytes from byte {position} of {source}: {reason}\n"
+    write_atomically(target.with_suffix(".txt"), line.encode())
+    logger.warning("kept %s", line.rstrip())
+    return target
+
+
+def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
+    """Move a whole derived file out of the store; its line says why. Durable."""
+    make_directory(paths.cut)
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{source.name}"
+    target = paths.cut / f"{stem}.bin"
+    number = 0
+    while target.exists():
+        number += 1
+        target = paths.cut / f"{stem}-{number}.bin"
+    write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode())
+    os.replace(source, target)
+    sync_directory(paths.cut)
+    sync_directory(source.parent)
+    logger.warning("set aside %s: %s", source, reason)

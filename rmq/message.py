@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read back: stored messages, results of puts and pulls, ids, decompressed bodies."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core import _layout as L
+from rmq._core._message import format_host
+from rmq._core._record import body_crc, parse_properties
+from rmq.errors import CorruptFileError
+
+PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; sixteen times RocketMQ's default limit
+_HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
+_COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
+
+
+class PutResult(NamedTuple):
+    """Where a message went. phy_offset, size in bytes; store_timestamp in ms since 1970."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    phy_offset: int
+    size: int
+    store_timestamp: int
+    offset_msg_id: str
+
+
+class PutResults(Sequence[PutResult]):
+    """Results of put_many and put_batch in put order; numpy columns under the names of PutResult's fields."""
+
+    def __init__(self, parts: list[tuple[Any, ...]]) -> None:
+        """parts: per chunk PutBatch.results() and the chunk's store timestamp."""
+        empty64, empty32 = np.empty(0, np.int64), np.empty(0, np.int32)
+        self.phy_offset: npt.NDArray[np.int64] = np.concatenate([empty64, *(part[0] for part in parts)])
+        self.queue_offset: npt.NDArray[np.int64] = np.concatenate([empty64, *(part[1] for part in parts)])
+        self.size: npt.NDArray[np.int32] = np.concatenate([empty32, *(part[2] for part in parts)])
+        self.queue_id: npt.NDArray[np.int32] = np.concatenate([empty32, *(part[3] for part in parts)])
+        self._topics: list[str] = [topic for part in parts for topic in part[4]]
+        self._hosts: list[bytes] = [host for part in parts for host in part[5]]
+        times = [np.full(len(part[0]), part[6], np.int64) for part in parts]
+        self.store_timestamp: npt.NDArray[np.int64] = np.concatenate([empty64, *times])
+
+    @classmethod
+    def joined(cls, parts: list[PutResults]) -> PutResults:
+        """One result of several, in order."""
+        whole = cls([])
+        for name in ("phy_offset", "queue_offset", "size", "queue_id", "store_timestamp"):
+            setattr(whole, name, np.concatenate([getattr(part, name) for part in (whole, *parts)]))
+        whole._topics = [topic for part in parts for topic in part._topics]
+        whole._hosts = [host for part in parts for host in part._hosts]
+        return whole
+
+    @property
+    def topic(self) -> npt.NDArray[np.object_]:
+        return np.array(self._topics, dtype=object)
+
+    @property
+    def offset_msg_id(self) -> npt.NDArray[np.object_]:
+        ids = [format_offset_msg_id(host, int(phy)) for host, phy in zip(self._hosts, self.phy_offset, strict=True)]
+        return np.array(ids, dtype=object)
+
+    def __len__(self) -> int:
+        return len(self.phy_offset)
+
+    @overload
+    def __getitem__(self, i: int) -> PutResult: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[PutResult]: ...
+    def __getitem__(self, i: int | slice) -> PutResult | list[PutResult]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        phy_offset = int(self.phy_offset[i])
+        return PutResult(self._topics[i], int(self.queue_id[i]), int(self.queue_offset[i]), phy_offset,
+                         int(self.size[i]), int(self.store_timestamp[i]),
+                         format_offset_msg_id(self._hosts[i], phy_offset))  # fmt: skip
+
+    def __iter__(self) -> Iterator[PutResult]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<PutResults of {len(self)} messages>"
+
+
+class StoredMessage:
+    """One message as the log holds it; what is derived from it is computed when asked for.
+
+    Timestamps in ms since 1970, offsets and size as in the record; hosts as text. Text that is not UTF-8 decodes with
+    U+FFFD, as in Java; raw_body and raw_properties are the bytes. sys_flag is the record's own, so its bit 0 tells
+    whether raw_body is compressed. Compared by value.
+    """
+
+    __slots__ = ("_body", "_born_host", "_properties", "_store_host", "body_crc", "born_timestamp", "flag", "phy_offset",
+                 "prepared_transaction_offset", "queue_id", "queue_offset", "raw_body", "raw_properties",
+                 "reconsume_times", "size", "store_timestamp", "sys_flag", "topic")  # fmt: skip
+
+    def __init__(self, fields: tuple[Any, ...]) -> None:
+        self.topic: str
+        self.queue_id: int
+        self.queue_offset: int
+        self.phy_offset: int
+        self.size: int
+        self.flag: int
+        self.sys_flag: int
+        self.born_timestamp: int
+        self.store_timestamp: int
+        self.reconsume_times: int
+        self.prepared_transaction_offset: int
+        self.body_crc: int
+        self.raw_body: bytes
+        self.raw_properties: bytes
+        (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
+         self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
+         self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties) = fields  # fmt: skip
+        self._body: bytes | None = None
+        self._properties: dict[str, str] | None = None
+
+    @property
+    def born_host(self) -> str:
+        return format_host(self._born_host)
+
+    @property
+    def store_host(self) -> str:
+        return format_host(self._store_host)
+
+    @property
+    def offset_msg_id(self) -> str:
+        return format_offset_msg_id(self._store_host, self.phy_offset)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """A copy; later duplicates win, malformed items are left out."""
+        if self._properties is None:
+            self._properties = parse_properties(self.raw_properties)
+        return dict(self._properties)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key for key in self.properties.get("KEYS", "").split(" ") if key)
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get("TAGS")
+
+    @property
+    def uniq_key(self) -> str | None:
+        return self.properties.get("UNIQ_KEY")
+
+    @property
+    def body(self) -> bytes:
+        """The body, decompressed. Raises CorruptFileError when it does not decompress within 64 MiB."""
+        if self._body is None:
+            self._body = plain_body(self.raw_body, self.sys_flag, self.phy_offset)
+        return self._body
+
+    @property
+    def is_rollback(self) -> bool:
+        return self.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        """The stored fields, in the order of RecordBatch.fields."""
+        return (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
+                self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
+                self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties)  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return self.as_tuple() == other.as_tuple() if isinstance(other, StoredMessage) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.phy_offset, self.queue_offset, self.body_crc))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Any, ...]]]:
+        return StoredMessage, (self.as_tuple(),)
+
+    def __repr__(self) -> str:
+        at = datetime.datetime.fromtimestamp(self.store_timestamp // 1000, datetime.UTC).isoformat() \
+            if 0 <= self.store_timestamp < 2**45 else self.store_timestamp  # fmt: skip
+        return (f"<StoredMessage {self.topic}/{self.queue_id}/{self.queue_offset} phy_offset={self.phy_offset} "
+                f"stored {at} keys={self.keys!r} {len(self.raw_body)} bytes>")  # fmt: skip
+
+
+class PullStatus(enum.Enum):
+    """RocketMQ's GetMessageStatus, those that a store can answer."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """Answer of a pull: where to go on, the queue's bounds [min, max), and the messages in queue order."""
+
+    status: PullStatus
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+    messages: list[StoredMessage] = field(default_factory=list)
+
+
+def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
+    """The body of a message, decompressed by the bits of sys_flag: zlib stream, LZ4 frame or zstd frame.
+
+    Raises CorruptFileError when it is damaged or grows past PLAIN_BODY_LIMIT. Source: MessageDecoder#decode.
+    """
+    if not sys_flag & L.SYS_FLAG_COMPRESSED:
+        return raw
+    kind = (sys_flag & L.SYS_FLAG_COMPRESSION_MASK) >> L.SYS_FLAG_COMPRESSION_SHIFT
+    name = _COMPRESSION.get(kind)
+    if name is None:
+        raise CorruptFileError("commitlog", phy_offset, f"compression type {kind} is none of RocketMQ's")
+    try:
+        if name == "zlib":
+            stream = zlib.decompressobj()
+            plain = stream.decompress(raw, PLAIN_BODY_LIMIT + 1)
+            whole = stream.eof or len(plain) > PLAIN_BODY_LIMIT
+        else:
+            import pyarrow as pa
+
+            with pa.CompressedInputStream(pa.BufferReader(raw), name) as compressed:
+                plain = compressed.read(PLAIN_BODY_LIMIT + 1)
+            whole = True
+    except (zlib.error, OSError, ValueError) as error:
+        raise CorruptFileError("commitlog", phy_offset, f"body does not decompress as {name}: {error}") from None
+    if not whole:
+        raise CorruptFileError("commitlog", phy_offset, f"body does not decompress as {name}: it ends early")
+    if len(plain) > PLAIN_BODY_LIMIT:
+        raise CorruptFileError("commitlog", phy_offset, f"body decompresses to over {PLAIN_BODY_LIMIT} bytes")
+    return bytes(plain)
+
+
+def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+    """Fields of each message in an inner batch, with its own queue offset; None when the record is no inner batch.
+
+    Raises CorruptFileError when the packed body breaks the format. Source: MessageDecoder#decodeMessage.
+    """
+    sys_flag, phy_offset, body, raw_properties = wrapper[6], wrapper[3], wrapper[14], wrapper[15]
+    if not sys_flag & L.SYS_FLAG_INNER_BATCH or not sys_flag & L.SYS_FLAG_NEED_UNWRAP:
+        return None
+    packed = plain_body(body, sys_flag, phy_offset)
+    try:
+        base = int(parse_properties(raw_properties).get("INNER_BASE", wrapper[2]))
+    except ValueError:
+        raise CorruptFileError("commitlog", phy_offset, "INNER_BASE is no number") from None
+    plain_flag = sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
+    found: list[tuple[Any, ...]] = []
+    at = 0
+    while at < len(packed):
+        size = int.from_bytes(packed[at : at + 4], "big", signed=True)
+        item = packed[at : at + size] if size >= L.INNER_FIXED_SIZE else b""
+        body_size = int.from_bytes(item[L.INNER_BODY_SIZE_OFFSET : L.INNER_BODY_OFFSET], "big", signed=True)
+        tail = L.INNER_BODY_OFFSET + body_size
+        properties_size = int.from_bytes(item[tail : tail + 2], "big")
+        if len(item) < size or len(item) < L.INNER_FIXED_SIZE or body_size < 0 or tail + 2 + properties_size != size:
+            raise CorruptFileError("commitlog", phy_offset, f"inner batch is damaged at byte {at} of its body")
+        flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
+        own = item[L.INNER_BODY_OFFSET : tail]
+        found.append((wrapper[0], wrapper[1], base + len(found), phy_offset, wrapper[4], flag, plain_flag,
+                      *wrapper[7:13], body_crc(own), own, item[tail + 2 :]))  # fmt: skip
+        at += size
+    return found
+
+
+# ---- ids -----------------------------------------------------------------------------------------------------
+
+
+class OffsetMsgId(NamedTuple):
+    """What an offset_msg_id says: the broker that stored the message, and where."""
+
+    store_host: str
+    phy_offset: int
+
+
+class UniqKey(NamedTuple):
+    """What a client's unique key says; born_timestamp in ms, right for ids at most about a month old."""
+
+    address: str
+    pid: int
+    class_loader_hash: int
+    born_timestamp: int
+    counter: int
+
+
+def format_offset_msg_id(store_host: bytes, phy_offset: int) -> str:
+    """Source: MessageDecoder#createMessageId."""
+    return (store_host + phy_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def is_hex_id(text: str) -> bool:
+    """Whether a text has the form of an offset_msg_id or of a client's unique key: 32 or 56 hex digits."""
+    return _HEX_ID.fullmatch(text) is not None
+
+
+def parse_offset_msg_id(text: str) -> OffsetMsgId:
+    """Decode an offset_msg_id (32 hex digits, 56 with an IPv6 host, either case). ValueError for other text.
+
+    Source: MessageDecoder#decodeMessageId.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"id must be str, got {type(text).__name__}")
+    if not is_hex_id(text):
+        raise ValueError(f"{text!r} is no offset_msg_id: 32 or 56 hex digits")
+    data = bytes.fromhex(text)
+    return OffsetMsgId(format_host(data[:-8]), int.from_bytes(data[-8:], "big", signed=True))
+
+
+def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
+    """Decode a client's unique key (32 or 56 hex digits). ValueError for other text.
+
+    The id holds the time since the start of a local month, not which: the newest month that puts it before `now`
+    (aware; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"id must be str, got {type(text).__name__}")
+    if not is_hex_id(text):
+        raise ValueError(f"{text!r} is no unique key: 32 or 56 hex digits")
+    data = bytes.fromhex(text)
+    size = len(data) - 12
+    address = format_host(data[:size] + bytes(4)).rpartition(":")[0].strip("[]")
+    span = datetime.timedelta(milliseconds=int.from_bytes(data[size + 6 : size + 10], "big"))
+    present = (now or datetime.datetime.now(datetime.UTC)).astimezone()
+    month = present.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    if month + span >= present:
+        month = (month - datetime.timedelta(days=1)).replace(day=1)
+    born = int((month + span).timestamp() * 1000)
+    return UniqKey(address, int.from_bytes(data[size : size + 2], "big"),
+                   int.from_bytes(data[size + 2 : size + 6], "big", signed=True), born,
+                   int.from_bytes(data[size + 10 :], "big"))  # fmt: skip

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the files of a store. Source: RocketMQ StorePathConfigHelper, UtilAll#offset2FileName."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+
+SEGMENT_NAME = re.compile(r"\d{20}")
+INDEX_NAME = re.compile(r"\d{17}")
+LARGEST_OFFSET = 2**63 - 1
+
+
+class StorePaths:
+    """Paths below the root of a store."""
+
+    def __init__(self, root: Path, commit_log: str | None = None) -> None:
+        self.root = root
+        self.commit_logs = (
+            [Path(part) for part in commit_log.split(",") if part] if commit_log else [root / "commitlog"]
+        )
+        self.consume_queue = root / "consumequeue"
+        self.batch_consume_queue = root / "batchconsumequeue"
+        self.index = root / "index"
+        self.checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.abort_bak = root / "abort.bak"
+        self.lock = root / "lock"
+        self.config = root / "config"
+        self.topics_json = root / "config" / "topics.json"
+        self.own = root / "rmq"
+        self.meta = self.own / "meta.json"
+        self.marks = self.own / "marks"
+        self.owner = self.own / "owner"
+        self.cut = self.own / "cut"
+
+    def queue(self, topic: str, queue_id: int) -> Path:
+        """Directory of a consume queue. The topic must have passed check_topic: it is one directory name."""
+        return self.consume_queue / topic / str(queue_id)
+
+    def looks_like_store(self) -> bool:
+        """Whether anything below the root is a store's."""
+        return (
+            any(path.is_dir() for path in (*self.commit_logs, self.consume_queue, self.own))
+            or self.checkpoint.is_file()
+            or self.lock.is_file()
+        )
+
+
+def segment_name(offset: int) -> str:
+    """File name of the segment that starts at a byte offset: 20 digits."""
+    return f"{offset:020d}"
+
+
+def index_name(ms: int) -> str:
+    """File name of an index file made at a time: yyyyMMddHHmmssSSS, local time."""
+    moment = datetime.fromtimestamp(ms // 1000)
+    return f"{moment:%Y%m%d%H%M%S}{ms % 1000:03d}"
+
+
+def next_index_name(name: str, ms: int) -> str:
+    """Name for an index file made at `ms` after the file `name`: strictly greater, whatever the clock did."""
+    fresh = index_name(ms)
+    if fresh > name:
+        return fresh
+    try:
+        later = datetime.strptime(name[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(name[14:]) + 1)
+        return f"{later:%Y%m%d%H%M%S}{later.microsecond // 1000:03d}"
+    except ValueError:
+        return str(int(name) + 1)  # seventeen digits that are no time; RocketMQ sorts them all the same

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact queries by key: index files for the candidates, the log for the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._record import PARSE_PROPERTIES
+from rmq.commitlog import CommitLog
+from rmq.message import StoredMessage, inner_messages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Item = tuple[bytes | None, bytes]  # topic (None: any) and key, as in the record
+FIRST_ROUND = 64  # candidates per key that are looked at before anything is known about the key
+ALL = 2**62
+
+
+class QueryResult(list[StoredMessage]):
+    """Messages that carry a key, newest first.
+
+    complete: every part of the log that the query is about was covered by an index file or scanned.
+    truncated: more messages match than the limit let through.
+    """
+
+    def __init__(self, messages: Sequence[StoredMessage], complete: bool, truncated: bool) -> None:
+        super().__init__(messages)
+        self.complete = complete
+        self.truncated = truncated
+
+
+@dataclass(frozen=True)
+class QueryManyResult:
+    """table: key_index and message columns, by key_index, newest first within a key. truncated: bool array per key."""
+
+    table: pa.Table
+    complete: bool
+    truncated: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Matches ordered by item number, within it by descending phy offset; truncated says per item if more match."""
+
+    numbers: npt.NDArray[np.int64]
+    phy_offsets: npt.NDArray[np.int64]
+    truncated: npt.NDArray[np.bool_]
+
+
+def find(log: CommitLog, items: Sequence[Item], candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+         uncovered: list[tuple[int, int]], log_end: int, *, begin: int, end: int, limit: int | None) -> Found:  # fmt: skip
+    """The records that truly carry each item.
+
+    candidates: (item numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges of the log
+    to scan. begin, end: inclusive, ms, on the record's store timestamp.
+    """
+    numbers, offsets = _scan_uncovered(log, items, uncovered, begin, end)
+    found_numbers, found_offsets = [numbers], [offsets]
+    enough = ALL if limit is None else limit + 1
+    pairs = np.unique(np.stack([candidates[0], -candidates[1]], axis=1), axis=0) if len(candidates[0]) else \
+        np.empty((0, 2), np.int64)  # fmt: skip
+    pairs[:, 1] *= -1
+    starts = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else np.empty(0, np.int64)
+    rank = np.arange(len(pairs)) - np.repeat(starts, np.diff(np.r_[starts, len(pairs)]))
+    counts = np.zeros(len(items), np.int64)
+    low, high = 0, max(FIRST_ROUND, min(enough, 8192))
+    while True:
+        chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[pairs[:, 0]] < enough))
+        if not chosen.size:
+            break
+        matched = pairs[chosen[_matches(log, items, pairs[chosen], log_end, begin, end)]]
+        found_numbers.append(matched[:, 0])
+        found_offsets.append(matched[:, 1])
+        np.add.at(counts, matched[:, 0], 1)
+        low, high = high, high * 4
+    return _settle(np.concatenate(found_numbers), np.concatenate(found_offsets), len(items), limit)
+
+
+def _settle(numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], count: int,
+            limit: int | None) -> Found:  # fmt: skip
+    """Order, drop repeats, cut at the limit."""
+    order = np.lexsort((-offsets, numbers))
+    numbers, offsets = numbers[order], offsets[order]
+    if len(numbers):
+        fresh = np.r_[True, (numbers[1:] != numbers[:-1]) | (offsets[1:] != offsets[:-1])]
+        numbers, offsets = numbers[fresh], offsets[fresh]
+    totals = np.bincount(numbers, minlength=count)
+    if limit is None:
+        return Found(numbers, offsets, np.zeros(count, np.bool_))
+    rank = np.arange(len(numbers)) - np.repeat(np.cumsum(totals) - totals, totals)
+    kept = rank < limit
+    return Found(numbers[kept], offsets[kept], totals > limit)
+
+
+def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64], log_end: int, begin: int,
+             end: int) -> npt.NDArray[np.bool_]:  # fmt: skip
+    """Mask of the (item, phy offset) pairs whose record is whole, in time and carries the item."""
+    topics = [item[0] for item in items]
+    keys = [item[1] for item in items]
+    order = np.argsort(pairs[:, 1], kind="stable")
+    mask = np.zeros(len(pairs), np.bool_)
+    for batch, rows in log.load(pairs[order, 1], log_end, checks=PARSE_PROPERTIES):
+        wanted = order[rows]
+        times = batch.numbers("store_timestamp")
+        mask[wanted] = batch.match(topics, keys, pairs[wanted, 0]) & (times >= begin) & (times <= end)
+    return mask
+
+
+def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple[int, int]], begin: int,
+                    end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+    """Matches in ranges that no index file covers."""
+    wanted: dict[Item, list[int]] = {}
+    for number, item in enumerate(items):
+        wanted.setdefault(item, []).append(number)
+    numbers: list[int] = []
+    offsets: list[int] = []
+    for first, last in uncovered:
+        for batch in log.records(first, last, checks=PARSE_PROPERTIES):
+            batch.keep(None, begin, end)
+            places = batch.numbers("phy_offset")
+            for row, item in batch.find_keys(set(wanted)):
+                for number in wanted[item]:
+                    numbers.append(number)
+                    offsets.append(int(places[row]))
+    return np.array(numbers, np.int64), np.array(offsets, np.int64)
+
+
+def has_keys(log: CommitLog, begin: int, end: int) -> bool:
+    """Whether some record in a range carries a key that the index should hold."""
+    return any(batch.has_keys() for batch in log.records(begin, end, checks=PARSE_PROPERTIES))
+
+
+def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int) -> dict[int, StoredMessage]:
+    """Whole records at the given phy offsets, wrappers of inner batches as they are."""
+    found = {}
+    order = np.unique(phy_offsets)
+    for batch, _ in log.load(order, log_end):
+        for row in range(len(batch)):
+            message = StoredMessage(batch.fields(row))
+            found[message.phy_offset] = message
+    return found
+
+
+def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMessage]:
+    """The message, or those of its inner batch; with a key those that carry it, all when only the wrapper does."""
+    inner = inner_messages(message.as_tuple())
+    if inner is None:
+        yield message
+        return
+    own = [StoredMessage(fields) for fields in inner]
+    carrying = [item for item in own if key is not None and (key in item.keys or key == item.uniq_key)]
+    yield from reversed(carrying or own)

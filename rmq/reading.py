@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reading half of a Store: query, pull, lookup, search by time, scan. The same code for every mode."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._javahash import hash_str_keys, java_hash
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq._core._message import to_ms
+from rmq.commitlog import CommitLog
+from rmq.config import StoreConfig
+from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
+from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.geometry import foreign_index, foreign_queues
+from rmq.index import MAX_TIMESTAMP, Index, hash_keys, list_array
+from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages, is_hex_id, parse_offset_msg_id
+from rmq.paths import StorePaths
+from rmq.query import Found, Item, QueryManyResult, QueryResult, find, messages_at, unwrap
+from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MIN_MS, MAX_MS = -(2**63), 2**63 - 1
+PULL_CHUNK = 1024
+EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
+
+
+class StoreReader(ABC):
+    """Reads a store whose parts a subclass has opened. Thread-safe."""
+
+    path: Path
+    mode: str
+    config: StoreConfig
+    _paths: StorePaths
+    _log: CommitLog
+    _queues: QueueSet
+    _index: Index
+    _closed: bool
+    _pid: int
+
+    @abstractmethod
+    def _log_end(self) -> int:
+        """End of the log for this answer."""
+
+    @abstractmethod
+    def _derive(self) -> int:
+        """Bring the queues level with the log; returns its end."""
+
+    @abstractmethod
+    def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
+        """End of the log, and the ranges of it that the index does not cover."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: store is closed")
+        if os.getpid() != self._pid:
+            raise StoreClosedError(f"{self.path}: store was opened by the parent process; open it again by its path")
+
+    # ---- bounds ----
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def min_phy_offset(self) -> int:
+        """First byte of the log that is still there; 0 for an empty log."""
+        self._check_open()
+        return self._log.min_phy_offset
+
+    @property
+    def max_phy_offset(self) -> int:
+        """End of the last whole record: where the next one goes."""
+        self._check_open()
+        return self._log_end()
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}."""
+        self._check_open()
+        self._check_queues()
+        self._derive()
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for (topic, queue_id), queue in sorted(self._queues.queues.items()):
+            if queue.max_offset:
+                found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
+        for batch_queue in self._batch_queues():
+            found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = (batch_queue.min_offset,
+                                                                             batch_queue.max_offset)  # fmt: skip
+        return found
+
+    def _check_queues(self) -> None:
+        foreign = foreign_queues(self._paths)
+        if foreign is not None:
+            raise foreign
+
+    def _batch_queues(self, topic: str | None = None, queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:
+        root = self._paths.batch_consume_queue
+        if not root.is_dir():
+            return
+        for directory in sorted(root.glob("*/*")):
+            if directory.is_dir() and directory.name.isdigit() and topic in (None, directory.parent.name) \
+                    and queue_id in (None, int(directory.name)):  # fmt: skip
+                yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
+
+    # ---- by key ----
+
+    def query(self, topic: str, key: str, *, begin: Any = None, end: Any = None, limit: int | None = 32,
+              complete: bool = True) -> QueryResult:  # fmt: skip
+        """Messages of one topic that carry a key among KEYS or as UNIQ_KEY, newest first (descending phy offset).
+
+        begin, end: store timestamp, inclusive, int ms or aware datetime. limit >= 1, None: all; .truncated tells when
+        it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
+        scanned; complete=False leaves them out, and .complete tells.
+        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
+        read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
+        """
+        found, log_end, is_complete = self._find(topic, [key], begin, end, limit, complete)
+        stored = messages_at(self._log, found.phy_offsets, log_end)
+        messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
+        return QueryResult(messages, is_complete, bool(found.truncated[0]))
+
+    def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
+                   columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
+        """query for many keys at once: a table with key_index (position in `keys`) and message columns.
+
+        keys: list of str, numpy text, or an Arrow string array. limit: per key. columns: as of scan.
+        """
+        import pyarrow as pa
+
+        names = checked_columns(columns)
+        found, log_end, is_complete = self._find(topic, _key_list(keys), begin, end, limit, complete)
+        maker = BatchMaker(names)
+        order = np.argsort(found.phy_offsets, kind="stable")
+        rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        batches = []
+        for batch, positions in self._log.load(found.phy_offsets[order], log_end, checks=maker.checks):
+            if not batch.has_inner_batches():
+                maker.append(batch)
+                rows.append(order[positions])
+            else:
+                for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
+                    maker.append(part)
+                    rows.append(np.full(len(part), row, np.int64))
+            if maker.data_size > 2**26:
+                batches.append(maker.finish())
+        batches.append(maker.finish())
+        placed = np.concatenate(rows)
+        table = pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable")))
+        key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
+        table = table.add_column(0, "key_index", key_index)
+        return QueryManyResult(table, is_complete, found.truncated)
+
+    def _find(self, topic: str, keys: list[str], begin: Any, end: Any, limit: int | None,
+              complete: bool) -> tuple[Found, int, bool]:  # fmt: skip
+        self._check_open()
+        foreign = foreign_index(self._paths)
+        if foreign is not None:
+            raise foreign
+        _check_limit(limit)
+        name = _encoded(topic, "topic")
+        items: list[Item] = [(name, _encoded(key, "key")) for key in keys]
+        first = MIN_MS if begin is None else to_ms(begin, "begin")
+        last = MAX_MS if end is None else to_ms(end, "end")
+        log_end, uncovered = self._uncovered()
+        found = find(self._log, items, self._index.collect(hash_str_keys(keys, topic)), uncovered if complete else [],
+                     log_end, begin=first, end=last, limit=limit)  # fmt: skip
+        return found, log_end, complete or not uncovered
+
+    def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,
+                               end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
+        """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
+
+        max_num is capped at max_msgs_num_batch. Source: RocketMQ IndexService#queryOffset.
+        """
+        self._check_open()
+        if isinstance(max_num, bool) or not isinstance(max_num, int):
+            raise TypeError(f"max_num must be int, got {type(max_num).__name__}")
+        if max_num < 0:
+            raise ValueError(f"max_num must not be negative, got {max_num}")
+        _encoded(topic, "topic")
+        self._uncovered()
+        return list_array(*self._index.select(hash_keys(keys, topic), max_num, to_ms(begin, "begin"), to_ms(end, "end")))
+
+    # ---- by id ----
+
+    def lookup(self, id: int | str | tuple[str, int, int], *, topic: str | None = None) -> StoredMessage:
+        """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
+
+        A text of 32 or 56 hex digits is an offset_msg_id if the record there says so, else a uniq_key; `topic` limits
+        the search for a uniq_key, without it every topic is tried. KeyError when there is none. An int gives an inner
+        batch as one message. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        """
+        self._check_open()
+        if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
+            raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
+        if isinstance(id, int | np.integer):
+            return self._at(int(id))
+        if not isinstance(id, str):
+            place_topic, queue_id, queue_offset = id
+            answer = self.pull(place_topic, queue_id, queue_offset, 1)
+            if answer.messages and answer.messages[0].queue_offset == queue_offset:
+                return answer.messages[0]
+            raise KeyError(id)
+        if is_hex_id(id):
+            try:
+                message = self._at(parse_offset_msg_id(id).phy_offset)
+            except KeyError:
+                pass
+            else:
+                if message.offset_msg_id == id.upper():
+                    return message
+        return self._by_uniq_key(id, topic)
+
+    def _at(self, phy_offset: int) -> StoredMessage:
+        if -(2**63) <= phy_offset < 2**63:
+            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end())
+            if phy_offset in found:
+                return found[phy_offset]
+        raise KeyError(phy_offset)
+
+    def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
+        key = _encoded(uniq_key, "id")
+        log_end, uncovered = self._uncovered()
+        topics = sorted({name for name, _ in self._queues.queues}) if topic is None else [topic]
+        item: Item = (None if topic is None else _encoded(topic, "topic"), key)
+        _, offsets = self._index.collect(hash_str_keys([f"{name}#{uniq_key}" for name in topics]))
+        candidates = np.zeros(len(offsets), np.int64), offsets
+        found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
+        stored = messages_at(self._log, found.phy_offsets, log_end)
+        for phy_offset in found.phy_offsets.tolist():
+            if phy_offset in stored and stored[phy_offset].uniq_key == uniq_key:
+                return next(unwrap(stored[phy_offset], uniq_key))
+        raise KeyError(uniq_key)
+
+    # ---- by queue ----
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
+        _encoded(topic, "topic")
+        if isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer):
+            raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
+        self._check_queues()
+        self._derive()
+        queue = self._queues.queues.get((topic, int(queue_id)))
+        if queue is None or not queue.max_offset:
+            return next(self._batch_queues(topic, int(queue_id)), queue)
+        return queue
+
+    def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
+             tags: str | None = None) -> PullResult:  # fmt: skip
+        """Up to `limit` messages of a queue from a queue offset on, with RocketMQ's status and the queue's bounds.
+
+        tags: "A || B" or "*", compared as text. next_queue_offset: where to go on. RocketMQ's transfer caps are not
+        copied. Raises CorruptFileError when a unit points to what is not its message.
+        Source: RocketMQ DefaultMessageStore#getMessage.
+        """
+        self._check_open()
+        if isinstance(queue_offset, bool) or not isinstance(queue_offset, int | np.integer):
+            raise TypeError(f"queue_offset must be int, got {type(queue_offset).__name__}")
+        if not -(2**63) <= queue_offset < 2**63:
+            raise ValueError("queue_offset is outside 64 bits")
+        _check_limit(limit)
+        wanted = _tag_set(tags)
+        queue = self._queue(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if queue_offset < low:
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+        if queue_offset == high:
+            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, int(queue_offset), low, high)
+        if queue_offset > high:
+            return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        if isinstance(queue, BatchConsumeQueue):
+            return self._pull_batches(queue, int(queue_offset), limit, wanted)
+        return self._pull_units(queue, int(queue_offset), limit, wanted)
+
+    def _pull_units(self, queue: ConsumeQueue, queue_offset: int, limit: int, wanted: set[str] | None) -> PullResult:
+        low, high, log_end = queue.min_offset, queue.max_offset, self._log_end()
+        hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
+        messages: list[StoredMessage] = []
+        removed = False
+        at = queue_offset
+        while at < high and len(messages) < limit:
+            offsets, sizes, tags_codes = queue.read(at, min(PULL_CHUNK, high - at))
+            if not len(offsets):
+                if messages:
+                    break
+                return PullResult(PullStatus.OFFSET_FOUND_NULL, at, low, high)
+            gone = (offsets < self._log.min_phy_offset) | (sizes == UNIT_PRE_BLANK_SIZE)
+            removed = removed or bool(gone.any())
+            chosen = np.flatnonzero(~gone)
+            if hashes is not None:
+                # A unit of an extended queue holds an address there; only the message tells its tags.
+                plain = tags_codes > EXT_ADDRESS_LIMIT
+                passes = np.isin(tags_codes.astype(np.int32), np.array(sorted(hashes), np.int32))
+                chosen = chosen[passes[chosen] | ~plain[chosen]]
+            chosen = chosen if hashes is not None else chosen[: limit - len(messages)]
+            stored = messages_at(self._log, offsets[chosen], log_end)
+            following = at + len(offsets)
+            for number in chosen.tolist():
+                message = self._unit_message(queue, at + number, stored.get(int(offsets[number])), int(sizes[number]))
+                if wanted is not None and (message.tags or "") not in wanted:
+                    continue
+                messages.append(message)
+                if len(messages) == limit:
+                    following = at + number + 1
+                    break
+            at = following
+        status = PullStatus.FOUND if messages else \
+            PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE  # fmt: skip
+        return PullResult(status, at, low, high, messages)
+
+    def _unit_message(self, queue: ConsumeQueue, queue_offset: int, message: StoredMessage | None,
+                      size: int) -> StoredMessage:  # fmt: skip
+        own = message is not None and message.size == size and (
+            queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id))  # fmt: skip
+        if message is None or not own:
+            start = queue_offset * 20 - queue_offset * 20 % self.config.mapped_file_size_consume_queue
+            raise CorruptFileError(queue.directory / f"{start:020d}", queue_offset * 20 - start,
+                                   "unit points to no message of this queue")  # fmt: skip
+        return message
+
+    def _pull_batches(self, queue: BatchConsumeQueue, queue_offset: int, limit: int,
+                      wanted: set[str] | None) -> PullResult:  # fmt: skip
+        messages: list[StoredMessage] = []
+        at = queue_offset
+        while at < queue.max_offset and len(messages) < limit:
+            unit = queue.unit_of(at)
+            if unit is None:
+                at += 1
+                continue
+            phy_offset, _, base, count = unit
+            try:
+                wrapper = self._at(phy_offset)
+            except KeyError:
+                at = base + count
+                continue
+            inner = [StoredMessage(fields) for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]]
+            for message in inner:
+                if message.queue_offset >= at and len(messages) < limit:
+                    at = message.queue_offset + 1
+                    if wanted is None or (message.tags or "") in wanted:
+                        messages.append(message)
+            at = max(at, base + count) if len(messages) < limit else at
+        status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
+        return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
+
+    def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
+        """Queue offset by store timestamp (int ms or aware datetime), exact on non-decreasing times.
+
+        LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
+        none. 0 for an unknown queue. Cost: one record header per step of a binary search.
+        Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
+        """
+        self._check_open()
+        if boundary not in ("LOWER", "UPPER"):
+            raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
+        time = to_ms(timestamp, "timestamp")
+        queue = self._queue(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return 0
+        if isinstance(queue, BatchConsumeQueue):
+            times = queue.units[:, 3]
+            number = int(np.searchsorted(times, time, side="left" if boundary == "LOWER" else "right"))
+            if boundary == "LOWER":
+                return int(queue.units[number, 4]) if number < len(times) else queue.max_offset
+            return int(queue.units[number - 1, 4] + queue.units[number - 1, 5]) - 1 if number else queue.min_offset
+        log_end = self._log_end()
+
+        def store_timestamp(queue_offset: int) -> int:
+            offsets, sizes, _ = queue.read(queue_offset, 1)
+            stored = messages_at(self._log, offsets[:1], log_end)
+            return self._unit_message(queue, queue_offset, stored.get(int(offsets[0])), int(sizes[0])).store_timestamp
+
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            found = store_timestamp(middle)
+            if found < time or (boundary == "UPPER" and found == time):
+                low = middle + 1
+            else:
+                high = middle
+        return low if boundary == "LOWER" else max(low - 1, queue.min_offset)
+
+    # ---- ranges ----
+
+    def scan(self, *, topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
+             begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
+             columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
+             check_crc: bool = True) -> pa.RecordBatchReader:  # fmt: skip
+        """The log's messages in log order as a stream of Arrow record batches.
+
+        topics: those only. begin, end: store timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start
+        in [begin, end). columns: names of StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows
+        and ends soon after batch_bytes bytes. check_crc: CorruptFileError at a body whose CRC differs. The end of the
+        log is taken now. Memory: about two batches.
+        """
+        import pyarrow as pa
+
+        self._check_open()
+        names = checked_columns(columns)
+        if isinstance(topics, str):
+            raise TypeError("topics must be a sequence of str, not one str")
+        wanted = None if topics is None else [_encoded(topic, "topics") for topic in topics]
+        for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**31:
+                raise ValueError(f"{name} must be an int in [1, 2**31)")
+        first = MIN_MS if begin is None else to_ms(begin, "begin")
+        last = MAX_MS if end is None else to_ms(end, "end")
+        log_end = self._log_end()
+        low = self._log.min_phy_offset
+        start = low if begin_phy_offset is None else self._log.align(max(low, to_ms(begin_phy_offset, "begin_phy_offset")),
+                                                                     log_end)  # fmt: skip
+        stop = log_end if end_phy_offset is None else min(log_end, to_ms(end_phy_offset, "end_phy_offset"))
+        stop = log_end if stop >= log_end else self._log.align(max(low, stop), log_end)
+        maker = BatchMaker(names)
+        batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
+                                 end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
+                                 check_crc=check_crc)  # fmt: skip
+        return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
+
+    def _while_open(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        while True:
+            self._check_open()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a Store cannot be pickled: pass its path {str(self.path)!r} and open it there")
+
+
+def _encoded(text: Any, name: str) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be str, got {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
+
+
+def _check_limit(limit: Any) -> None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer)):
+        raise TypeError(f"limit must be int, got {type(limit).__name__}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+
+
+def _key_list(keys: Any) -> list[str]:
+    """Keys as a list of str; TypeError and ValueError name the item."""
+    if isinstance(keys, str):
+        raise TypeError("keys must be a sequence of str, not one str")
+    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
+                if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
+    elif isinstance(keys, np.ndarray):
+        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+    keys = list(keys)
+    for number, key in enumerate(keys):
+        if key is None:
+            raise ValueError(f"keys[{number}] is null")
+        if not isinstance(key, str):
+            raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
+    return keys
+
+
+def _tag_set(tags: Any) -> set[str] | None:
+    """Tags of a subscription; None: every message. Source: FilterAPI#buildSubscriptionData."""
+    if tags is None:
+        return None
+    _encoded(tags, "tags")
+    wanted = {tag.strip() for tag in tags.split("||")} - {""}
+    return None if not wanted or tags.strip() == "*" else wanted

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of the log to Arrow record batches, with column and row selection."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmq._core import _layout as L
+from rmq._core._columns import KINDS, ColumnBuilder
+from rmq._core._record import PARSE_PROPERTIES, RecordBatch
+from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.errors import CorruptFileError
+from rmq.message import inner_messages, plain_body
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = tuple(name for name in KINDS if not name.startswith("raw_"))
+BODY_METADATA = {b"rmq.body": b"plain"}  # tells put_many that sys_flag's compression bits no longer hold
+_HEAD = struct.Struct(">iiiiiqqiq")
+_TAIL = struct.Struct(">iqi")
+
+
+def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
+    """Column names as a tuple; None: all that are derived or decoded. TypeError, ValueError naming what is wrong."""
+    if columns is None:
+        return COLUMNS
+    if isinstance(columns, str):
+        raise TypeError("columns must be a sequence of names, not one str")
+    names = tuple(columns)
+    for name in names:
+        if name not in KINDS:
+            raise ValueError(f"columns: no column {name!r}; there are: {', '.join(KINDS)}")
+    if len(set(names)) != len(names):
+        raise ValueError("columns repeat a name")
+    return names
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """Arrow schema of the given columns."""
+    import pyarrow as pa
+
+    types = {
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "timestamp": pa.timestamp("ms", tz="UTC"),
+        "binary": pa.binary(),
+        "text": pa.string(),
+        "nullable text": pa.string(),
+        "list": pa.list_(pa.string()),
+        "map": pa.map_(pa.string(), pa.string()),
+    }
+    return pa.schema([(name, types[KINDS[name]]) for name in columns],
+                     metadata=BODY_METADATA if "body" in columns else None)  # fmt: skip
+
+
+def _text(count: int, offsets: Any, data: Any, valid: Any = None) -> pa.Array:
+    import pyarrow as pa
+
+    bitmap = None
+    if valid is not None:
+        bitmap = pa.py_buffer(np.packbits(np.frombuffer(valid, np.uint8, count), bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), count, [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _array(kind: str, type_: pa.DataType, count: int, buffers: tuple[Any, ...]) -> pa.Array:
+    import pyarrow as pa
+
+    if kind == "text":
+        return _text(count, *buffers)
+    if kind == "nullable text":
+        return _text(count, buffers[1], buffers[2], buffers[0])
+    if kind == "list":
+        starts, offsets, data = buffers
+        items = _text(len(offsets) // 4 - 1, offsets, data)
+        return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(starts)], children=[items])
+    if kind == "map":
+        starts, name_offsets, names, value_offsets, values = buffers
+        items = len(name_offsets) // 4 - 1
+        return pa.MapArray.from_arrays(pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(starts)]),
+                                       _text(items, name_offsets, names), _text(items, value_offsets, values))  # fmt: skip
+    return pa.Array.from_buffers(type_, count, [None, *(pa.py_buffer(buffer) for buffer in buffers)])
+
+
+class BatchMaker:
+    """Collects rows of scanned batches into Arrow record batches of the wanted columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.schema = schema_of(columns)
+        helpers = [name for name in ("sys_flag", "phy_offset") if "body" in columns and name not in columns]
+        self._builder = ColumnBuilder([*columns, *helpers])
+        self.checks = PARSE_PROPERTIES if {"keys", "tags", "uniq_key"} & set(columns) else 0
+
+    @property
+    def count(self) -> int:
+        return self._builder.count
+
+    @property
+    def data_size(self) -> int:
+        return self._builder.data_size
+
+    def append(self, batch: RecordBatch, first: int = 0, last: int | None = None) -> None:
+        self._builder.append(batch, first, last)
+
+    def finish(self) -> pa.RecordBatch:
+        """The rows so far, and start anew. Bodies are decompressed: CorruptFileError when one cannot be."""
+        import pyarrow as pa
+
+        compressed = self._builder.compressed
+        count, columns = self._builder.finish()
+        arrays = {name: _array(KINDS[name], schema_of([name]).field(0).type, count, buffers)
+                  for name, buffers in columns.items()}  # fmt: skip
+        if compressed and "body" in arrays:
+            rows = zip(arrays["body"].to_pylist(), arrays["sys_flag"].to_pylist(), arrays["phy_offset"].to_pylist(),
+                       strict=True)  # fmt: skip
+            arrays["body"] = pa.array([plain_body(*row) for row in rows], pa.binary())
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
+
+
+def unwrapped(batch: RecordBatch) -> Iterator[RecordBatch]:
+    """The batch with each inner batch replaced by its messages, each with its own queue offset."""
+    if batch.has_inner_batches():
+        yield from unwrapped_rows(batch)
+    else:
+        yield batch
+
+
+def unwrapped_rows(batch: RecordBatch) -> Iterator[RecordBatch]:
+    """For each row a batch of its own: the messages of an inner batch, or the one message."""
+    for row in range(len(batch)):
+        wrapper = batch.fields(row)
+        items = inner_messages(wrapper) or [wrapper]
+        data, places = bytearray(), []
+        for item in items:
+            places.append((len(data), item[4]))
+            data += _record_of(item)
+        own = RecordBatch(len(items))
+        own.adopt(bytes(data), places)
+        yield own
+
+
+def _record_of(fields: tuple[Any, ...]) -> bytes:
+    """A record in memory for one inner message: the wrapper's place, its own flag, body and properties."""
+    (topic, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host, reconsumed,
+     prepared, crc, body, properties) = fields  # fmt: skip
+    name = topic.encode()
+    tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
+    tail += struct.pack(">H", len(properties)) + properties
+    middle = born_host + struct.pack(">q", stored) + store_host
+    size = _HEAD.size + len(middle) + len(tail)
+    return _HEAD.pack(size, L.RECORD_MAGIC_V2, crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born) + middle + tail
+
+
+def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, topics: list[bytes] | None,
+                   begin_timestamp: int, end_timestamp: int, batch_rows: int, batch_bytes: int,
+                   check_crc: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Arrow batches of the records in [begin, end), at most batch_rows rows and about batch_bytes bytes of text each.
+
+    Raises CorruptFileError at the first byte that is no record; what lies before was yielded.
+    """
+    checks = maker.checks | (CHECK_CRC if check_crc else 0)
+    batch = RecordBatch(min(8192, batch_rows))
+    damage: CorruptFileError | None = None
+    records = log.records(begin, end, batch=batch, checks=checks, byte_limit=batch_bytes)
+    while damage is None:
+        try:
+            scanned = next(records, None)
+        except CorruptFileError as error:
+            damage = error  # what came before it is still handed out
+            break
+        if scanned is None:
+            break
+        scanned.keep(topics, begin_timestamp, end_timestamp)
+        for rows in unwrapped(scanned):
+            first = 0
+            while first < len(rows):
+                last = min(len(rows), first + batch_rows - maker.count)
+                maker.append(rows, first, last)
+                first = last
+                if maker.count >= batch_rows or maker.data_size >= batch_bytes:
+                    yield maker.finish()
+    if maker.count:
+        yield maker.finish()
+    if damage is not None:
+        raise damage

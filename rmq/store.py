@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: opening, putting, flushing, closing. Reading is in `reading`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from rmq._core._message import Message, PutBatch, PutRules
+from rmq._core._queuetable import QueueTable
+from rmq.checkpoint import Checkpoint
+from rmq.columns import ColumnReader, chunks_of, is_tabular
+from rmq.commitlog import CommitLog
+from rmq.config import SYNC_FLUSH, StoreConfig
+from rmq.consumequeue import QueueSet
+from rmq.dispatch import Dispatcher
+from rmq.errors import (
+    CorruptFileError,
+    IllegalMessageError,
+    MessageTooLargeError,
+    StoreReadOnlyError,
+    UnsupportedFormatError,
+)
+from rmq.geometry import KEPT, check_readable, check_writable, settle_config
+from rmq.index import Index
+from rmq.marks import Mark, Marks, holder_pid, read_meta, write_meta, write_owner
+from rmq.message import PutResult, PutResults
+from rmq.paths import StorePaths
+from rmq.reading import StoreReader
+from rmq.recovery import OpenedStore, recover
+from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
+from rmq.topics import merge_topics
+from rmq.visible import Visible
+
+logger = logging.getLogger("rmq")
+
+CHUNK_ROWS = 8192
+DISPATCH_BEHIND = 1000
+
+
+def system_clock() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def open_store(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig | None = None,
+               clock: Callable[[], int] | None = None, repair: bool = False) -> Store:  # fmt: skip
+    """Open a store directory: "r" read only, "r+" existing, "a" created when missing, "x" new. A context manager.
+
+    config: geometry and version for a new store; of an existing one the files tell (ValueError when a field passed
+    contradicts them). clock: ms since 1970, read once per put, put_batch and chunk of put_many. repair=True lets
+    recovery cut at damage in what had been durable; the bytes are kept under <store>/rmq/cut/.
+    Raises StoreLockedError, CorruptFileError, UnsupportedFormatError, ValueError, OSError.
+    """
+    if mode not in ("r", "r+", "a", "x"):
+        raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
+    if config is not None and not isinstance(config, StoreConfig):
+        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
+    return Store(path, mode, config or StoreConfig(), clock or system_clock, repair)
+
+
+class Store(StoreReader):
+    """A message store, opened by `rmq.open`. Thread-safe; a forked child must open its own."""
+
+    def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],
+                 repair: bool) -> None:  # fmt: skip
+        self._closed = True  # until everything is open
+        self._opened = False
+        self._pid = os.getpid()
+        self._release = contextlib.ExitStack()
+        self.path = Path(path)
+        self.mode = mode
+        self._clock = clock
+        self._paths = StorePaths(self.path, config.store_path_commit_log)
+        self._failure: OSError | None = None
+        self._dispatch_failure: OSError | None = None
+        try:
+            if mode == "r":
+                self._open_to_read(config)
+            else:
+                self._open_to_write(config, repair)
+        except BaseException:
+            self._release.close()
+            raise
+        self._closed, self._opened = False, True
+        if mode != "r":
+            self._start_timer()
+
+    # ---- opening ----
+
+    def _open_to_read(self, config: StoreConfig) -> None:
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path}: no such store directory")
+        check_readable(self._paths)
+        if not self._paths.looks_like_store():
+            raise UnsupportedFormatError(self.path, "no message store: no commitlog directory", "nothing reads it")
+        meta = read_meta(self._paths)
+        self.config = settle_config(self._paths, config, meta)
+        self._open_parts(writable=False)
+        dispatcher = Dispatcher(self._log, self._queues, None, self.config)
+        self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
+        self._release.callback(self._visible.close)
+
+    def _open_parts(self, *, writable: bool) -> None:
+        self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
+        self._release.callback(self._log.close)
+        self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=writable)
+        self._release.callback(self._queues.close)
+        self._index = Index(self._paths.index, self.config, writable=writable)
+        self._release.callback(self._index.close)
+
+    def _make_root(self) -> None:
+        if self.path.is_dir():
+            if self.mode == "x" and any(self.path.iterdir()):
+                raise FileExistsError(f"{self.path}: exists and is not empty")
+            if not self._paths.looks_like_store() and any(self.path.iterdir()):
+                raise UnsupportedFormatError(self.path, "no message store, but a directory with other files",
+                                             "choose an empty or new directory")  # fmt: skip
+            if self.mode == "r+" and not self._paths.looks_like_store():
+                raise FileNotFoundError(f"{self.path}: no store in it")
+            return
+        if self.mode == "r+":
+            raise FileNotFoundError(f"{self.path}: no such store directory")
+        make_directory(self.path)
+
+    def _open_to_write(self, config: StoreConfig, repair: bool) -> None:
+        self._make_root()
+        check_readable(self._paths)
+        check_writable(self._paths)
+        lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
+        self._release.callback(lock.close)
+        meta = read_meta(self._paths)
+        is_new = meta is None and not any(path.is_dir() for path in self._paths.commit_logs)
+        self.config = settle_config(self._paths, config, meta)
+        rules = PutRules(max_message_size=self.config.max_message_size, max_record_size=self.config.max_record_size,
+                         allow_v2=self.config.allows_v2_records, append_crc=self.config.enabled_append_prop_crc,
+                         drop_last_separator=self.config.drops_last_separator,
+                         store_host=self.config.store_host)  # fmt: skip
+        for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
+            make_directory(path)
+        clean = not self._paths.abort.exists()
+        self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
+        write_marker(self._paths.abort, self._paths.abort_bak,
+                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
+        self._release.callback(self._leave_as_found, clean)
+        self._open_parts(writable=True)
+        self._is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
+        new_meta = {"origin": "rmq" if self._is_own else "rocketmq",
+                    **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
+        has_marks = self._paths.marks.exists()
+        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
+        self._release.callback(self._marks.close)
+        mark = self._marks.read() if meta is not None else None
+        write_owner(self._paths)
+        self._table = QueueTable()
+        indexing = self._index if self.config.message_index_enable else None
+        self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
+        self._dispatcher.index_phy_offset = mark.indexed_phy_offset if mark is not None else 0
+        parts = OpenedStore(self._paths, self._log, self._queues, indexing, self._table, self._dispatcher,
+                            self._checkpoint)  # fmt: skip
+        recover(parts, mark, clean=clean, repair=repair)
+        self._batch = PutBatch(rules)
+        self._put_lock = threading.RLock()
+        self._flush_lock = threading.RLock()
+        self._synced = self._flushed = self._log.position
+        self._last_timestamp = 0
+        self._behind = 0
+        self._known_queues = 0 if self._is_own else len(self._table)
+        self._topics: dict[str, int] = {}
+        if meta is None or {name: meta.get(name) for name in new_meta} != new_meta:
+            write_meta(self._paths, new_meta)
+        self._marks.show(self._log.position)
+        self._flush_all()
+
+    def _leave_as_found(self, clean: bool) -> None:
+        """An open that failed leaves a clean store clean."""
+        if clean and not self._opened:
+            self._paths.owner.unlink(missing_ok=True)
+            self._paths.abort.unlink(missing_ok=True)
+
+    def _start_timer(self) -> None:
+        self._stop_timer = threading.Event()
+        interval = self.config.flush_interval_commit_log / 1000
+        self._timer = threading.Thread(target=_flush_now_and_then, name="rmq-flush", daemon=True,
+                                       args=(weakref.ref(self), self._stop_timer, interval))  # fmt: skip
+        self._timer.start()
+
+    # ---- putting ----
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.mode == "r":
+            raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
+        if self._failure is not None:
+            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._failure}); reopen the store")
+
+    def put(self, message: Message) -> PutResult:
+        """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
+
+        Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
+        then nothing was stored. Source: RocketMQ CommitLog#asyncPutMessage.
+        """
+        self._check_writable()
+        if not isinstance(message, Message):
+            raise TypeError(f"expected Message, got {type(message).__name__}")
+        return self._put_chunk(lambda batch: batch.load([message]))[0]
+
+    def put_batch(self, messages: Iterable[Message]) -> PutResults:
+        """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
+
+        Raises as put, and IllegalMessageError for transactions, delays or different queues in one batch.
+        Source: RocketMQ CommitLog#asyncPutMessages.
+        """
+        self._check_writable()
+        items = list(messages)
+        _check_batch(items)
+        if not items:
+            return PutResults([])
+        return self._put_chunk(lambda batch: batch.load(items, batch=True), whole=True)
+
+    @overload
+    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
+                 columns: Mapping[str, str] | None = None, results: Literal[True] = True) -> PutResults: ...  # fmt: skip
+    @overload
+    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
+                 columns: Mapping[str, str] | None = None, results: Literal[False]) -> int: ...  # fmt: skip
+    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
+                 columns: Mapping[str, str] | None = None, results: bool = True) -> PutResults | int:  # fmt: skip
+        """Append many messages: an iterable of Message, or anything Arrow with message columns.
+
+        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller) with one store
+        timestamp and contiguous. A chunk is checked whole before its first byte is written: a bad row raises with .row
+        and .stored (messages stored before), and nothing of its chunk is kept. topic, queue_id: for every row; columns:
+        message field -> column name. results=False returns the count only.
+        """
+        self._check_writable()
+        if not is_tabular(messages) and (topic is not None or queue_id is not None or columns is not None):
+            raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
+        if isinstance(messages, Message | str | bytes):
+            raise TypeError(f"messages must be an iterable of Message or Arrow data, got {type(messages).__name__}")
+        chunks = _table_chunks(messages, topic, queue_id, columns) if is_tabular(messages) else _list_chunks(messages)
+        parts: list[PutResults] = []
+        stored = 0
+        for count, load in chunks:
+            try:
+                part = self._put_chunk(load, results=results)
+            except (IllegalMessageError, TypeError) as error:
+                row = getattr(error, "row", None)
+                error.row = stored + row if row is not None else stored  # type: ignore[union-attr]
+                error.stored = stored  # type: ignore[union-attr]
+                raise
+            stored += count
+            if results:
+                parts.append(part)
+        return PutResults.joined(parts) if results else stored
+
+    def _put_chunk(self, load: Callable[[PutBatch], None], *, whole: bool = False, results: bool = True) -> PutResults:
+        with self._put_lock:
+            self._check_writable()
+            self._settle_dispatch()
+            batch = self._batch
+            try:
+                load(batch)
+                if whole and batch.packed_size() > self.config.max_message_size:
+                    raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
+                                               f"{self.config.max_message_size}")  # fmt: skip
+                timestamp = int(self._clock())
+                end = self._log.append(batch, timestamp, self._table, whole=whole)
+                waits, count = batch.waits, len(batch)
+                answer = PutResults([(*batch.results(), timestamp)] if results else [])
+            finally:
+                batch.release()
+            self._last_timestamp = timestamp
+            self._marks.show(end)
+            self._behind += count
+            if self._behind >= DISPATCH_BEHIND:
+                try:
+                    self._dispatch()
+                except OSError as error:
+                    self._dispatch_failure = error  # these messages are stored; the next put tries again first
+        if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
+            self._sync_log(end)
+        return answer
+
+    def _settle_dispatch(self) -> None:
+        if self._dispatch_failure is not None:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        with self._put_lock:
+            self._dispatcher.advance(self._log.position)
+            self._behind = 0
+            self._dispatch_failure = None
+
+    # ---- flushing ----
+
+    def _sync_log(self, end: int) -> None:
+        """The log is on disk up to `end`. One sync serves all that wait for it."""
+        with self._flush_lock:
+            if self._synced >= end:
+                return
+            with self._put_lock:
+                target, segments = self._log.position, list(self._log.unsynced)
+            try:
+                for segment in segments:
+                    segment.file.sync()
+            except OSError as error:
+                self._failure = error
+                raise
+            self._synced = target
+
+    def flush(self) -> None:
+        """Log, queues, index and checkpoint are on disk, of everything put before the call.
+
+        Raises OSError when the disk fails; the store then takes no more puts until it is opened again.
+        """
+        self._check_writable()
+        self._flush_all()
+
+    def _flush_all(self) -> None:
+        with self._flush_lock:
+            with self._put_lock:
+                self._dispatch()
+                end, timestamp = self._log.position, self._last_timestamp
+                segments, queue_files = self._log.take_unsynced(), self._queues.take_dirty()
+                index_files = self._index.take_unsynced()
+                mark = self._mark(end)
+                topics = self._new_topics()
+            try:
+                for segment in segments:
+                    segment.file.sync()
+                for path in queue_files:
+                    self._queues.files.sync(path)
+                for file in index_files:
+                    file.flush()
+                if timestamp:
+                    self._checkpoint.physic_msg_timestamp = timestamp
+                self._checkpoint.logics_msg_timestamp = max(self._checkpoint.logics_msg_timestamp,
+                                                            self._dispatcher.last_store_timestamp)  # fmt: skip
+                full = [file.end_timestamp for file in self._index.files if file.is_full]
+                self._checkpoint.index_msg_timestamp = full[-1] if full else self._checkpoint.index_msg_timestamp
+                if segments or not self._checkpoint.exists:
+                    self._checkpoint.flush()
+                self._marks.write(mark)
+                if topics:
+                    merge_topics(self._paths.topics_json, topics)
+            except OSError as error:
+                self._failure = error
+                raise
+            self._synced = self._flushed = end
+
+    def _mark(self, end: int) -> Mark:
+        last = self._index.files[-1] if self._index.files else None
+        return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=self._dispatcher.index_phy_offset,
+                    index_name=int(last.path.name) if last else 0,
+                    index_header=last.view.header() if last else bytes(40))  # fmt: skip
+
+    def _new_topics(self) -> dict[str, int]:
+        """Queues per topic, of topics with a queue that topics.json may not know."""
+        fresh: dict[str, int] = {}
+        for number in range(self._known_queues, len(self._table)):
+            name, queue_id = self._table.queue(number)
+            topic = name.decode(errors="replace")
+            fresh[topic] = max(fresh.get(topic, 0), queue_id + 1)
+        self._known_queues = len(self._table)
+        return fresh
+
+    # ---- reading ----
+
+    def _log_end(self) -> int:
+        return self._visible.refresh() if self.mode == "r" else self._log.position
+
+    def _derive(self) -> int:
+        if self.mode == "r":
+            end = self._visible.refresh()
+            self._visible.derive()
+            return end
+        self._dispatch()
+        return self._log.position
+
+    def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
+        if self.mode == "r":
+            return self._visible.refresh(), self._visible.uncovered()
+        self._dispatch()
+        end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
+        return end, [(covered, end)] if covered < end else []
+
+    # ---- closing ----
+
+    def close(self) -> None:
+        """Flush and close; the store then opens clean, here and in a broker. Closing twice is nothing.
+
+        Raises OSError when the flush fails: the store is closed all the same, and recovers when opened again.
+        """
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            self._closed = True  # the parent's files and lock are not the child's to close
+            return
+        if self.mode != "r":
+            self._stop_timer.set()
+            self._timer.join()
+        with self._put_lock if self.mode != "r" else contextlib.nullcontext():
+            self._closed = True
+        try:
+            if self.mode != "r" and self._failure is None:
+                self._flush_all()
+                self._paths.owner.unlink(missing_ok=True)
+                self._paths.abort.unlink(missing_ok=True)
+                sync_directory(self.path)
+        finally:
+            self._release.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and os.getpid() == self._pid:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
+            if self.mode != "r":
+                self._stop_timer.set()
+            self._closed = True
+            self._release.close()
+
+    def __repr__(self) -> str:
+        return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
+
+
+def _flush_now_and_then(reference: weakref.ref[Store], stop: threading.Event, interval: float) -> None:
+    """Body of the thread rmq-flush: holds the store only while it flushes."""
+    while not stop.wait(interval):
+        store = reference()
+        if store is None:
+            return
+        if store._log.position != store._flushed and store._failure is None:
+            try:
+                store._flush_all()
+            except (OSError, CorruptFileError) as error:
+                logger.error("%s: timed flush failed: %s", store.path, error)
+        del store
+
+
+def _list_chunks(messages: Iterable[Message]) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:
+    source = iter(messages)
+    while chunk := list(islice(source, CHUNK_ROWS)):
+        yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
+
+
+def _table_chunks(messages: Any, topic: str | None, queue_id: int | None, columns: Mapping[str, str] | None,
+                  ) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:  # fmt: skip
+    reader: ColumnReader | None = None
+    for table in chunks_of(messages):
+        if reader is None:
+            reader = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns)
+        for first in range(0, table.num_rows, CHUNK_ROWS):
+            chunk = table.slice(first, CHUNK_ROWS)
+            yield chunk.num_rows, lambda batch, chunk=chunk, reader=reader: reader.load(chunk, batch)  # type: ignore[misc]
+
+
+def _check_batch(items: list[Message]) -> None:
+    for row, message in enumerate(items):
+        if not isinstance(message, Message):
+            raise TypeError(f"row {row}: expected Message, got {type(message).__name__}")
+        wrong = ""
+        if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
+            wrong = "a batch has one topic and one queue"
+        elif message.sys_flag & 0xC:
+            wrong = "a batch holds no transactional messages"
+        elif message.is_delayed:
+            wrong = "a batch holds no delayed messages"
+        if wrong:
+            error = IllegalMessageError(f"row {row}: {wrong}")
+            error.row = row
+            raise error

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config/topics.json: what a broker must know to serve a topic. Merged with what stands there, never less.
+
+Source: RocketMQ TopicConfigManager; store-format section L (fastjson writes integer keys without quotes).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rmq.segment import make_directory, write_atomically
+
+logger = logging.getLogger("rmq")
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+_SYSTEM_TOPICS = frozenset({
+    "TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+})  # fmt: skip
+_READ_WRITE = 6
+
+
+def parse_fastjson(text: str) -> Any:
+    """JSON in which integer keys may stand without quotes. ValueError when it is none."""
+    return json.loads(_TOKEN.sub(lambda match: f'{match[1]}"{match[2]}"{match[3]}' if match[2] else match[0], text))
+
+
+def is_system_topic(topic: str) -> bool:
+    """Topics that a broker sets up itself. Source: TopicValidator#isSystemTopic."""
+    return topic.startswith("rmq_sys_") or topic in _SYSTEM_TOPICS
+
+
+def merge_topics(path: Path, queues: dict[str, int]) -> None:
+    """Make sure that each topic stands in topics.json with at least that many queues; everything else stays.
+
+    A file that is no JSON is left alone, with a warning: a broker would fall back to its .bak.
+    """
+    wanted = {topic: count for topic, count in queues.items() if not is_system_topic(topic)}
+    document: dict[str, Any] = {}
+    try:
+        document = parse_fastjson(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or not isinstance(document.setdefault("topicConfigTable", {}), dict):
+            raise ValueError("no object with a topicConfigTable")
+    except FileNotFoundError:
+        document = {"topicConfigTable": {}}
+    except ValueError as error:
+        logger.warning("%s: not understood and left alone (%s); a broker may not serve new topics", path, error)
+        return
+    table, changed = document["topicConfigTable"], False
+    for topic, count in wanted.items():
+        entry = table.get(topic)
+        if not isinstance(entry, dict):
+            entry = table[topic] = {
+                "attributes": {}, "order": False, "perm": _READ_WRITE, "readQueueNums": 0,
+                "topicFilterType": "SINGLE_TAG", "topicName": topic, "topicSysFlag": 0, "writeQueueNums": 0,
+            }  # fmt: skip
+        for name in ("readQueueNums", "writeQueueNums"):
+            if not isinstance(entry.get(name), int) or entry[name] < count:
+                entry[name] = count
+                changed = True
+    if not changed:
+        return
+    version = document.setdefault("dataVersion", {"counter": 0, "stateVersion": 0, "timestamp": 0})
+    if isinstance(version, dict) and isinstance(version.get("counter"), int):
+        version["counter"] += 1
+        version["timestamp"] = time.time_ns() // 1_000_000
+    make_directory(path.parent)
+    write_atomically(path, (json.dumps(document, indent="\t", ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader may see of a store that it does not own: the log's end, units that are not in files yet, and which
+ranges of the log the index covers. Nothing is written; every answer is asked anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+
+from rmq._core._record import SCAN_LIMIT
+from rmq.checkpoint import Checkpoint
+from rmq.commitlog import CommitLog
+from rmq.consumequeue import QueueGapError, QueueSet
+from rmq.dispatch import Dispatcher
+from rmq.errors import CorruptFileError
+from rmq.index import Index
+from rmq.marks import Mark, Marks, holder_pid
+from rmq.paths import StorePaths
+from rmq.query import has_keys
+from rmq.recovery import (
+    LogEnd,
+    cut_queues,
+    end_past_damage,
+    find_end,
+    look_behind,
+    start_without_marks,
+)
+
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+def is_locked(paths: StorePaths) -> bool:
+    """Whether some process has the store open for writing, a broker or this library."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if not hasattr(fcntl, "F_OFD_GETLK"):
+            return False
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+class Visible:
+    """A reader's view. refresh() before each answer; derive() before answers from queues."""
+
+    def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
+                 dispatcher: Dispatcher) -> None:  # fmt: skip
+        self.end = log.min_phy_offset
+        self._paths = paths
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatcher = dispatcher
+        self._marks: Marks | None = None
+        self._mark: Mark | None = None
+        self._keyless: set[tuple[int, int]] = set()
+        self._lock = threading.RLock()
+        self._is_live = is_locked(paths)
+        self._is_clean = not self._is_live and not paths.abort.exists()
+        self._read_mark()
+        queues.load()
+        self._derived = False
+        self._start()
+
+    def _read_mark(self) -> None:
+        if self._marks is None:
+            try:
+                self._marks = Marks(self._paths.marks, writable=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        self._mark = self._marks.read()
+
+    def _start(self) -> None:
+        """Find the end for the first time, and judge what lies behind it."""
+        log, mark = self._log, self._mark
+        queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=0)
+        checkpoint = Checkpoint(self._paths.checkpoint)
+        if mark is not None and mark.durable_phy_offset <= log.max_phy_offset:
+            start = mark.durable_phy_offset
+            durable, durable_time = start, (None if self._is_clean else -(2**63))
+            self._dispatcher.queue_phy_offset = mark.derived_phy_offset
+        else:
+            start = start_without_marks(log, self._is_clean or self._is_live, checkpoint, queue_end)
+            durable, durable_time = 0, (None if self._is_clean else checkpoint.physic_msg_timestamp)
+            is_whole = self._is_clean or self._is_live
+            self._dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
+        if not log.segments:
+            return
+        end, _ = find_end(log, max(start, log.min_phy_offset), self._limit())
+        if not self._is_live:
+            end = look_behind(log, end, durable=durable, durable_time=durable_time)
+            cut_queues(log, self._queues, log.max_phy_offset)
+        self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
+
+    def _limit(self) -> int:
+        """Readers beside our own writer never look past what it published."""
+        limit = self._log.max_phy_offset
+        if self._is_live and self._marks is not None and self._is_ours():
+            limit = min(limit, max(self._marks.visible_phy_offset, self.end))
+        return limit
+
+    def _is_ours(self) -> bool:
+        """Whether the writer is this library: its owner file names the pid that `abort` names, when that names one."""
+        try:
+            abort = self._paths.abort.read_text().strip()
+        except OSError:
+            return False
+        return self._paths.owner.exists() and (not abort or abort == str(holder_pid(self._paths)))
+
+    def refresh(self) -> int:
+        """See what is there now; returns the end of the log."""
+        with self._lock:
+            self._log.refresh()
+            self._read_mark()
+            self._is_live = is_locked(self._paths)
+            if self._log.segments:
+                self.end = max(self.end, self._log.min_phy_offset)
+                if self.end < self._limit():
+                    end, _ = find_end(self._log, self.end, self._limit())
+                    self.end = end.phy_offset
+            return self.end
+
+    def derive(self) -> None:
+        """Bring the queues level with the end, in memory."""
+        with self._lock:
+            dispatcher = self._dispatcher
+            end = self.end
+            if not self._derived or dispatcher.queue_phy_offset < end:
+                try:
+                    self._advance(end)
+                except QueueGapError:
+                    dispatcher.queue_phy_offset = self._log.min_phy_offset
+                    self._advance(end)
+                for queue in self._queues.queues.values():
+                    queue.correct_min_offset(self._log.min_phy_offset)
+                self._derived = True
+
+    def _advance(self, end: int) -> None:
+        """Dispatch up to the end; records behind damage are left to scans, which report it."""
+        try:
+            self._dispatcher.advance(end)
+        except CorruptFileError:
+            if self._is_live:
+                raise
+            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_LIMIT + 1), durable=0,
+                                    durable_time=None)  # fmt: skip
+            if following.next_phy_offset < 0 or following.next_phy_offset >= end:
+                return
+            self._dispatcher.queue_phy_offset = following.next_phy_offset
+            self._advance(end)
+
+    def uncovered(self) -> list[tuple[int, int]]:
+        """Ranges of the log whose keys no trusted index file holds."""
+        with self._lock:
+            self._index.refresh()
+            files = [file for file in self._index.files if file.index_count > 1]
+            covered = self._log.min_phy_offset
+            if self._mark is not None:
+                covered = max(covered, self._mark.indexed_phy_offset)
+                if self._is_live and files and self._index.files[-1].path.name >= str(self._mark.index_name):
+                    covered = max(covered, files[-1].end_phy_offset)
+                return [(covered, self.end)] if covered < self.end else []
+            trusted = 2**63 - 1
+            if not self._is_live and not self._is_clean:
+                trusted = Checkpoint(self._paths.checkpoint).index_msg_timestamp
+            ranges = []
+            for file in files:
+                if not (self._is_live or self._is_clean or (file.is_full and file.end_timestamp <= trusted)):
+                    break
+                if file.begin_phy_offset > covered and not self._is_keyless(covered, file.begin_phy_offset):
+                    ranges.append((covered, file.begin_phy_offset))
+                covered = max(covered, file.end_phy_offset)
+            ranges.append((covered, self.end))
+            return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
+
+    def _is_keyless(self, begin: int, end: int) -> bool:
+        """Whether a gap between index files hides no key; what was found is kept. Its first record is indexed."""
+        if (begin, end) not in self._keyless:
+            following = self._record_after(begin)
+            if end > self.end or has_keys(self._log, following, end):
+                return False
+            self._keyless.add((begin, end))
+        return True
+
+    def _record_after(self, phy_offset: int) -> int:
+        for batch in self._log.records(phy_offset, self.end):
+            offsets = batch.numbers("phy_offset")
+            sizes = batch.numbers("size")
+            return int(offsets[0] + sizes[0]) if self._index_has(phy_offset) else phy_offset
+        return phy_offset
+
+    def _index_has(self, phy_offset: int) -> bool:
+        return any(file.end_phy_offset == phy_offset and file.index_count > 1 for file in self._index.files)
+
+    def close(self) -> None:
+        if self._marks is not None:
+            self._marks.close()
+            self._marks = None

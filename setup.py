@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds every rmq/_core/*.pyx.
+
+RMQ_DEBUG=1     bounds checks, asserts and line tracing in the compiled modules
+RMQ_SANITIZE=1  AddressSanitizer and UndefinedBehaviorSanitizer (CONTRIBUTING.md says how to run them)
+"""
+
+import os
+import platform
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("RMQ_DEBUG") == "1"
+SANITIZE = os.environ.get("RMQ_SANITIZE") == "1"
+
+compile_args = ["-std=c11", "-O1" if DEBUG or SANITIZE else "-O3", "-fno-strict-aliasing", "-Wno-unused-function"]
+link_args: list[str] = []
+macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")]
+if platform.machine() in ("x86_64", "AMD64"):
+    compile_args.append("-march=x86-64-v2")
+if DEBUG:
+    compile_args += ["-g", "-UNDEBUG"]
+    macros.append(("CYTHON_TRACE_NOGIL", "1"))
+if SANITIZE:
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    compile_args += [*flags, "-g", "-fno-omit-frame-pointer"]
+    link_args += flags
+
+extensions = [
+    Extension(
+        f"rmq._core.{source.stem}",
+        [source.as_posix()],
+        include_dirs=["rmq/_core", numpy.get_include()],
+        depends=[header.as_posix() for header in sorted(Path("rmq/_core").glob("*.h"))],
+        define_macros=macros,
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+    )
+    for source in sorted(Path("rmq/_core").glob("*.pyx"))
+]
+
+setup(
+    ext_modules=cythonize(
+        extensions,
+        build_dir="build/cython",
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": DEBUG,
+            "wraparound": False,
+            "initializedcheck": DEBUG,
+            "cdivision": True,
+            "auto_pickle": False,
+            "embedsignature": False,
+            "linetrace": DEBUG,
+            "freethreading_compatible": False,
+        },
+    )
+)

@@ -1,0 +1,124 @@
+"""Shared fixtures: RocketMQ's own stores, unpacked once per run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+
+GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
+CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A store that RocketMQ wrote, what was put into it and what RocketMQ answered."""
+
+    name: str
+    directory: Path  # unpacked: store/ and, of small ones, crash/
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return json.loads((GOLDEN / self.name / "config.json").read_text())
+
+    @cached_property
+    def messages(self) -> list[dict[str, Any]]:
+        with lzma.open(GOLDEN / self.name / "messages.jsonl.xz", "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    @cached_property
+    def answers(self) -> dict[str, Any]:
+        with lzma.open(GOLDEN / self.name / "answers.json.xz", "rt", encoding="utf-8") as file:
+            return json.load(file)
+
+    @property
+    def store_config(self) -> rmq.StoreConfig:
+        """Everything that the files do not tell, and what they do."""
+        return rmq.StoreConfig(
+            mapped_file_size_commit_log=self.config["commit_log_segment"],
+            mapped_file_size_consume_queue=self.config["consume_queue_segment"],
+            max_hash_slot_num=self.config["index_slots"],
+            max_index_num=self.config["index_entries"],
+            rocketmq_version=self.config["rocketmq_version"],
+        )
+
+    @property
+    def stored(self) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["phy_offset"] is not None]
+
+
+@pytest.fixture(scope="session")
+def golden_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Golden]:
+    root = tmp_path_factory.mktemp("golden")
+    for name in GOLDEN_NAMES:
+        for archive in sorted((GOLDEN / name).glob("*.tar.xz")):
+            with tarfile.open(archive) as tar:
+                tar.extractall(root / name, filter="data")
+    return {name: Golden(name, root / name) for name in GOLDEN_NAMES}
+
+
+@pytest.fixture(params=GOLDEN_NAMES)
+def golden(request: pytest.FixtureRequest, golden_stores: dict[str, Golden]) -> Golden:
+    return golden_stores[request.param]
+
+
+@pytest.fixture(params=CRASH_NAMES)
+def small_golden(request: pytest.FixtureRequest, golden_stores: dict[str, Golden]) -> Golden:
+    return golden_stores[request.param]
+
+
+def copy_store(source: Path, target: Path) -> Path:
+    """A copy that keeps holes."""
+    shutil.copytree(source, target, copy_function=_copy_sparse)
+    return target
+
+
+def _copy_sparse(source: str, target: str) -> None:
+    size = os.path.getsize(source)
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        os.ftruncate(writer.fileno(), size)
+        position = 0
+        while position < size:
+            try:
+                begin = os.lseek(reader.fileno(), position, os.SEEK_DATA)
+            except OSError:
+                break
+            position = os.lseek(reader.fileno(), begin, os.SEEK_HOLE)
+            os.pwrite(writer.fileno(), os.pread(reader.fileno(), position - begin, begin), begin)
+    shutil.copymode(source, target)
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file of full length, holes as zeros."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(store: Path, *folders: str) -> dict[str, str]:
+    """Relative path -> sha256 of the files below some folders of a store."""
+    return {str(path.relative_to(store)): digest(path)
+            for folder in folders for path in sorted((store / folder).rglob("*")) if path.is_file()}  # fmt: skip
+
+
+def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq.Message:
+    """The message that one line of messages.jsonl says was put."""
+    return rmq.Message(
+        line["topic"], base64.b64decode(line["body"]), queue_id=line["queue_id"], flag=line["flag"],
+        sys_flag=line["sys_flag"], born_timestamp=line["born_timestamp"], born_host=line["born_host"],
+        store_host=line["store_host"], reconsume_times=line["reconsume_times"],
+        prepared_transaction_offset=line["prepared_transaction_offset"],
+        raw_properties=base64.b64decode(line["properties"]) if raw_properties is None else raw_properties,
+    )  # fmt: skip
