@@ -254,6 +254,7 @@ class Index:
         self._config = config
         self._writable = writable
         self._unsynced: list[IndexFile] = []
+        self._judged, self._is_old = 0, False
         self.refresh()
 
     def refresh(self) -> None:
@@ -312,6 +313,13 @@ class Index:
             return found.astype(np.int64), np.empty(0, np.int64)
         order = np.argsort(np.concatenate(key_numbers), kind="stable")
         return found.astype(np.int64), np.concatenate(answers)[order]
+
+    def counts_every_put(self) -> bool:
+        """Whether RocketMQ <= 4.7.0 wrote some of the files."""
+        if not self._is_old and self._judged != len(self.files):
+            self._is_old = any(file.view.counts_every_put() for file in self.files)
+            self._judged = len(self.files)
+        return self._is_old
 
     def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Every entry of the key hashes in all files: (key numbers, phy offsets), in no order, repeats included."""

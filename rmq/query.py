@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._record import PARSE_PROPERTIES, RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.message import StoredMessage, inner_messages
 
@@ -120,8 +120,9 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
         wanted.setdefault(item, []).append(number)
     numbers: list[int] = []
     offsets: list[int] = []
+    shared = RecordBatch() if uncovered else None
     for first, last in uncovered:
-        for batch in log.records(first, last, checks=PARSE_PROPERTIES):
+        for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
             places = batch.numbers("phy_offset")
             for row, item in batch.find_keys(set(wanted)):
@@ -134,6 +135,11 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
 def has_keys(log: CommitLog, begin: int, end: int) -> bool:
     """Whether some record in a range carries a key that the index should hold."""
     return any(batch.has_keys() for batch in log.records(begin, end, checks=PARSE_PROPERTIES))
+
+
+def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[tuple[int, int]]:
+    """Records of a range whose keys RocketMQ <= 4.9.0 indexed by other rules than they are read by."""
+    return [place for batch in log.records(begin, end, checks=PARSE_PROPERTIES) for place in batch.ambiguous()]
 
 
 def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int) -> dict[int, StoredMessage]:

@@ -23,7 +23,7 @@ from rmq.geometry import foreign_index, foreign_queues
 from rmq.index import MAX_TIMESTAMP, Index, hash_keys, list_array
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.query import Found, Item, QueryManyResult, QueryResult, find, messages_at, unwrap
+from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class StoreReader(ABC):
     _index: Index
     _closed: bool
     _pid: int
+    _ambiguous: list[tuple[int, int]]
+    _ambiguous_end: int
 
     @abstractmethod
     def _log_end(self) -> int:
@@ -170,10 +172,24 @@ class StoreReader(ABC):
         items: list[Item] = [(name, _encoded(key, "key")) for key in keys]
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered = self._uncovered()
+        log_end, uncovered = self._unindexed()
         found = find(self._log, items, self._index.collect(hash_str_keys(keys, topic)), uncovered if complete else [],
                      log_end, begin=first, end=last, limit=limit)  # fmt: skip
         return found, log_end, complete or not uncovered
+
+    def _unindexed(self) -> tuple[int, list[tuple[int, int]]]:
+        """_uncovered, and the single records whose keys an index of RocketMQ <= 4.9.0 holds otherwise than they read.
+
+        Those are found by one pass over the log, once; only such indexes need it.
+        """
+        log_end, uncovered = self._uncovered()
+        covered = uncovered[-1][0] if uncovered else log_end
+        if self.config.parses_legacy_properties or self._index.counts_every_put():
+            if self._ambiguous_end < covered:
+                self._ambiguous += ambiguous_records(self._log, max(self._ambiguous_end, self._log.min_phy_offset), covered)
+                self._ambiguous_end = covered
+            uncovered = [*self._ambiguous, *uncovered]
+        return log_end, uncovered
 
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
@@ -229,7 +245,7 @@ class StoreReader(ABC):
 
     def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
         key = _encoded(uniq_key, "id")
-        log_end, uncovered = self._uncovered()
+        log_end, uncovered = self._unindexed()
         topics = sorted({name for name, _ in self._queues.queues}) if topic is None else [topic]
         item: Item = (None if topic is None else _encoded(topic, "topic"), key)
         _, offsets = self._index.collect(hash_str_keys([f"{name}#{uniq_key}" for name in topics]))
@@ -267,7 +283,11 @@ class StoreReader(ABC):
             raise TypeError(f"queue_offset must be int, got {type(queue_offset).__name__}")
         if not -(2**63) <= queue_offset < 2**63:
             raise ValueError("queue_offset is outside 64 bits")
-        _check_limit(limit)
+        if isinstance(limit, bool) or not isinstance(limit, int | np.integer):
+            raise TypeError(f"limit must be int, got {type(limit).__name__}")
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, got {limit}")
+        limit = max(1, int(limit))  # RocketMQ hands out one message even when asked for none
         wanted = _tag_set(tags)
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:

@@ -82,6 +82,7 @@ class Store(StoreReader):
         self.mode = mode
         self._clock = clock
         self._paths = StorePaths(self.path, config.store_path_commit_log)
+        self._ambiguous, self._ambiguous_end = [], 0
         self._failure: OSError | None = None
         self._dispatch_failure: OSError | None = None
         try:

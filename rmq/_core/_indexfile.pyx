@@ -411,6 +411,18 @@ cdef class IndexFileView:
             memcpy(self._base, &header[0], L.INDEX_HEADER_SIZE)
         return ""
 
+    def counts_every_put(self):
+        """Whether the header can only come from RocketMQ <= 4.7.0: it counts a slot for an entry that has a link."""
+        cdef int32_t i, count
+        self._check()
+        count = self._count()
+        if load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) != count - 1:
+            return False
+        for i in range(1, count):
+            if load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET) != 0:
+                return True
+        return False
+
     def header(self):
         """The 40 header bytes."""
         self._check()

@@ -579,6 +579,23 @@ cdef class RecordBatch:
                 return True
         return False
 
+    def ambiguous(self):
+        """(phy offset, end) of the rows, parsed by the newer rules, whose keys the parser of <= 4.9.0 reads otherwise."""
+        cdef int32_t i
+        cdef RecordRow old
+        cdef RecordRow *row
+        cdef list found = []
+        for i in range(self.count):
+            row = &self.rows[i]
+            old = row[0]
+            old.keys_size = old.uniq_key_size = -1
+            _find_properties(&old, True)
+            if old.keys_size != row.keys_size or old.uniq_key_size != row.uniq_key_size or \
+                    (row.keys_size > 0 and old.keys_position != row.keys_position) or \
+                    (row.uniq_key_size > 0 and old.uniq_key_position != row.uniq_key_position):
+                found.append((row.phy_offset, row.phy_offset + row.size))
+        return found
+
     def numbers(self, str field not None):
         """One int64 array of a fixed field of all rows: phy_offset, size, queue, queue_offset, store_timestamp, sys_flag."""
         cdef int32_t i
