@@ -16,7 +16,8 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("RMQ_DEBUG") == "1"
 SANITIZE = os.environ.get("RMQ_SANITIZE") == "1"
 
-compile_args = ["-std=c11", "-O1" if DEBUG or SANITIZE else "-O3", "-fno-strict-aliasing", "-Wno-unused-function"]
+optimise = "-O1" if DEBUG or SANITIZE else "-O3"
+compile_args = ["-std=c11", optimise, "-fno-strict-aliasing", "-Wno-unused-function"]
 link_args: list[str] = []
 macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")]
 if platform.machine() in ("x86_64", "AMD64"):

@@ -24,7 +24,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, longs: int = 5) -> None:
-        """Read the file when there is one. Raises CorruptFileError when it is too short to hold the fields."""
+        """Read the file when there is one. CorruptFileError when it is too short to hold the fields."""
         self.path = path
         self._longs = longs
         values = (0, 0, 0, 0, 0)
@@ -35,7 +35,8 @@ class Checkpoint:
         else:
             self.exists = True
             if len(data) < _FIELDS.size:
-                raise CorruptFileError(path, len(data), f"checkpoint has {len(data)} bytes, expected {CHECKPOINT_SIZE}")
+                raise CorruptFileError(path, len(data),
+                                       f"checkpoint has {len(data)} bytes, expected {CHECKPOINT_SIZE}")  # fmt: skip
             values = _FIELDS.unpack_from(data)
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]

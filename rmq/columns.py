@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow tables to messages ready to encode: column names, types and nulls are settled here, rows in _core._message."""
+"""What put_many takes, in chunks: lists of messages, or Arrow tables: names, types and nulls are settled here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq._core._columns import KINDS
-from rmq._core._message import PutBatch, TextColumn, check_topic, parse_host
+from rmq._core._message import Message, PutBatch, TextColumn, check_topic, parse_host
 from rmq.errors import IllegalMessageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _TEXT = ("topic", "tags", "uniq_key", "born_host", "store_host")
-_NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "born_timestamp")
+_NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
+            "born_timestamp")  # fmt: skip
 _ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
 _PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
+CHUNK_ROWS = 8192
+_TRANSACTION_MASK = 0xC
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -49,14 +53,16 @@ class ColumnReader:
         names = {field: field for field in KINDS}
         for field, name in (columns or {}).items():
             if field not in _ACCEPTED:
-                raise ValueError(f"columns: no message field {field!r}; there are: {', '.join(sorted(_ACCEPTED))}")
+                known = ", ".join(sorted(_ACCEPTED))
+                raise ValueError(f"columns: no message field {field!r}; there are: {known}")
             if name not in schema.names:
                 raise ValueError(f"columns: the table has no column {name!r}")
             names[field] = name
         self._names = {field: name for field, name in names.items() if name in schema.names}
         unknown = sorted(set(schema.names) - set(self._names.values()))
         if unknown:
-            raise ValueError(f"column {unknown[0]!r} is no message field; map it with columns= or leave it out")
+            raise ValueError(f"column {unknown[0]!r} is no message field; "
+                             "map it with columns= or leave it out")  # fmt: skip
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("column names repeat")
         self._topic = topic
@@ -80,10 +86,14 @@ class ColumnReader:
         raw = self._text(batch, "raw_properties", binary=True)
         keys, key_lists = self._keys(batch) if raw is None else (None, None)
         names, values, maps = self._properties(batch) if raw is None else (None, None, None)
+        topic = self._constant(self._topic, count) if self._topic is not None else self._text(batch, "topic")
+        body = self._text(batch, "raw_body" if "raw_body" in self._names else "body", binary=True)
+        assert topic is not None
+        assert body is not None
         into.load_columns(
             count,
-            topic=self._constant(self._topic, count) if self._topic is not None else self._text(batch, "topic"),
-            body=self._text(batch, "raw_body", binary=True) or self._text(batch, "body", binary=True),
+            topic=topic,
+            body=body,
             keys=keys,
             key_lists=key_lists,
             tags=self._text(batch, "tags") if raw is None else None,
@@ -149,7 +159,8 @@ class ColumnReader:
             kind = column.type
             if pa.types.is_timestamp(kind) and field == "born_timestamp":
                 if kind.tz is None:
-                    raise ValueError("column 'born_timestamp' must carry a time zone: naive times say no point in time")
+                    raise ValueError("column 'born_timestamp' must carry a time zone: "
+                                     "naive times say no point in time")  # fmt: skip
                 column = column.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
             elif not pa.types.is_integer(kind):
                 raise TypeError(f"column {field!r} must be of integers, got {kind}")
@@ -181,7 +192,7 @@ class ColumnReader:
 
 
 def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
-    """The column as large_string or large_binary; TypeError when it is neither text nor (for bodies) bytes."""
+    """The column as large_string or large_binary; TypeError when it is neither text nor (bodies) bytes."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -191,7 +202,8 @@ def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.large_string())
     if not is_text and not (binary and is_binary):
-        raise TypeError(f"column {field!r} must be {'binary or string' if binary else 'string'}, got {column.type}")
+        wanted = "binary or string" if binary else "string"
+        raise TypeError(f"column {field!r} must be {wanted}, got {column.type}")
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.cast(pa.large_string() if is_text else pa.large_binary())
@@ -205,11 +217,12 @@ def _text_column(array: pa.Array) -> TextColumn:
                           np.ones(len(array), np.uint8) if array.null_count else _EMPTY)  # fmt: skip
     starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
     missing = array.is_null().to_numpy(zero_copy_only=False).view(np.uint8) if array.null_count else _EMPTY
-    return TextColumn(starts, np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY, missing)
+    text = np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY
+    return TextColumn(starts, text, missing)
 
 
 def _list_starts(column: pa.Array) -> npt.NDArray[np.int64]:
-    """First item number of each row and the end of the last; null rows are empty. Checked against the items."""
+    """First item of each row and the end of the last; null rows are empty. Checked against the items."""
     starts: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -220,3 +233,40 @@ def _list_starts(column: pa.Array) -> npt.NDArray[np.int64]:
     if len(starts) and (starts[0] < 0 or starts[-1] > items or (np.diff(starts) < 0).any()):
         raise ValueError("list offsets lie outside the items")
     return starts
+
+
+def list_chunks(messages: Iterable[Message]) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:
+    """(rows, loader) for each chunk of an iterable of Message."""
+    source = iter(messages)
+    while chunk := list(islice(source, CHUNK_ROWS)):
+        yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
+
+
+def table_chunks(messages: Any, topic: str | None, queue_id: int | None, columns: Mapping[str, str] | None,
+                  ) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:  # fmt: skip
+    """(rows, loader) for each chunk of a table or stream; the columns are checked before the first."""
+    reader: ColumnReader | None = None
+    for table in chunks_of(messages):
+        if reader is None:
+            reader = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns)
+        for first in range(0, table.num_rows, CHUNK_ROWS):
+            chunk = table.slice(first, CHUNK_ROWS)
+            yield chunk.num_rows, lambda batch, chunk=chunk, reader=reader: reader.load(chunk, batch)  # type: ignore[misc]
+
+
+def check_batch(items: list[Message]) -> None:
+    """IllegalMessageError unless messages can be a batch of RocketMQ's: one queue, no transaction, no delay."""
+    for row, message in enumerate(items):
+        if not isinstance(message, Message):
+            raise TypeError(f"row {row}: expected Message, got {type(message).__name__}")
+        wrong = ""
+        if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
+            wrong = "a batch has one topic and one queue"
+        elif message.sys_flag & _TRANSACTION_MASK:
+            wrong = "a batch holds no transactional messages"
+        elif message.is_delayed:
+            wrong = "a batch holds no delayed messages"
+        if wrong:
+            error = IllegalMessageError(f"row {row}: {wrong}")
+            error.row = row
+            raise error

@@ -60,7 +60,7 @@ class Segment:
         return self._file
 
     def create(self) -> None:
-        """Make the file with its first blocks; file and directory entry are durable before a byte lies in it."""
+        """Make the file with its first blocks; file and directory entry are durable before it holds a byte."""
         self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
         try:
             self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
@@ -77,12 +77,13 @@ class Segment:
 
 
 class LogScan:
-    """Iterates over record batches of a range; afterwards `phy_offset` and `stop` tell where and why it ended.
+    """Iterates over record batches of a range; then `phy_offset` and `stop` tell where and why it ended.
 
     Yields the same RecordBatch again and again: use its rows before going on.
     """
 
-    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch, options: dict[str, Any]) -> None:
+    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch,
+                 options: dict[str, Any]) -> None:  # fmt: skip
         self.phy_offset = begin
         self.stop = SCAN_LIMIT
         self._log = log
@@ -100,8 +101,8 @@ class LogScan:
                 self.phy_offset = blank_at if blank_at >= 0 else self.phy_offset
                 break
             batch = self._batch
-            self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset, min(self._end, segment.end),
-                                   **self._options)  # fmt: skip
+            self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset,
+                                   min(self._end, segment.end), **self._options)  # fmt: skip
             self.phy_offset = batch.next_phy_offset
             if batch.count:
                 blank_at = -1
@@ -134,7 +135,7 @@ class CommitLog:
     # ---- files ----
 
     def refresh(self) -> None:
-        """Look at the directories again; known segments keep their maps. Raises CorruptFileError for strange names."""
+        """Look at the directories again; known segments keep their maps. CorruptFileError for strange names."""
         known = {segment.path: segment for segment in self.segments}
         found = []
         for directory in self.directories:
@@ -155,7 +156,8 @@ class CommitLog:
                     continue  # RocketMQ deletes an empty last file; it holds nothing either way
                 start = int(entry.name)
                 if start % self.segment_size:
-                    raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
+                    raise CorruptFileError(path, 0,
+                                           f"segment starts off the grid of {self.segment_size} bytes")  # fmt: skip
                 found.append(Segment(path, start, self.segment_size, self.writable))
         found.sort(key=lambda segment: segment.start)
         self.segments = found
@@ -193,13 +195,14 @@ class CommitLog:
     def _segment_to_write(self, start: int) -> Segment:
         return self.segment_at(start) or self._create_segment(start)
 
-    def append(self, batch: PutBatch, store_timestamp: int, queues: QueueTable, *, whole: bool = False) -> int:
+    def append(self, batch: PutBatch, store_timestamp: int, queues: QueueTable, *,
+               whole: bool = False) -> int:  # fmt: skip
         """Encode all rows at the end of the log; returns the new end. Nothing is written when it raises.
 
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        plan: list[tuple[Segment, int, int, int]] = []  # segment, position in it, rows [first, stop); none: blank
+        plan: list[tuple[Segment, int, int, int]] = []  # segment, position, rows [first, stop); none: blank
         row, phy_offset = 0, self.position
         while row < len(batch):
             segment = self._segment_to_write(phy_offset)
@@ -208,7 +211,8 @@ class CommitLog:
             if whole and fitting < len(batch):
                 fitting = used = 0
             if position == 0 and not fitting:
-                raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of {self.segment_size}")
+                raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of "
+                                           f"{self.segment_size}")  # fmt: skip
             segment.file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
             if fitting:
                 plan.append((segment, position, row, row + fitting))
@@ -262,8 +266,8 @@ class CommitLog:
         """The error for bytes that are no record, naming file and byte."""
         segment = self.segment_at(phy_offset)
         if segment is None:
-            return CorruptFileError(self.directories[0] / segment_name(phy_offset - phy_offset % self.segment_size), 0,
-                                    "segment is missing")  # fmt: skip
+            start = phy_offset - phy_offset % self.segment_size
+            return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
 
     def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
@@ -300,7 +304,7 @@ class CommitLog:
         return found
 
     def truncate(self, phy_offset: int) -> None:
-        """End the log at a phy offset: its segment is zero from there on, later segments are gone. Durable."""
+        """End the log at a phy offset: its segment is zero from there, later segments are gone. Durable."""
         kept = []
         for segment in self.segments:
             if segment.start >= phy_offset and segment.start > self.min_phy_offset:

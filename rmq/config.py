@@ -21,8 +21,8 @@ _INT_MAX = 2**31 - 1
 class StoreConfig:
     """How a store is laid out and written. Sizes in bytes, times in the unit that RocketMQ gives the name.
 
-    A field passed here that contradicts the files of an existing store makes `rmq.open` raise ValueError; fields left
-    alone never contradict. rocketmq_version: whose bytes to write; reading accepts every version.
+    A field passed here that contradicts the files of an existing store makes `rmq.open` raise ValueError;
+    fields left alone never contradict. rocketmq_version: whose bytes to write; reading accepts every version.
     Source: RocketMQ MessageStoreConfig.
     """
 
@@ -62,13 +62,15 @@ class StoreConfig:
             elif isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= _INT_MAX:
                 raise ValueError(f"{field.name} must lie in [1, {_INT_MAX}], got {value}")
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
-            raise ValueError(f"flush_disk_type must be {ASYNC_FLUSH} or {SYNC_FLUSH}, got {self.flush_disk_type!r}")
+            raise ValueError(f"flush_disk_type must be {ASYNC_FLUSH} or {SYNC_FLUSH}, "
+                             f"got {self.flush_disk_type!r}")  # fmt: skip
         if self.mapped_file_size_commit_log < 128:
             raise ValueError("mapped_file_size_commit_log must be at least 128 bytes")
         if self.max_index_num < 2:
             raise ValueError("max_index_num must be at least 2: entry 0 is never used")
         if 40 + 4 * self.max_hash_slot_num + 20 * self.max_index_num > _INT_MAX:
-            raise ValueError("max_hash_slot_num and max_index_num make an index file over 2 GiB, which RocketMQ cannot map")
+            raise ValueError("max_hash_slot_num and max_index_num make an index file over 2 GiB, "
+                             "which RocketMQ cannot map")  # fmt: skip
         object.__setattr__(self, "mapped_file_size_consume_queue",
                            -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE)  # fmt: skip
         if self.version < (4, 0, 0) or self.version >= (6, 0, 0):
@@ -104,7 +106,8 @@ class StoreConfig:
                     else:
                         given[snake] = value
                 except (KeyError, ValueError):
-                    raise ValueError(f"{os.fspath(file)}, line {number}: {name} has no value {value!r}") from None
+                    where = f"{os.fspath(file)}, line {number}"
+                    raise ValueError(f"{where}: {name} has no value {value!r}") from None
         return cls(**given)
 
     def is_explicit(self, name: str) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consume queues: for each topic and queue id the 20-byte units of its messages, by queue offset.
 
-Files are read and written by position, never mapped: a full disk is an OSError, a truncated file a short read.
+Files are read and written by position, not mapped: a full disk is an OSError, a truncated file a short read.
 Source: RocketMQ ConsumeQueue, BatchConsumeQueue. Layout: docs/format/consumequeue.md.
 """
 
@@ -56,7 +56,7 @@ class ConsumeQueue:
     # ---- files ----
 
     def _load(self) -> None:
-        """List the segments and find the end: the last segment whose first unit is valid, then its last valid unit."""
+        """List the segments and find the end: the last valid unit of the last segment that begins with one."""
         try:
             entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
         except FileNotFoundError:
@@ -64,7 +64,8 @@ class ConsumeQueue:
         for entry in entries:
             path = Path(entry.path)
             if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
-                raise CorruptFileError(path, 0, f"name is no consume-queue segment's of {self._segment_size} bytes")
+                raise CorruptFileError(path, 0, "name is no consume-queue segment's of "
+                                       f"{self._segment_size} bytes")  # fmt: skip
             size = entry.stat().st_size
             if size == 0:
                 continue
@@ -75,13 +76,14 @@ class ConsumeQueue:
         self._starts.sort()
         for start, following in zip(self._starts, self._starts[1:], strict=False):
             if following != start + self._segment_size:
-                raise CorruptFileError(self._path(start + self._segment_size), 0, "consume-queue segment is missing")
+                raise CorruptFileError(self._path(start + self._segment_size), 0,
+                                       "consume-queue segment is missing")  # fmt: skip
         self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
         self.min_offset = self.max_offset
         for start in reversed(self._starts):
             first = start // UNIT_SIZE
-            count = bisect.bisect_left(range(self._segment_size // UNIT_SIZE), True,
-                                       key=lambda i, first=first: not self._is_valid(first + i))  # fmt: skip
+            count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
+                                       key=lambda queue_offset: not self._is_valid(queue_offset))  # fmt: skip
             if count:
                 self.max_offset = first + count
                 break
@@ -129,24 +131,25 @@ class ConsumeQueue:
         return int(phy_offset[0]) + int(size[0]) if size[0] != UNIT_PRE_BLANK_SIZE else 0
 
     def correct_min_offset(self, min_phy_offset: int) -> None:
-        """Move min_offset to the first unit whose record is still in the log. Source: ConsumeQueue#correctMinOffset.
+        """Move min_offset to the first unit whose record is still in the log.
 
-        Pre-blank units are never the minimum.
+        Pre-blank units are never the minimum. Source: ConsumeQueue#correctMinOffset.
         """
         def in_log(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
             return bool(phy_offset[0] >= min_phy_offset and size[0] != UNIT_PRE_BLANK_SIZE)
 
         first = self._starts[0] // UNIT_SIZE if self._starts else (self._tail_start if self._tail else 0)
-        self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=in_log)
+        self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset),
+                                             key=in_log)  # fmt: skip
 
     # ---- write ----
 
     def append(self, first: int, data: bytes) -> None:
-        """Add units with consecutive queue offsets from `first`. What is there already and equal is left alone.
+        """Add units with consecutive queue offsets from `first`. What is there and equal is left alone.
 
-        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in between are
-        missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in between
+        are missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         count = len(data) // UNIT_SIZE
         if first < self.max_offset:
@@ -208,7 +211,8 @@ class ConsumeQueue:
             self._starts.remove(start)
         for start in self._starts:
             if start + self._segment_size > position:
-                rest = self._files.read(self._path(start), position - start, start + self._segment_size - position)
+                size = start + self._segment_size - position
+                rest = self._files.read(self._path(start), position - start, size)
                 used = len(rest.rstrip(b"\0"))
                 if used:
                     self._files.write(self._path(start), position - start, bytes(used))
@@ -216,14 +220,25 @@ class ConsumeQueue:
         self.max_offset = min(self.max_offset, max_offset)
         self.min_offset = min(self.min_offset, self.max_offset)
 
-    def cut_where(self, holds: Callable[[int, int], bool]) -> None:
-        """Drop the units behind the last one whose (phy_offset, size) holds; what holds is a prefix of the queue."""
-        def fails(queue_offset: int) -> bool:
+    def cut_where(self, limit: int, is_own: Callable[[int, int], bool]) -> None:
+        """Drop the units of records that end past `limit`, then those at the end whose record is not the queue's.
+
+        is_own(phy_offset, size) judges the record; a unit in the middle is left alone, whatever its record has become.
+        """
+        def is_past(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
-            return size[0] != UNIT_PRE_BLANK_SIZE and not holds(int(phy_offset[0]), int(size[0]))
+            if size[0] == UNIT_PRE_BLANK_SIZE:
+                return False
+            # Behind a lost page stand zeros, then newer units: neither may count as the queue's.
+            return bool(size[0] <= 0 or phy_offset[0] < 0 or int(phy_offset[0]) + int(size[0]) > limit)
 
         first = self._starts[0] // UNIT_SIZE if self._starts else 0
-        end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=fails)
+        end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=is_past)
+        while end > first:
+            phy_offset, size, _ = self.read(end - 1, 1)
+            if size[0] == UNIT_PRE_BLANK_SIZE or is_own(int(phy_offset[0]), int(size[0])):
+                break
+            end -= 1
         if self._writable:
             self.cut(end)
         self.max_offset = end
@@ -234,7 +249,7 @@ class ConsumeQueue:
         return dirty
 
     def forget_tail(self, phy_offset: int) -> None:
-        """Drop units kept in memory whose records lie below a phy offset: the writer has them in its files by now."""
+        """Drop units kept in memory whose records lie below a phy offset: the writer's files have them by now."""
         if not self._tail:
             return
         offsets, _, _ = unpack_units(b"".join(self._tail))
@@ -275,7 +290,8 @@ class QueueSet:
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             directory = self.directory / topic / str(queue_id)
-            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files, writable=self._writable)
+            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
+                                 writable=self._writable)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
 

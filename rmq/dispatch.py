@@ -7,11 +7,13 @@ Source: RocketMQ DefaultMessageStore.ReputMessageService#doReput.
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
 
 from rmq._core._consumequeue import pack_units
+from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_SIZE
 from rmq._core._message import check_topic
 from rmq._core._queuetable import QueueTable
@@ -19,8 +21,9 @@ from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES, RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, QueueSet
-from rmq.errors import CorruptFileError
 from rmq.index import Index
+
+logger = logging.getLogger("rmq")
 
 
 class Dispatcher:
@@ -38,7 +41,7 @@ class Dispatcher:
         self._queues = queues
         self._index = index
         self._table = QueueTable()
-        self._by_number: list[ConsumeQueue] = []
+        self._by_number: list[ConsumeQueue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
         self._checks = PARSE_PROPERTIES | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
@@ -50,7 +53,9 @@ class Dispatcher:
         Raises CorruptFileError, QueueGapError, OSError of the disk.
         """
         with self.lock:
-            begin = self.queue_phy_offset if self._index is None else min(self.queue_phy_offset, self.index_phy_offset)
+            begin = self.queue_phy_offset
+            if self._index is not None:
+                begin = min(begin, self.index_phy_offset)
             if begin >= end:
                 return
             if self._batch is None:
@@ -67,18 +72,19 @@ class Dispatcher:
             if self._index is not None:
                 self.index_phy_offset = max(self.index_phy_offset, end)
 
-    def _queue(self, number: int) -> ConsumeQueue:
+    def _queue(self, number: int) -> ConsumeQueue | None:
+        """The queue of a number in the table; None when its topic cannot name a directory."""
         while len(self._by_number) <= number:
             topic, queue_id = self._table.queue(len(self._by_number))
-            name = topic.decode(errors="replace")
+            name = decode_text(topic)
             try:
-                check_topic(name)
-                if name.encode() != topic or queue_id < 0:
-                    raise ValueError
-            except ValueError:
-                raise CorruptFileError(self._queues.directory, 0, f"the log holds messages of topic {topic!r}, queue "
-                                       f"{queue_id}, which names no queue directory") from None  # fmt: skip
-            self._by_number.append(self._queues.open(name, queue_id))
+                if check_topic(name) != topic or queue_id < 0:
+                    raise ValueError("not UTF-8, or a negative queue id")
+            except ValueError as error:
+                logger.warning("messages of topic %r, queue %d, get no queue: %s", topic, queue_id, error)
+                self._by_number.append(None)
+            else:
+                self._by_number.append(self._queues.open(name, queue_id))
         return self._by_number[number]
 
     def _add_units(self, batch: RecordBatch) -> None:
@@ -89,6 +95,8 @@ class Dispatcher:
         data = units.tobytes()
         for number, first, at, count in runs.tolist():
             queue = self._queue(number)
+            if queue is None:
+                continue
             queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE])
             self._queues.touch(queue)
         self.last_store_timestamp = int(batch.numbers("store_timestamp")[-1])

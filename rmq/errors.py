@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that carry facts. Wrong argument types and values stay TypeError and ValueError, the disk's own errors OSError."""
+"""Errors that carry facts. Wrong arguments stay TypeError and ValueError, the disk's own errors OSError."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CorruptFileError(RmqError):
 
 
 class StoreLockedError(RmqError):
-    """Another process, or another Store of this one, has the store open for writing. pid: None when it is not known."""
+    """Another process, or another Store of this one, has the store open for writing. pid: None when unknown."""
 
     def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
         super().__init__(os.fspath(path), pid)

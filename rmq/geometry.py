@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files say a store is: segment sizes, index geometry, and formats that are not read or written here."""
+"""What the files say a store is: segment sizes, index geometry, formats that are not read or written here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import find_geometry, index_paths
 from rmq.paths import SEGMENT_NAME, StorePaths
 
-GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num")
+GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
+            "max_index_num")  # fmt: skip
 KEPT = (*GEOMETRY, "rocketmq_version")
 
 
 def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None) -> StoreConfig:
-    """The config with the geometry of the files. ValueError when a field passed explicitly contradicts them."""
+    """The config with the geometry of the files. ValueError when a field that was passed contradicts them."""
     known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
     if not known:
         known.update(_geometry_of_files(paths, config))
@@ -41,20 +42,23 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig) -> dict[str, int]
     size = _common_size(_segments(queues))
     if size:
         if size % 20:
-            raise CorruptFileError(paths.consume_queue, 0, f"queue segments of {size} bytes hold no 20-byte units")
+            raise CorruptFileError(paths.consume_queue, 0,
+                                   f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
         known["mapped_file_size_consume_queue"] = size
     files = index_paths(paths.index)
     if files:
         geometry = find_geometry(files, config)
         if geometry is None and not _lengths_fit(files, config):
-            raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: the files have no entries to tell")
+            raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: "
+                             "the files have no entries to tell")  # fmt: skip
         if geometry is not None:
             known["max_hash_slot_num"], known["max_index_num"] = geometry
     return known
 
 
 def _lengths_fit(files: list[Path], config: StoreConfig) -> bool:
-    return all(path.stat().st_size == 40 + 4 * config.max_hash_slot_num + 20 * config.max_index_num for path in files)
+    size = 40 + 4 * config.max_hash_slot_num + 20 * config.max_index_num
+    return all(path.stat().st_size == size for path in files)
 
 
 def _directories(path: Path) -> list[Path]:
@@ -96,7 +100,8 @@ def foreign_index(paths: StorePaths) -> UnsupportedFormatError | None:
     """The error for an index that is not files of slots and entries, or None."""
     for path in (paths.index, *paths.root.glob("index*[rR]ocks*")):
         if _is_rocksdb(path):
-            return UnsupportedFormatError(path, "index in RocksDB", "RocketMQ reads it; scan reads the commit log")
+            return UnsupportedFormatError(path, "index in RocksDB",
+                                          "RocketMQ reads it; scan reads the commit log")  # fmt: skip
     return None
 
 
@@ -106,7 +111,8 @@ def check_readable(paths: StorePaths) -> None:
         return
     for path in paths.root.glob("dledger-*"):
         if path.is_dir():
-            raise UnsupportedFormatError(path, "commit log wrapped by DLedger", "a RocketMQ broker in DLedger mode reads it")
+            raise UnsupportedFormatError(path, "commit log wrapped by DLedger",
+                                         "a RocketMQ broker in DLedger mode reads it")  # fmt: skip
     for path in paths.root.glob("tiered*"):
         if path.is_dir():
             raise UnsupportedFormatError(path, "tiered storage", "RocketMQ's tiered store reads it")

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -141,12 +142,10 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int) -> None:
-    """Drop units of records at or past `limit`, and units that point to no record of their queue."""
+    """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it."""
     batch = RecordBatch(1)
 
-    def holds(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-        if phy_offset + size > limit:
-            return False
+    def is_own(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
         segment = log.segment_at(phy_offset)
         if segment is None:
             return phy_offset < log.min_phy_offset
@@ -160,7 +159,7 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int) -> None:
 
     for queue in queues.queues.values():
         before = queue.max_offset
-        queue.cut_where(lambda phy_offset, size, queue=queue: holds(queue, phy_offset, size))  # type: ignore[misc]
+        queue.cut_where(limit, partial(is_own, queue))
         if queue.max_offset != before:
             queues.touch(queue)
             logger.warning("%s: dropped units %d to %d, whose records are not in the log", queue.directory,
@@ -284,7 +283,7 @@ class OpenedStore:
     paths: StorePaths
     log: CommitLog
     queues: QueueSet
-    index: Index | None
+    index: Index
     table: QueueTable
     dispatcher: Dispatcher
     checkpoint: Checkpoint
@@ -329,18 +328,30 @@ def recover(store: OpenedStore, mark: Mark | None, *, clean: bool, repair: bool)
 
 
 def _recover_with_mark(store: OpenedStore, mark: Mark, *, clean: bool, repair: bool) -> None:
-    """Records below the mark stand. Behind it: ours after a crash, or a broker's that ran since."""
+    """Records below the mark stand. Behind it: ours after a crash, or a broker's that ran since.
+
+    After a crash the durable part of the mark's own segment is read again, so that damage there is not built upon.
+    """
     log = store.log
+    segment = log.segment_at(max(mark.durable_phy_offset - 1, 0))
+    if not clean and segment is not None and mark.durable_phy_offset > segment.start:
+        whole, _ = find_end(log, segment.start, mark.durable_phy_offset)
+        if whole.phy_offset < mark.durable_phy_offset and whole.stop != SCAN_BLANK:
+            whole.is_damage = True
+            cut_log(store.paths, log, whole, repair)
+            cut_queues(log, store.queues, whole.phy_offset)
+            begin = adopt_index(store.paths, log, store.index, whole.phy_offset, clean, store.checkpoint)
+            _continue(store, min(mark.derived_phy_offset, whole.phy_offset), begin)
+            fill_table(store.queues, store.table)
+            return
     cut_queues(log, store.queues, log.max_phy_offset if clean else mark.derived_phy_offset)
     fill_table(store.queues, store.table)
     end, _ = find_end(log, mark.derived_phy_offset, log.max_phy_offset, queues=store.table, strict=not clean)
     end = look_behind(log, end, durable=mark.durable_phy_offset,
                       durable_time=None if clean else -(2**63))  # fmt: skip
     cut_log(store.paths, log, end, repair)
-    begin = (end.phy_offset, 0)
-    if store.index is not None:
-        restored = None if clean else restore_index(store.index, mark)
-        begin = restored or adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
+    restored = None if clean else restore_index(store.index, mark)
+    begin = restored or adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
     _continue(store, mark.derived_phy_offset, begin)
     fill_table(store.queues, store.table)
 
@@ -355,9 +366,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool, repair: bool) -> 
     cut_log(store.paths, log, end, repair)
     cut_queues(log, queues, end.phy_offset)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
-    begin = (end.phy_offset, 0)
-    if store.index is not None:
-        begin = adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
+    begin = adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
     _continue(store, max(queue_end, log.min_phy_offset) if clean else min(start, end.phy_offset), begin)
     fill_table(queues, store.table)
 

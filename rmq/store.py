@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -19,33 +16,27 @@ from typing import Any, Literal, Self, overload
 from rmq._core._message import Message, PutBatch, PutRules
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
-from rmq.columns import ColumnReader, chunks_of, is_tabular
+from rmq.columns import check_batch, is_tabular, list_chunks, table_chunks
 from rmq.commitlog import CommitLog
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.consumequeue import QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
-    CorruptFileError,
     IllegalMessageError,
     MessageTooLargeError,
     StoreReadOnlyError,
     UnsupportedFormatError,
 )
+from rmq.flushing import Flusher
 from rmq.geometry import KEPT, check_readable, check_writable, settle_config
 from rmq.index import Index
-from rmq.marks import Mark, Marks, holder_pid, read_meta, write_meta, write_owner
+from rmq.marks import Marks, holder_pid, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
-from rmq.topics import merge_topics
 from rmq.visible import Visible
-
-logger = logging.getLogger("rmq")
-
-CHUNK_ROWS = 8192
-DISPATCH_BEHIND = 1000
 
 
 def system_clock() -> int:
@@ -83,8 +74,6 @@ class Store(StoreReader):
         self._clock = clock
         self._paths = StorePaths(self.path, config.store_path_commit_log)
         self._ambiguous, self._ambiguous_end = [], 0
-        self._failure: OSError | None = None
-        self._dispatch_failure: OSError | None = None
         try:
             if mode == "r":
                 self._open_to_read(config)
@@ -95,7 +84,7 @@ class Store(StoreReader):
             raise
         self._closed, self._opened = False, True
         if mode != "r":
-            self._start_timer()
+            self._flusher.start()
 
     # ---- opening ----
 
@@ -155,8 +144,8 @@ class Store(StoreReader):
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._release.callback(self._leave_as_found, clean)
         self._open_parts(writable=True)
-        self._is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
-        new_meta = {"origin": "rmq" if self._is_own else "rocketmq",
+        is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
+        new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         has_marks = self._paths.marks.exists()
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
@@ -166,22 +155,17 @@ class Store(StoreReader):
         self._table = QueueTable()
         indexing = self._index if self.config.message_index_enable else None
         self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
-        self._dispatcher.index_phy_offset = mark.indexed_phy_offset if mark is not None else 0
-        parts = OpenedStore(self._paths, self._log, self._queues, indexing, self._table, self._dispatcher,
+        parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
         recover(parts, mark, clean=clean, repair=repair)
         self._batch = PutBatch(rules)
         self._put_lock = threading.RLock()
-        self._flush_lock = threading.RLock()
-        self._synced = self._flushed = self._log.position
-        self._last_timestamp = 0
-        self._behind = 0
-        self._known_queues = 0 if self._is_own else len(self._table)
-        self._topics: dict[str, int] = {}
+        self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
+                                known_queues=0 if is_own else len(self._table))  # fmt: skip
         if meta is None or {name: meta.get(name) for name in new_meta} != new_meta:
             write_meta(self._paths, new_meta)
         self._marks.show(self._log.position)
-        self._flush_all()
+        self._flusher.flush()
 
     def _leave_as_found(self, clean: bool) -> None:
         """An open that failed leaves a clean store clean."""
@@ -189,21 +173,14 @@ class Store(StoreReader):
             self._paths.owner.unlink(missing_ok=True)
             self._paths.abort.unlink(missing_ok=True)
 
-    def _start_timer(self) -> None:
-        self._stop_timer = threading.Event()
-        interval = self.config.flush_interval_commit_log / 1000
-        self._timer = threading.Thread(target=_flush_now_and_then, name="rmq-flush", daemon=True,
-                                       args=(weakref.ref(self), self._stop_timer, interval))  # fmt: skip
-        self._timer.start()
-
     # ---- putting ----
 
     def _check_writable(self) -> None:
         self._check_open()
         if self.mode == "r":
             raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
-        if self._failure is not None:
-            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._failure}); reopen the store")
+        if self._flusher.failure is not None:
+            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.failure}); reopen the store")
 
     def put(self, message: Message) -> PutResult:
         """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
@@ -224,7 +201,7 @@ class Store(StoreReader):
         """
         self._check_writable()
         items = list(messages)
-        _check_batch(items)
+        check_batch(items)
         if not items:
             return PutResults([])
         return self._put_chunk(lambda batch: batch.load(items, batch=True), whole=True)
@@ -249,7 +226,7 @@ class Store(StoreReader):
             raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
         if isinstance(messages, Message | str | bytes):
             raise TypeError(f"messages must be an iterable of Message or Arrow data, got {type(messages).__name__}")
-        chunks = _table_chunks(messages, topic, queue_id, columns) if is_tabular(messages) else _list_chunks(messages)
+        chunks = table_chunks(messages, topic, queue_id, columns) if is_tabular(messages) else list_chunks(messages)
         parts: list[PutResults] = []
         stored = 0
         for count, load in chunks:
@@ -268,7 +245,7 @@ class Store(StoreReader):
     def _put_chunk(self, load: Callable[[PutBatch], None], *, whole: bool = False, results: bool = True) -> PutResults:
         with self._put_lock:
             self._check_writable()
-            self._settle_dispatch()
+            self._flusher.settle()
             batch = self._batch
             try:
                 load(batch)
@@ -281,44 +258,11 @@ class Store(StoreReader):
                 answer = PutResults([(*batch.results(), timestamp)] if results else [])
             finally:
                 batch.release()
-            self._last_timestamp = timestamp
             self._marks.show(end)
-            self._behind += count
-            if self._behind >= DISPATCH_BEHIND:
-                try:
-                    self._dispatch()
-                except OSError as error:
-                    self._dispatch_failure = error  # these messages are stored; the next put tries again first
+            self._flusher.put_done(count, timestamp)
         if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
-            self._sync_log(end)
+            self._flusher.sync_log(end)
         return answer
-
-    def _settle_dispatch(self) -> None:
-        if self._dispatch_failure is not None:
-            self._dispatch()
-
-    def _dispatch(self) -> None:
-        with self._put_lock:
-            self._dispatcher.advance(self._log.position)
-            self._behind = 0
-            self._dispatch_failure = None
-
-    # ---- flushing ----
-
-    def _sync_log(self, end: int) -> None:
-        """The log is on disk up to `end`. One sync serves all that wait for it."""
-        with self._flush_lock:
-            if self._synced >= end:
-                return
-            with self._put_lock:
-                target, segments = self._log.position, list(self._log.unsynced)
-            try:
-                for segment in segments:
-                    segment.file.sync()
-            except OSError as error:
-                self._failure = error
-                raise
-            self._synced = target
 
     def flush(self) -> None:
         """Log, queues, index and checkpoint are on disk, of everything put before the call.
@@ -326,55 +270,7 @@ class Store(StoreReader):
         Raises OSError when the disk fails; the store then takes no more puts until it is opened again.
         """
         self._check_writable()
-        self._flush_all()
-
-    def _flush_all(self) -> None:
-        with self._flush_lock:
-            with self._put_lock:
-                self._dispatch()
-                end, timestamp = self._log.position, self._last_timestamp
-                segments, queue_files = self._log.take_unsynced(), self._queues.take_dirty()
-                index_files = self._index.take_unsynced()
-                mark = self._mark(end)
-                topics = self._new_topics()
-            try:
-                for segment in segments:
-                    segment.file.sync()
-                for path in queue_files:
-                    self._queues.files.sync(path)
-                for file in index_files:
-                    file.flush()
-                if timestamp:
-                    self._checkpoint.physic_msg_timestamp = timestamp
-                self._checkpoint.logics_msg_timestamp = max(self._checkpoint.logics_msg_timestamp,
-                                                            self._dispatcher.last_store_timestamp)  # fmt: skip
-                full = [file.end_timestamp for file in self._index.files if file.is_full]
-                self._checkpoint.index_msg_timestamp = full[-1] if full else self._checkpoint.index_msg_timestamp
-                if segments or not self._checkpoint.exists:
-                    self._checkpoint.flush()
-                self._marks.write(mark)
-                if topics:
-                    merge_topics(self._paths.topics_json, topics)
-            except OSError as error:
-                self._failure = error
-                raise
-            self._synced = self._flushed = end
-
-    def _mark(self, end: int) -> Mark:
-        last = self._index.files[-1] if self._index.files else None
-        return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=self._dispatcher.index_phy_offset,
-                    index_name=int(last.path.name) if last else 0,
-                    index_header=last.view.header() if last else bytes(40))  # fmt: skip
-
-    def _new_topics(self) -> dict[str, int]:
-        """Queues per topic, of topics with a queue that topics.json may not know."""
-        fresh: dict[str, int] = {}
-        for number in range(self._known_queues, len(self._table)):
-            name, queue_id = self._table.queue(number)
-            topic = name.decode(errors="replace")
-            fresh[topic] = max(fresh.get(topic, 0), queue_id + 1)
-        self._known_queues = len(self._table)
-        return fresh
+        self._flusher.flush()
 
     # ---- reading ----
 
@@ -386,13 +282,13 @@ class Store(StoreReader):
             end = self._visible.refresh()
             self._visible.derive()
             return end
-        self._dispatch()
+        self._flusher.dispatch()
         return self._log.position
 
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         if self.mode == "r":
             return self._visible.refresh(), self._visible.uncovered()
-        self._dispatch()
+        self._flusher.dispatch()
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
 
@@ -409,13 +305,12 @@ class Store(StoreReader):
             self._closed = True  # the parent's files and lock are not the child's to close
             return
         if self.mode != "r":
-            self._stop_timer.set()
-            self._timer.join()
+            self._flusher.stop()
         with self._put_lock if self.mode != "r" else contextlib.nullcontext():
             self._closed = True
         try:
-            if self.mode != "r" and self._failure is None:
-                self._flush_all()
+            if self.mode != "r" and self._flusher.failure is None:
+                self._flusher.flush()
                 self._paths.owner.unlink(missing_ok=True)
                 self._paths.abort.unlink(missing_ok=True)
                 sync_directory(self.path)
@@ -433,58 +328,8 @@ class Store(StoreReader):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
-            if self.mode != "r":
-                self._stop_timer.set()
             self._closed = True
             self._release.close()
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
-
-
-def _flush_now_and_then(reference: weakref.ref[Store], stop: threading.Event, interval: float) -> None:
-    """Body of the thread rmq-flush: holds the store only while it flushes."""
-    while not stop.wait(interval):
-        store = reference()
-        if store is None:
-            return
-        if store._log.position != store._flushed and store._failure is None:
-            try:
-                store._flush_all()
-            except (OSError, CorruptFileError) as error:
-                logger.error("%s: timed flush failed: %s", store.path, error)
-        del store
-
-
-def _list_chunks(messages: Iterable[Message]) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:
-    source = iter(messages)
-    while chunk := list(islice(source, CHUNK_ROWS)):
-        yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
-
-
-def _table_chunks(messages: Any, topic: str | None, queue_id: int | None, columns: Mapping[str, str] | None,
-                  ) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:  # fmt: skip
-    reader: ColumnReader | None = None
-    for table in chunks_of(messages):
-        if reader is None:
-            reader = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns)
-        for first in range(0, table.num_rows, CHUNK_ROWS):
-            chunk = table.slice(first, CHUNK_ROWS)
-            yield chunk.num_rows, lambda batch, chunk=chunk, reader=reader: reader.load(chunk, batch)  # type: ignore[misc]
-
-
-def _check_batch(items: list[Message]) -> None:
-    for row, message in enumerate(items):
-        if not isinstance(message, Message):
-            raise TypeError(f"row {row}: expected Message, got {type(message).__name__}")
-        wrong = ""
-        if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
-            wrong = "a batch has one topic and one queue"
-        elif message.sys_flag & 0xC:
-            wrong = "a batch holds no transactional messages"
-        elif message.is_delayed:
-            wrong = "a batch holds no delayed messages"
-        if wrong:
-            error = IllegalMessageError(f"row {row}: {wrong}")
-            error.row = row
-            raise error

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a store is on disk when: log, then queues and index, then checkpoint, then the mark that speaks of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+
+from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
+from rmq.marks import Mark, Marks
+from rmq.recovery import OpenedStore
+from rmq.topics import merge_topics
+
+logger = logging.getLogger("rmq")
+
+DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
+
+
+class Flusher:
+    """Dispatches and syncs an open store. A sync that failed leaves `failure`: nothing is trusted after it."""
+
+    def __init__(self, store: OpenedStore, marks: Marks, put_lock: threading.RLock, config: StoreConfig, *,
+                 known_queues: int) -> None:  # fmt: skip
+        """known_queues: that many queues of the table are known to stand in topics.json, or are not ours to add."""
+        self.failure: OSError | None = None
+        self._store = store
+        self._marks = marks
+        self._put_lock = put_lock  # before it, when both are held: the flush lock
+        self._flush_lock = threading.RLock()
+        self._interval = config.flush_interval_commit_log / 1000
+        self._known_queues = known_queues
+        self._synced = store.log.position
+        self._flushed = store.log.position
+        self._last_timestamp = 0
+        self._behind = 0
+        self._dispatch_failure: OSError | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- dispatch ----
+
+    def dispatch(self) -> None:
+        """Queues and index follow the log to its end."""
+        with self._put_lock:
+            self._store.dispatcher.advance(self._store.log.position)
+            self._behind = 0
+            self._dispatch_failure = None
+
+    def settle(self) -> None:
+        """Try a dispatch that failed again: a put raises before it stores anything. Call under the put lock."""
+        if self._dispatch_failure is not None:
+            self.dispatch()
+
+    def put_done(self, count: int, timestamp: int) -> None:
+        """Account for stored messages. Call under the put lock."""
+        self._last_timestamp = timestamp
+        self._behind += count
+        if self._behind >= DISPATCH_BEHIND:
+            try:
+                self.dispatch()
+            except OSError as error:
+                self._dispatch_failure = error  # these messages are stored; the next put tries again first
+                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+
+    # ---- sync ----
+
+    def sync_log(self, end: int) -> None:
+        """The log is on disk up to `end`. One sync serves all that wait for it. Raises OSError when it failed."""
+        with self._flush_lock:
+            if self._synced >= end:
+                return
+            self._raise_failure()
+            with self._put_lock:
+                target, segments = self._store.log.position, list(self._store.log.unsynced)
+            try:
+                for segment in segments:
+                    segment.file.sync()
+            except OSError as error:
+                self.failure = error
+                raise
+            self._synced = target
+
+    def flush(self) -> None:
+        """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
+        store = self._store
+        with self._flush_lock:
+            self._raise_failure()
+            with self._put_lock:
+                self.dispatch()
+                end, timestamp = store.log.position, self._last_timestamp
+                segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
+                index_files = store.index.take_unsynced()
+                mark = self._mark(end)
+                topics = self._new_topics()
+            try:
+                for segment in segments:
+                    segment.file.sync()
+                for path in queue_files:
+                    store.queues.files.sync(path)
+                for file in index_files:
+                    file.flush()
+                self._write_checkpoint(timestamp, bool(segments))
+                self._marks.write(mark)
+                if topics:
+                    merge_topics(store.paths.topics_json, topics)
+            except OSError as error:
+                self.failure = error
+                raise
+            self._synced = self._flushed = end
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
+
+    def _write_checkpoint(self, timestamp: int, grown: bool) -> None:
+        """What it says is on disk by now."""
+        store, checkpoint = self._store, self._store.checkpoint
+        if timestamp:
+            checkpoint.physic_msg_timestamp = timestamp
+        if store.dispatcher.last_store_timestamp:
+            checkpoint.logics_msg_timestamp = store.dispatcher.last_store_timestamp
+        full = [file.end_timestamp for file in store.index.files if file.is_full]
+        if full:
+            checkpoint.index_msg_timestamp = full[-1]
+        if grown or not checkpoint.exists:
+            checkpoint.flush()
+
+    def _mark(self, end: int) -> Mark:
+        index, dispatcher = self._store.index, self._store.dispatcher
+        last = index.files[-1] if index.files else None
+        return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=dispatcher.index_phy_offset,
+                    index_name=int(last.path.name) if last else 0,
+                    index_header=last.view.header() if last else bytes(40))  # fmt: skip
+
+    def _new_topics(self) -> dict[str, int]:
+        """Queues per topic, of topics with a queue that topics.json may not know."""
+        table = self._store.table
+        fresh: dict[str, int] = {}
+        for number in range(self._known_queues, len(table)):
+            name, queue_id = table.queue(number)
+            topic = name.decode(errors="replace")
+            fresh[topic] = max(fresh.get(topic, 0), queue_id + 1)
+        self._known_queues = len(table)
+        return fresh
+
+    # ---- now and then ----
+
+    def start(self) -> None:
+        """Flush every flush_interval_commit_log ms what was put meanwhile, in the thread rmq-flush."""
+        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
+                                        name="rmq-flush", daemon=True)  # fmt: skip
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a flush under way is finished."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def flush_if_due(self) -> None:
+        if self._store.log.position == self._flushed or self.failure is not None:
+            return
+        try:
+            self.flush()
+        except (OSError, CorruptFileError) as error:
+            logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
+
+
+def _run(reference: weakref.ref[Flusher], stop: threading.Event, interval: float) -> None:
+    """Holds the flusher only while it flushes, so that a store nobody holds can go."""
+    while not stop.wait(interval):
+        flusher = reference()
+        if flusher is None:
+            return
+        flusher.flush_if_due()
+        del flusher

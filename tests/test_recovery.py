@@ -1,0 +1,205 @@
+"""Crashes of rmq's own stores: what was flushed is back, queues and index are as if there had been no crash."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import oracle
+import pytest
+from conftest import copy_store, digests
+
+import rmq
+
+SMALL = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
+         "max_index_num": 30}  # fmt: skip
+CONFIG = rmq.StoreConfig(**SMALL)
+PAGE = 512
+
+
+def messages(count: int, seed: int = 1) -> list[rmq.Message]:
+    rng = random.Random(seed)
+    return [
+        rmq.Message(rng.choice(["a", "b", "%RETRY%g"]), rng.randbytes(rng.randrange(0, 300)), queue_id=rng.randrange(3),
+                    keys=[f"k{rng.randrange(20)}" for _ in range(rng.randrange(4))], tags=rng.choice([None, "t1", "t2"]),
+                    uniq_key=f"u{number}", sys_flag=rng.choice([0, 0, 0, 4, 8, 12]))
+        for number in range(count)
+    ]  # fmt: skip
+
+
+class Clock:
+    now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 700
+        return self.now
+
+
+def check(path: Path) -> list[str]:
+    return oracle.check_store(path, SMALL["max_hash_slot_num"], SMALL["max_index_num"])
+
+
+def uniq_keys(store: rmq.Store) -> list[str]:
+    return store.scan(columns=["uniq_key"]).read_all()["uniq_key"].to_pylist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_killed_store_recovers_to_the_bytes_of_one_that_never_crashed(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    sent = messages(160, seed)
+    cut = rng.randrange(len(sent))
+    with rmq.open(tmp_path / "never", "x", config=CONFIG, clock=Clock()) as store:
+        for message in sent:
+            store.put(message)
+    clock = Clock()
+    with rmq.open(tmp_path / "live", "x", config=CONFIG, clock=clock) as store:
+        for number, message in enumerate(sent[:cut]):
+            store.put(message)
+            if rng.random() < 0.05:
+                store.flush()
+            if rng.random() < 0.05:
+                store.topics()  # dispatches without a mark
+            if number == cut - 1:
+                copy_store(tmp_path / "live", tmp_path / "killed")
+    if cut == 0:
+        copy_store(tmp_path / "live", tmp_path / "killed")
+    with rmq.open(tmp_path / "killed", "r+", clock=clock) as store:
+        assert uniq_keys(store) == [f"u{number}" for number in range(cut)]
+        for message in sent[cut:]:
+            store.put(message)
+    for folder in ("commitlog", "consumequeue"):
+        assert digests(tmp_path / "killed", folder) == digests(tmp_path / "never", folder), f"seed {seed}"
+    killed, never = (list(digests(tmp_path / name, "index").values()) for name in ("killed", "never"))
+    assert killed == never, f"seed {seed}"
+    assert check(tmp_path / "killed") == []
+
+
+def mix(old: Path, new: Path, target: Path, rng: random.Random) -> None:
+    """What power loss may leave: of every 512 bytes that changed since the flush the old or the new ones."""
+    shutil.copytree(new, target)
+    for path in target.rglob("*"):
+        before = old / path.relative_to(target)
+        if not path.is_file() or path.name in ("lock", "meta.json", "owner", "abort", "abort.bak"):
+            continue
+        now = path.read_bytes()
+        then = before.read_bytes() if before.exists() else bytes(len(now))
+        pieces = [(now if rng.random() < 0.5 else then)[i : i + PAGE] for i in range(0, len(now), PAGE)]
+        path.write_bytes(b"".join(pieces))
+
+
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mix_of_old_and_new_sectors_keeps_what_was_flushed(tmp_path: Path, seed: int, crc: bool) -> None:
+    rng = random.Random(seed)
+    sent = messages(120, seed)
+    flushed = rng.randrange(20, 80)
+    last = flushed + rng.randrange(1, 40)
+    config = rmq.StoreConfig(**SMALL, enabled_append_prop_crc=crc)
+    with rmq.open(tmp_path / "live", "x", config=config, clock=Clock()) as store:
+        store.put_many(sent[:flushed])
+        store.flush()
+        copy_store(tmp_path / "live", tmp_path / "old")
+        for message in sent[flushed:last]:
+            store.put(message)
+        store.topics()
+        copy_store(tmp_path / "live", tmp_path / "new")
+    mix(tmp_path / "old", tmp_path / "new", tmp_path / "power", rng)
+    with rmq.open(tmp_path / "power") as reader:
+        assert uniq_keys(reader)[:flushed] == [f"u{number}" for number in range(flushed)]
+    with rmq.open(tmp_path / "power", "r+", config=config, clock=Clock()) as store:
+        found = uniq_keys(store)
+        assert found == [f"u{number}" for number in range(len(found))], f"seed {seed}"
+        assert flushed <= len(found) <= last
+        for number in range(0, len(found), 9):
+            if sent[number].sys_flag & 0xC != 0xC:
+                assert [m.uniq_key for m in store.query(sent[number].topic, f"u{number}")] == [f"u{number}"]
+    assert check(tmp_path / "power") == [], f"seed {seed}"
+    settled = digests(tmp_path / "power", "commitlog", "consumequeue", "index")
+    with rmq.open(tmp_path / "power", "r+"):
+        pass
+    assert digests(tmp_path / "power", "commitlog", "consumequeue", "index") == settled
+    with rmq.open(tmp_path / "power", "r+", config=config, clock=Clock()) as store:
+        store.put(rmq.Message("a", b"again", uniq_key="new"))
+        assert uniq_keys(store) == [*found, "new"]
+    assert check(tmp_path / "power") == [], f"seed {seed}"
+
+
+def test_a_record_behind_the_torn_tail_does_not_come_back(tmp_path: Path) -> None:
+    """A new record that ends where a torn one ended must not bring the next old record to life."""
+    path = tmp_path / "s"
+    store = rmq.open(path, "x", config=CONFIG)
+    store.put(rmq.Message("a", b"first"))
+    store.flush()
+    torn = store.put(rmq.Message("a", b"torn!"))
+    store.put(rmq.Message("a", b"ghost"))
+    copy_store(path, tmp_path / "killed")
+    store.close()
+    segment = tmp_path / "killed" / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[torn.phy_offset + 88] ^= 1
+    segment.write_bytes(data)
+    with rmq.open(tmp_path / "killed", "r+") as store:
+        assert store.max_phy_offset == torn.phy_offset
+        assert store.put(rmq.Message("a", b"again")).phy_offset == torn.phy_offset
+        copy_store(tmp_path / "killed", tmp_path / "again")
+    for name in ("killed", "again"):
+        with rmq.open(tmp_path / name, "r+") as store:
+            assert store.scan(columns=["body"]).read_all()["body"].to_pylist() == [b"first", b"again"]
+    assert (tmp_path / "killed" / "rmq" / "cut").is_dir()
+
+
+def test_damage_below_the_mark_stops_the_open_and_repair_keeps_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    store = rmq.open(path, "x", config=CONFIG)
+    results = [store.put(rmq.Message("a", b"x" * 50)) for _ in range(10)]
+    copy_store(path, tmp_path / "early")
+    store.flush()
+    copy_store(path, tmp_path / "killed")
+    store.close()
+    killed = tmp_path / "killed"
+    segment = killed / "commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes()[: results[9].phy_offset] + bytes(4096 - results[9].phy_offset))
+    early = (tmp_path / "early" / "rmq" / "marks").read_bytes()
+    assert early != (killed / "rmq" / "marks").read_bytes()
+    with pytest.raises(rmq.CorruptFileError) as error:
+        rmq.open(killed, "r+")
+    assert (error.value.path, error.value.offset) == (str(segment), results[9].phy_offset)
+    with rmq.open(killed, "r+", repair=True) as store:
+        assert store.topics() == {"a": {0: (0, 9)}}
+    assert check(killed) == []
+
+
+@pytest.mark.parametrize("lost", ["marks", "meta.json", "."])
+def test_our_own_directory_may_be_lost(tmp_path: Path, lost: str) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=Clock()) as store:
+        store.put_many(messages(100))
+    own = tmp_path / "s" / "rmq"
+    shutil.rmtree(own) if lost == "." else (own / lost).unlink()
+    before = digests(tmp_path / "s", "commitlog", "consumequeue", "index")
+    with rmq.open(tmp_path / "s", "r+", config=CONFIG) as store:
+        assert len(uniq_keys(store)) == 100
+    assert digests(tmp_path / "s", "commitlog", "consumequeue", "index") == before
+    assert check(tmp_path / "s") == []
+
+
+def test_a_broker_that_ran_in_between_is_noticed(tmp_path: Path) -> None:
+    """Records behind our mark in a store that was closed cleanly since: taken over, with their units and entries."""
+    path = tmp_path / "s"
+    sent = messages(90)
+    with rmq.open(path, "x", config=CONFIG, clock=Clock()) as store:
+        store.put_many(sent[:50])
+    shutil.copytree(path / "rmq", tmp_path / "old-marks")
+    with rmq.open(path, "r+", clock=Clock()) as store:
+        store.put_many(sent[50:])
+    shutil.rmtree(path / "rmq")
+    shutil.copytree(tmp_path / "old-marks", path / "rmq")
+    with rmq.open(path) as store:
+        assert len(uniq_keys(store)) == 90
+        seen = store.topics()
+    before = digests(path, "commitlog", "consumequeue", "index")
+    with rmq.open(path, "r+", clock=Clock()) as store:
+        assert store.topics() == seen
+        assert [m.uniq_key for m in store.query(sent[1].topic, "u1")] == ["u1"]
+    assert digests(path, "commitlog", "consumequeue", "index") == before
+    assert check(path) == []
