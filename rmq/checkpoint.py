@@ -35,8 +35,8 @@ class Checkpoint:
         else:
             self.exists = True
             if len(data) < _FIELDS.size:
-                raise CorruptFileError(path, len(data),
-                                       f"checkpoint has {len(data)} bytes, expected {CHECKPOINT_SIZE}")  # fmt: skip
+                raise CorruptFileError(path, len(data), f"checkpoint has {len(data)} bytes, "
+                                       f"expected {CHECKPOINT_SIZE}")  # fmt: skip
             values = _FIELDS.unpack_from(data)
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]

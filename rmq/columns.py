@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What put_many takes, in chunks: lists of messages, or Arrow tables: names, types and nulls are settled here."""
+"""What put_many takes, in chunks: messages or Arrow tables, whose names, types and nulls are settled here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._columns import KINDS
-from rmq._core._message import Message, PutBatch, TextColumn, check_topic, parse_host
+from rmq._core._message import Message, check_topic, parse_host
+from rmq._core._putbatch import PutBatch, TextColumn
 from rmq.errors import IllegalMessageError
 
 if TYPE_CHECKING:
@@ -251,11 +253,11 @@ def table_chunks(messages: Any, topic: str | None, queue_id: int | None, columns
             reader = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns)
         for first in range(0, table.num_rows, CHUNK_ROWS):
             chunk = table.slice(first, CHUNK_ROWS)
-            yield chunk.num_rows, lambda batch, chunk=chunk, reader=reader: reader.load(chunk, batch)  # type: ignore[misc]
+            yield chunk.num_rows, partial(reader.load, chunk)
 
 
 def check_batch(items: list[Message]) -> None:
-    """IllegalMessageError unless messages can be a batch of RocketMQ's: one queue, no transaction, no delay."""
+    """IllegalMessageError unless they can be a batch of RocketMQ's: one queue, no transaction, no delay."""
     for row, message in enumerate(items):
         if not isinstance(message, Message):
             raise TypeError(f"row {row}: expected Message, got {type(message).__name__}")

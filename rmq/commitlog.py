@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._message import PutBatch
+from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import (
     CHECK_BODY_CRC,
@@ -27,10 +27,10 @@ from rmq._core._record import (
     SCAN_LIMIT,
     SCAN_REASONS,
     SCAN_ZERO,
-    RecordBatch,
     encode_blank,
     used_size,
 )
+from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import MappedFile, make_directory, sync_directory
@@ -60,7 +60,7 @@ class Segment:
         return self._file
 
     def create(self) -> None:
-        """Make the file with its first blocks; file and directory entry are durable before it holds a byte."""
+        """Make the file with its first blocks; file and directory entry are durable before it is used."""
         self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
         try:
             self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
@@ -135,7 +135,7 @@ class CommitLog:
     # ---- files ----
 
     def refresh(self) -> None:
-        """Look at the directories again; known segments keep their maps. CorruptFileError for strange names."""
+        """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
         known = {segment.path: segment for segment in self.segments}
         found = []
         for directory in self.directories:
@@ -156,8 +156,8 @@ class CommitLog:
                     continue  # RocketMQ deletes an empty last file; it holds nothing either way
                 start = int(entry.name)
                 if start % self.segment_size:
-                    raise CorruptFileError(path, 0,
-                                           f"segment starts off the grid of {self.segment_size} bytes")  # fmt: skip
+                    raise CorruptFileError(path, 0, "segment starts off the grid of "
+                                           f"{self.segment_size} bytes")  # fmt: skip
                 found.append(Segment(path, start, self.segment_size, self.writable))
         found.sort(key=lambda segment: segment.start)
         self.segments = found

@@ -56,7 +56,7 @@ class ConsumeQueue:
     # ---- files ----
 
     def _load(self) -> None:
-        """List the segments and find the end: the last valid unit of the last segment that begins with one."""
+        """List segments and find the end: the last valid unit of the last segment that begins with one."""
         try:
             entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
         except FileNotFoundError:
@@ -123,6 +123,12 @@ class ConsumeQueue:
             data += b"".join(self._tail[first : first + count - max(file_count, 0)])
         return unpack_units(data)
 
+    def place_of(self, queue_offset: int) -> tuple[Path, int]:
+        """File and position of a unit."""
+        position = queue_offset * UNIT_SIZE
+        start = position - position % self._segment_size
+        return self._path(start), position - start
+
     def end_phy_offset(self) -> int:
         """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""
         if self.max_offset <= self.min_offset:
@@ -148,8 +154,8 @@ class ConsumeQueue:
     def append(self, first: int, data: bytes) -> None:
         """Add units with consecutive queue offsets from `first`. What is there and equal is left alone.
 
-        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in between
-        are missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in
+        between are missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         count = len(data) // UNIT_SIZE
         if first < self.max_offset:
@@ -221,9 +227,10 @@ class ConsumeQueue:
         self.min_offset = min(self.min_offset, self.max_offset)
 
     def cut_where(self, limit: int, is_own: Callable[[int, int], bool]) -> None:
-        """Drop the units of records that end past `limit`, then those at the end whose record is not the queue's.
+        """Drop units of records that end past `limit`, then those at the end whose record is not the queue's.
 
-        is_own(phy_offset, size) judges the record; a unit in the middle is left alone, whatever its record has become.
+        is_own(phy_offset, size) judges the record; a unit in the middle is left alone, whatever became of its
+        record.
         """
         def is_past(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
@@ -249,7 +256,7 @@ class ConsumeQueue:
         return dirty
 
     def forget_tail(self, phy_offset: int) -> None:
-        """Drop units kept in memory whose records lie below a phy offset: the writer's files have them by now."""
+        """Drop units in memory whose records lie below a phy offset: the writer's files have them by now."""
         if not self._tail:
             return
         offsets, _, _ = unpack_units(b"".join(self._tail))

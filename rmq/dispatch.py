@@ -17,7 +17,8 @@ from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_SIZE
 from rmq._core._message import check_topic
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES, RecordBatch
+from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES
+from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, QueueSet

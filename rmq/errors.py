@@ -27,7 +27,7 @@ class CorruptFileError(RmqError):
 
 
 class StoreLockedError(RmqError):
-    """Another process, or another Store of this one, has the store open for writing. pid: None when unknown."""
+    """Another process, or a Store of this one, has the store open for writing. pid: None when unknown."""
 
     def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
         super().__init__(os.fspath(path), pid)

@@ -129,7 +129,8 @@ def check_writable(paths: StorePaths) -> None:
     if len(paths.commit_logs) > 1:
         raise UnsupportedFormatError(paths.root, "commit log in several paths", reads_it)
     if _directories(paths.root / "consumequeue_ext"):
-        raise UnsupportedFormatError(paths.root / "consumequeue_ext", "extended consume queues (consumequeue_ext)", reads_it)
+        raise UnsupportedFormatError(paths.root / "consumequeue_ext",
+                                     "extended consume queues (consumequeue_ext)", reads_it)  # fmt: skip
     if _directories(paths.batch_consume_queue):
         raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", reads_it)
     for path in _directories(paths.consume_queue):

@@ -21,7 +21,8 @@ from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
 from rmq._core._javahash import hash_str_keys, hash_utf8_keys
 from rmq._core._message import to_ms
-from rmq._core._record import RecordBatch, used_size
+from rmq._core._record import used_size
+from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
 from rmq.paths import INDEX_NAME, next_index_name
@@ -74,7 +75,7 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
 
 
-def list_array(counts: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> pa.ListArray:
+def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
     """Arrow list<int64> with counts[i] values in row i."""
     import pyarrow as pa
 
@@ -162,7 +163,7 @@ class IndexFile:
         return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
 
     def put_rows(self, batch: RecordBatch, row: int, key: int, index_tags: bool) -> tuple[int, int]:
-        """Index some of a scanned batch from (row, key) on; returns where to go on, here or in the next file."""
+        """Index some of a scanned batch from (row, key) on; returns where to go on, here or in the next."""
         self._reserve()
         return self.view.put_rows(batch, row, key, index_tags=index_tags)
 
@@ -176,7 +177,8 @@ class IndexFile:
         counts, values = self.view.select(hash_keys(keys), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
         return list_array(counts, values)
 
-    def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0, end: int = MAX_TIMESTAMP) -> list[int]:
+    def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
+                          end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
         """select_phy_offset_many for one key."""
         _, values = self.view.select(hash_keys([key]), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
         answer: list[int] = values.tolist()
@@ -212,7 +214,7 @@ class IndexFile:
         return self.view.is_full
 
     def reset(self, header: bytes) -> str:
-        """Take the file back to what it was with this header; "" or what is wrong. Entries past the count are zeroed."""
+        """Take the file back to what it was with this header, zeros behind; "" or what is wrong."""
         wrong = self.view.restore(header)
         if wrong:
             return wrong
@@ -225,7 +227,7 @@ class IndexFile:
         return ""
 
     def flush(self) -> None:
-        """Everything put so far is on disk; the stored count of an untouched file becomes 1, as RocketMQ's flush."""
+        """Everything put so far is on disk; the count of an untouched file becomes 1, as RocketMQ's flush."""
         if self._writable:
             self.view.settle()
             self._file.sync()
@@ -266,9 +268,10 @@ class Index:
         self.files = files
 
     def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
-        return IndexFile(path, mode, max_hash_slot_num=self._config.max_hash_slot_num,
-                         max_index_num=self._config.max_index_num, end_phy_offset=end_phy_offset,
-                         end_timestamp=end_timestamp, rocketmq_version=self._config.rocketmq_version)  # fmt: skip
+        config = self._config
+        return IndexFile(path, mode, max_hash_slot_num=config.max_hash_slot_num,
+                         max_index_num=config.max_index_num, end_phy_offset=end_phy_offset,
+                         end_timestamp=end_timestamp, rocketmq_version=config.rocketmq_version)  # fmt: skip
 
     def _next_file(self) -> IndexFile:
         """The file to put into; a new one when there is none or the last is full. Source: IndexService."""
@@ -283,7 +286,7 @@ class Index:
         return file
 
     def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
-        """Index some of a scanned batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
+        """Index rows of a batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
         file = self._next_file()
         if file not in self._unsynced:
             self._unsynced.append(file)
@@ -296,7 +299,7 @@ class Index:
 
     def select(self, hashes: npt.NDArray[np.int32], max_num: int, begin: int,
                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
-        """RocketMQ's answers for key hashes: (counts, phy offsets), newest file first. Source: IndexService#queryOffset."""
+        """RocketMQ's answers: (counts, phy offsets), newest file first. Source: IndexService#queryOffset."""
         limit = min(max_num, self._config.max_msgs_num_batch)
         found = np.zeros(len(hashes), np.int32)
         key_numbers, answers = [], []
@@ -322,7 +325,7 @@ class Index:
         return self._is_old
 
     def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Every entry of the key hashes in all files: (key numbers, phy offsets), in no order, repeats included."""
+        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included."""
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for file in reversed(self.files):
             counts, values = file.view.collect(hashes)
@@ -355,9 +358,9 @@ def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:
 
 
 def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
-    """(max_hash_slot_num, max_index_num) of a store's index files, or None when they do not tell (no entries).
+    """(max_hash_slot_num, max_index_num) of a store's index files; None when they do not tell (no entries).
 
-    The config's own numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
+    The config's numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
     """
     usual = config.max_hash_slot_num, config.max_index_num
     verdict: tuple[int, int] | None = None
@@ -374,7 +377,8 @@ def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | N
             if verdict is not None and verdict != usual:
                 candidates = [pair for pair in candidates if pair == verdict]
             if len(candidates) > 1:
-                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: pass them")
+                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: "
+                                 "pass them")  # fmt: skip
             if not candidates:
                 empty = np.frombuffer(file.map, np.uint8, 4, L.INDEX_COUNT_OFFSET).tolist()
                 if empty in ([0, 0, 0, 0], [0, 0, 0, 1]):

@@ -35,8 +35,9 @@ _LONG = struct.Struct(">q")
 class Mark:
     """Lower bounds of what is on disk, all in bytes of the commit log.
 
-    durable: the log below it. derived: the queues' units of all records below it. indexed: the index entries of all
-    records below it; index_name (0: no file yet) is the file they end in and index_header its header at that point.
+    durable: the log below it. derived: the queues' units of all records below it. indexed: the index entries
+    of all records below it; index_name (0: no file yet) is the file they end in and index_header its header at
+    that point.
     """
 
     durable_phy_offset: int
@@ -47,7 +48,7 @@ class Mark:
 
 
 class Marks:
-    """Two cells used in turn, each with sequence and CRC, and the visible mark that readers beside a writer follow."""
+    """Two cells used in turn, each with sequence and CRC, and the visible mark that readers follow."""
 
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
         self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
@@ -64,8 +65,8 @@ class Marks:
                 continue
             sequence, durable, derived, indexed, name, header = _CELL.unpack_from(cell)
             if sequence > 0 and 0 <= derived <= durable and 0 <= indexed <= durable:
-                mark = Mark(durable_phy_offset=durable, derived_phy_offset=derived, indexed_phy_offset=indexed,
-                            index_name=name, index_header=header)  # fmt: skip
+                mark = Mark(durable_phy_offset=durable, derived_phy_offset=derived,
+                            indexed_phy_offset=indexed, index_name=name, index_header=header)  # fmt: skip
                 found.append((sequence, mark))
         return found
 
@@ -80,8 +81,8 @@ class Marks:
     def write(self, mark: Mark) -> None:
         """Replace the older cell and sync. What the mark says must be on disk before."""
         self._sequence += 1
-        cell = _CELL.pack(self._sequence, mark.durable_phy_offset, mark.derived_phy_offset, mark.indexed_phy_offset,
-                          mark.index_name, mark.index_header)  # fmt: skip
+        cell = _CELL.pack(self._sequence, mark.durable_phy_offset, mark.derived_phy_offset,
+                          mark.indexed_phy_offset, mark.index_name, mark.index_header)  # fmt: skip
         offset = L.MARKS_CELL_A_OFFSET if self._sequence % 2 else L.MARKS_CELL_B_OFFSET
         self._view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
         self._file.sync()
@@ -127,7 +128,8 @@ def write_meta(paths: StorePaths, meta: dict[str, Any]) -> None:
 
 def write_owner(paths: StorePaths) -> None:
     """Who writes: pid, host and start time, for the message of a second writer."""
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
     paths.owner.write_text(json.dumps(owner) + "\n")
 
 
@@ -144,7 +146,7 @@ def holder_pid(paths: StorePaths) -> int | None:
 
 
 def keep_cut(paths: StorePaths, source: Path, position: int, data: bytes, reason: str) -> Path:
-    """Keep bytes that are about to be taken off a file, with a line that says what they are; both are synced."""
+    """Keep bytes that are about to be taken off a file, with a line that says what they are; both synced."""
     make_directory(paths.cut)
     stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{source.name}-{position}"
     target = paths.cut / f"{stem}.bin"

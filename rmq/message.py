@@ -19,7 +19,7 @@ from rmq._core._message import format_host
 from rmq._core._record import body_crc, parse_properties
 from rmq.errors import CorruptFileError
 
-PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; sixteen times RocketMQ's default limit
+PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
 
@@ -67,8 +67,8 @@ class PutResults(Sequence[PutResult]):
 
     @property
     def offset_msg_id(self) -> npt.NDArray[np.object_]:
-        ids = [format_offset_msg_id(host, int(phy)) for host, phy in zip(self._hosts, self.phy_offset, strict=True)]
-        return np.array(ids, dtype=object)
+        places = zip(self._hosts, self.phy_offset, strict=True)
+        return np.array([format_offset_msg_id(host, int(phy)) for host, phy in places], dtype=object)
 
     def __len__(self) -> int:
         return len(self.phy_offset)
@@ -97,14 +97,15 @@ class PutResults(Sequence[PutResult]):
 class StoredMessage:
     """One message as the log holds it; what is derived from it is computed when asked for.
 
-    Timestamps in ms since 1970, offsets and size as in the record; hosts as text. Text that is not UTF-8 decodes with
-    U+FFFD, as in Java; raw_body and raw_properties are the bytes. sys_flag is the record's own, so its bit 0 tells
-    whether raw_body is compressed. Compared by value.
+    Timestamps in ms since 1970, offsets and size as in the record; hosts as text. Text that is not UTF-8
+    decodes with U+FFFD, as in Java; raw_body and raw_properties are the bytes. sys_flag is the record's own,
+    so its bit 0 tells whether raw_body is compressed. Compared by value.
     """
 
-    __slots__ = ("_body", "_born_host", "_properties", "_store_host", "body_crc", "born_timestamp", "flag", "phy_offset",
-                 "prepared_transaction_offset", "queue_id", "queue_offset", "raw_body", "raw_properties",
-                 "reconsume_times", "size", "store_timestamp", "sys_flag", "topic")  # fmt: skip
+    __slots__ = ("_body", "_born_host", "_properties", "_store_host", "body_crc", "born_timestamp", "flag",
+                 "phy_offset", "prepared_transaction_offset", "queue_id", "queue_offset", "raw_body",
+                 "raw_properties", "reconsume_times", "size", "store_timestamp", "sys_flag",
+                 "topic")  # fmt: skip
 
     def __init__(self, fields: tuple[Any, ...]) -> None:
         self.topic: str
@@ -122,8 +123,9 @@ class StoredMessage:
         self.raw_body: bytes
         self.raw_properties: bytes
         (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
-         self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
-         self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties) = fields  # fmt: skip
+         self.born_timestamp, self._born_host, self.store_timestamp, self._store_host,
+         self.reconsume_times, self.prepared_transaction_offset, self.body_crc, self.raw_body,
+         self.raw_properties) = fields  # fmt: skip
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
 
@@ -171,9 +173,10 @@ class StoredMessage:
 
     def as_tuple(self) -> tuple[Any, ...]:
         """The stored fields, in the order of RecordBatch.fields."""
-        return (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
-                self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
-                self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties)  # fmt: skip
+        return (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag,
+                self.sys_flag, self.born_timestamp, self._born_host, self.store_timestamp, self._store_host,
+                self.reconsume_times, self.prepared_transaction_offset, self.body_crc, self.raw_body,
+                self.raw_properties)  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return self.as_tuple() == other.as_tuple() if isinstance(other, StoredMessage) else NotImplemented
@@ -187,8 +190,9 @@ class StoredMessage:
     def __repr__(self) -> str:
         at = datetime.datetime.fromtimestamp(self.store_timestamp // 1000, datetime.UTC).isoformat() \
             if 0 <= self.store_timestamp < 2**45 else self.store_timestamp  # fmt: skip
-        return (f"<StoredMessage {self.topic}/{self.queue_id}/{self.queue_offset} phy_offset={self.phy_offset} "
-                f"stored {at} keys={self.keys!r} {len(self.raw_body)} bytes>")  # fmt: skip
+        return (f"<StoredMessage {self.topic}/{self.queue_id}/{self.queue_offset} "
+                f"phy_offset={self.phy_offset} stored {at} keys={self.keys!r} "
+                f"{len(self.raw_body)} bytes>")  # fmt: skip
 
 
 class PullStatus(enum.Enum):
@@ -239,7 +243,8 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
                 plain = compressed.read(PLAIN_BODY_LIMIT + 1)
             whole = True
     except (zlib.error, OSError, ValueError) as error:
-        raise CorruptFileError("commitlog", phy_offset, f"body does not decompress as {name}: {error}") from None
+        reason = f"body does not decompress as {name}: {error}"
+        raise CorruptFileError("commitlog", phy_offset, reason) from None
     if not whole:
         raise CorruptFileError("commitlog", phy_offset, f"body does not decompress as {name}: it ends early")
     if len(plain) > PLAIN_BODY_LIMIT:
@@ -248,7 +253,7 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
 
 
 def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-    """Fields of each message in an inner batch, with its own queue offset; None when the record is no inner batch.
+    """Fields of each message in an inner batch, with its own queue offset; None when it is no inner batch.
 
     Raises CorruptFileError when the packed body breaks the format. Source: MessageDecoder#decodeMessage.
     """
@@ -269,8 +274,10 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         body_size = int.from_bytes(item[L.INNER_BODY_SIZE_OFFSET : L.INNER_BODY_OFFSET], "big", signed=True)
         tail = L.INNER_BODY_OFFSET + body_size
         properties_size = int.from_bytes(item[tail : tail + 2], "big")
-        if len(item) < size or len(item) < L.INNER_FIXED_SIZE or body_size < 0 or tail + 2 + properties_size != size:
-            raise CorruptFileError("commitlog", phy_offset, f"inner batch is damaged at byte {at} of its body")
+        is_whole = len(item) >= max(size, L.INNER_FIXED_SIZE) and body_size >= 0
+        if not is_whole or tail + 2 + properties_size != size:
+            reason = f"inner batch is damaged at byte {at} of its body"
+            raise CorruptFileError("commitlog", phy_offset, reason)
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
         own = item[L.INNER_BODY_OFFSET : tail]
         found.append((wrapper[0], wrapper[1], base + len(found), phy_offset, wrapper[4], flag, plain_flag,
@@ -279,7 +286,7 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
     return found
 
 
-# ---- ids -----------------------------------------------------------------------------------------------------
+# ---- ids -------------------------------------------------------------------------------------------
 
 
 class OffsetMsgId(NamedTuple):
@@ -325,8 +332,8 @@ def parse_offset_msg_id(text: str) -> OffsetMsgId:
 def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
     """Decode a client's unique key (32 or 56 hex digits). ValueError for other text.
 
-    The id holds the time since the start of a local month, not which: the newest month that puts it before `now`
-    (aware; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
+    The id holds the time since the start of a local month, not which: the newest month that puts it before
+    `now` (aware; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
     """
     if not isinstance(text, str):
         raise TypeError(f"id must be str, got {type(text).__name__}")

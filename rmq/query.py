@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._record import PARSE_PROPERTIES, RecordBatch
+from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.message import StoredMessage, inner_messages
 
@@ -37,7 +38,7 @@ class QueryResult(list[StoredMessage]):
 
 @dataclass(frozen=True)
 class QueryManyResult:
-    """table: key_index and message columns, by key_index, newest first within a key. truncated: bool array per key."""
+    """table: key_index and message columns, by key_index, newest first in a key. truncated: bool per key."""
 
     table: pa.Table
     complete: bool
@@ -46,19 +47,20 @@ class QueryManyResult:
 
 @dataclass(frozen=True)
 class Found:
-    """Matches ordered by item number, within it by descending phy offset; truncated says per item if more match."""
+    """Matches ordered by item number, in it by descending phy offset; truncated: per item, if more match."""
 
     numbers: npt.NDArray[np.int64]
     phy_offsets: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
 
 
-def find(log: CommitLog, items: Sequence[Item], candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-         uncovered: list[tuple[int, int]], log_end: int, *, begin: int, end: int, limit: int | None) -> Found:  # fmt: skip
+def find(log: CommitLog, items: Sequence[Item],
+         candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], uncovered: list[tuple[int, int]],
+         log_end: int, *, begin: int, end: int, limit: int | None) -> Found:  # fmt: skip
     """The records that truly carry each item.
 
-    candidates: (item numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges of the log
-    to scan. begin, end: inclusive, ms, on the record's store timestamp.
+    candidates: (item numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
+    of the log to scan. begin, end: inclusive, ms, on the record's store timestamp.
     """
     numbers, offsets = _scan_uncovered(log, items, uncovered, begin, end)
     found_numbers, found_offsets = [numbers], [offsets]
@@ -66,7 +68,8 @@ def find(log: CommitLog, items: Sequence[Item], candidates: tuple[npt.NDArray[np
     pairs = np.unique(np.stack([candidates[0], -candidates[1]], axis=1), axis=0) if len(candidates[0]) else \
         np.empty((0, 2), np.int64)  # fmt: skip
     pairs[:, 1] *= -1
-    starts = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else np.empty(0, np.int64)
+    starts = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else \
+        np.empty(0, np.int64)  # fmt: skip
     rank = np.arange(len(pairs)) - np.repeat(starts, np.diff(np.r_[starts, len(pairs)]))
     counts = np.zeros(len(items), np.int64)
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
@@ -139,7 +142,8 @@ def has_keys(log: CommitLog, begin: int, end: int) -> bool:
 
 def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[tuple[int, int]]:
     """Records of a range whose keys RocketMQ <= 4.9.0 indexed by other rules than they are read by."""
-    return [place for batch in log.records(begin, end, checks=PARSE_PROPERTIES) for place in batch.ambiguous()]
+    batches = log.records(begin, end, checks=PARSE_PROPERTIES)
+    return [place for batch in batches for place in batch.ambiguous()]
 
 
 def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int) -> dict[int, StoredMessage]:
@@ -154,7 +158,7 @@ def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int
 
 
 def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMessage]:
-    """The message, or those of its inner batch; with a key those that carry it, all when only the wrapper does."""
+    """The message, or those of its inner batch; with a key those with it, all when only the wrapper has it."""
     inner = inner_messages(message.as_tuple())
     if inner is None:
         yield message
@@ -162,3 +166,23 @@ def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMes
     own = [StoredMessage(fields) for fields in inner]
     carrying = [item for item in own if key is not None and (key in item.keys or key == item.uniq_key)]
     yield from reversed(carrying or own)
+
+
+def key_list(keys: Any) -> list[str]:
+    """Keys as a list of str; TypeError and ValueError name the item."""
+    if isinstance(keys, str):
+        raise TypeError("keys must be a sequence of str, not one str")
+    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
+                if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
+    elif isinstance(keys, np.ndarray):
+        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+    items: list[str] = list(keys)
+    for number, key in enumerate(items):
+        if key is None:
+            raise ValueError(f"keys[{number}] is null")
+        if not isinstance(key, str):
+            raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
+    return items

@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._javahash import hash_str_keys, java_hash
-from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq._core._javahash import hash_str_keys
 from rmq._core._message import to_ms
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
-from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.errors import StoreClosedError
 from rmq.geometry import foreign_index, foreign_queues
 from rmq.index import MAX_TIMESTAMP, Index, hash_keys, list_array
-from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages, is_hex_id, parse_offset_msg_id
+from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
+from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
+from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, key_list, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
-PULL_CHUNK = 1024
-EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
 
 
 class StoreReader(ABC):
@@ -139,7 +137,7 @@ class StoreReader(ABC):
         import pyarrow as pa
 
         names = checked_columns(columns)
-        found, log_end, is_complete = self._find(topic, _key_list(keys), begin, end, limit, complete)
+        found, log_end, is_complete = self._find(topic, key_list(keys), begin, end, limit, complete)
         maker = BatchMaker(names)
         order = np.argsort(found.phy_offsets, kind="stable")
         rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -186,7 +184,8 @@ class StoreReader(ABC):
         covered = uncovered[-1][0] if uncovered else log_end
         if self.config.parses_legacy_properties or self._index.counts_every_put():
             if self._ambiguous_end < covered:
-                self._ambiguous += ambiguous_records(self._log, max(self._ambiguous_end, self._log.min_phy_offset), covered)
+                begin = max(self._ambiguous_end, self._log.min_phy_offset)
+                self._ambiguous += ambiguous_records(self._log, begin, covered)
                 self._ambiguous_end = covered
             uncovered = [*self._ambiguous, *uncovered]
         return log_end, uncovered
@@ -204,7 +203,8 @@ class StoreReader(ABC):
             raise ValueError(f"max_num must not be negative, got {max_num}")
         _encoded(topic, "topic")
         self._uncovered()
-        return list_array(*self._index.select(hash_keys(keys, topic), max_num, to_ms(begin, "begin"), to_ms(end, "end")))
+        first, last = to_ms(begin, "begin"), to_ms(end, "end")
+        return list_array(*self._index.select(hash_keys(keys, topic), max_num, first, last))
 
     # ---- by id ----
 
@@ -279,100 +279,26 @@ class StoreReader(ABC):
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
         self._check_open()
-        if isinstance(queue_offset, bool) or not isinstance(queue_offset, int | np.integer):
-            raise TypeError(f"queue_offset must be int, got {type(queue_offset).__name__}")
-        if not -(2**63) <= queue_offset < 2**63:
-            raise ValueError("queue_offset is outside 64 bits")
+        place = _offset(queue_offset, "queue_offset")
         if isinstance(limit, bool) or not isinstance(limit, int | np.integer):
             raise TypeError(f"limit must be int, got {type(limit).__name__}")
         if limit < 0:
             raise ValueError(f"limit must not be negative, got {limit}")
         limit = max(1, int(limit))  # RocketMQ hands out one message even when asked for none
-        wanted = _tag_set(tags)
+        wanted = tag_set(tags)
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
-        if queue_offset < low:
+        if place < low:
             return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
-        if queue_offset == high:
-            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, int(queue_offset), low, high)
-        if queue_offset > high:
+        if place == high:
+            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, place, low, high)
+        if place > high:
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         if isinstance(queue, BatchConsumeQueue):
-            return self._pull_batches(queue, int(queue_offset), limit, wanted)
-        return self._pull_units(queue, int(queue_offset), limit, wanted)
-
-    def _pull_units(self, queue: ConsumeQueue, queue_offset: int, limit: int, wanted: set[str] | None) -> PullResult:
-        low, high, log_end = queue.min_offset, queue.max_offset, self._log_end()
-        hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
-        messages: list[StoredMessage] = []
-        removed = False
-        at = queue_offset
-        while at < high and len(messages) < limit:
-            offsets, sizes, tags_codes = queue.read(at, min(PULL_CHUNK, high - at))
-            if not len(offsets):
-                if messages:
-                    break
-                return PullResult(PullStatus.OFFSET_FOUND_NULL, at, low, high)
-            gone = (offsets < self._log.min_phy_offset) | (sizes == UNIT_PRE_BLANK_SIZE)
-            removed = removed or bool(gone.any())
-            chosen = np.flatnonzero(~gone)
-            if hashes is not None:
-                # A unit of an extended queue holds an address there; only the message tells its tags.
-                plain = tags_codes > EXT_ADDRESS_LIMIT
-                passes = np.isin(tags_codes.astype(np.int32), np.array(sorted(hashes), np.int32))
-                chosen = chosen[passes[chosen] | ~plain[chosen]]
-            chosen = chosen if hashes is not None else chosen[: limit - len(messages)]
-            stored = messages_at(self._log, offsets[chosen], log_end)
-            following = at + len(offsets)
-            for number in chosen.tolist():
-                message = self._unit_message(queue, at + number, stored.get(int(offsets[number])), int(sizes[number]))
-                if wanted is not None and (message.tags or "") not in wanted:
-                    continue
-                messages.append(message)
-                if len(messages) == limit:
-                    following = at + number + 1
-                    break
-            at = following
-        status = PullStatus.FOUND if messages else \
-            PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE  # fmt: skip
-        return PullResult(status, at, low, high, messages)
-
-    def _unit_message(self, queue: ConsumeQueue, queue_offset: int, message: StoredMessage | None,
-                      size: int) -> StoredMessage:  # fmt: skip
-        own = message is not None and message.size == size and (
-            queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id))  # fmt: skip
-        if message is None or not own:
-            start = queue_offset * 20 - queue_offset * 20 % self.config.mapped_file_size_consume_queue
-            raise CorruptFileError(queue.directory / f"{start:020d}", queue_offset * 20 - start,
-                                   "unit points to no message of this queue")  # fmt: skip
-        return message
-
-    def _pull_batches(self, queue: BatchConsumeQueue, queue_offset: int, limit: int,
-                      wanted: set[str] | None) -> PullResult:  # fmt: skip
-        messages: list[StoredMessage] = []
-        at = queue_offset
-        while at < queue.max_offset and len(messages) < limit:
-            unit = queue.unit_of(at)
-            if unit is None:
-                at += 1
-                continue
-            phy_offset, _, base, count = unit
-            try:
-                wrapper = self._at(phy_offset)
-            except KeyError:
-                at = base + count
-                continue
-            inner = [StoredMessage(fields) for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]]
-            for message in inner:
-                if message.queue_offset >= at and len(messages) < limit:
-                    at = message.queue_offset + 1
-                    if wanted is None or (message.tags or "") in wanted:
-                        messages.append(message)
-            at = max(at, base + count) if len(messages) < limit else at
-        status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
-        return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
+            return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
+        return pull_units(self._log, queue, self._log_end(), place, limit, wanted)
 
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
         """Queue offset by store timestamp (int ms or aware datetime), exact on non-decreasing times.
@@ -389,27 +315,8 @@ class StoreReader(ABC):
         if queue is None or queue.max_offset == 0:
             return 0
         if isinstance(queue, BatchConsumeQueue):
-            times = queue.units[:, 3]
-            number = int(np.searchsorted(times, time, side="left" if boundary == "LOWER" else "right"))
-            if boundary == "LOWER":
-                return int(queue.units[number, 4]) if number < len(times) else queue.max_offset
-            return int(queue.units[number - 1, 4] + queue.units[number - 1, 5]) - 1 if number else queue.min_offset
-        log_end = self._log_end()
-
-        def store_timestamp(queue_offset: int) -> int:
-            offsets, sizes, _ = queue.read(queue_offset, 1)
-            stored = messages_at(self._log, offsets[:1], log_end)
-            return self._unit_message(queue, queue_offset, stored.get(int(offsets[0])), int(sizes[0])).store_timestamp
-
-        low, high = queue.min_offset, queue.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            found = store_timestamp(middle)
-            if found < time or (boundary == "UPPER" and found == time):
-                low = middle + 1
-            else:
-                high = middle
-        return low if boundary == "LOWER" else max(low - 1, queue.min_offset)
+            return search_batches(queue, time, boundary)
+        return search_units(self._log, queue, self._log_end(), time, boundary)
 
     # ---- ranges ----
 
@@ -438,10 +345,9 @@ class StoreReader(ABC):
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end = self._log_end()
         low = self._log.min_phy_offset
-        start = low if begin_phy_offset is None else self._log.align(max(low, to_ms(begin_phy_offset, "begin_phy_offset")),
-                                                                     log_end)  # fmt: skip
-        stop = log_end if end_phy_offset is None else min(log_end, to_ms(end_phy_offset, "end_phy_offset"))
-        stop = log_end if stop >= log_end else self._log.align(max(low, stop), log_end)
+        start = low if begin_phy_offset is None else _offset(begin_phy_offset, "begin_phy_offset")
+        stop = log_end if end_phy_offset is None else _offset(end_phy_offset, "end_phy_offset")
+        start, stop = (self._log.align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
         batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
                                  end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
@@ -472,37 +378,16 @@ def _encoded(text: Any, name: str) -> bytes:
         raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
 
 
+def _offset(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be int, got {type(value).__name__}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is outside 64 bits")
+    return int(value)
+
+
 def _check_limit(limit: Any) -> None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer)):
         raise TypeError(f"limit must be int, got {type(limit).__name__}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-
-
-def _key_list(keys: Any) -> list[str]:
-    """Keys as a list of str; TypeError and ValueError name the item."""
-    if isinstance(keys, str):
-        raise TypeError("keys must be a sequence of str, not one str")
-    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
-                if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
-    elif isinstance(keys, np.ndarray):
-        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
-    keys = list(keys)
-    for number, key in enumerate(keys):
-        if key is None:
-            raise ValueError(f"keys[{number}] is null")
-        if not isinstance(key, str):
-            raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
-    return keys
-
-
-def _tag_set(tags: Any) -> set[str] | None:
-    """Tags of a subscription; None: every message. Source: FilterAPI#buildSubscriptionData."""
-    if tags is None:
-        return None
-    _encoded(tags, "tags")
-    wanted = {tag.strip() for tag in tags.split("||")} - {""}
-    return None if not wanted or tags.strip() == "*" else wanted

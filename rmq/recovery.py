@@ -17,7 +17,8 @@ import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO, RecordBatch, resync
+from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO, resync
+from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError, QueueSet
@@ -312,7 +313,7 @@ def recover(store: OpenedStore, mark: Mark | None, *, clean: bool, repair: bool)
     queues.load()
     if not log.segments:
         if (mark is not None and mark.durable_phy_offset > 0) or any(q.max_offset for q in queues.queues.values()):
-            raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files speak of some")
+            raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files do")
         return
     if mark is not None and mark.durable_phy_offset > log.max_phy_offset and not repair:
         raise log.damage(log.max_phy_offset, SCAN_ZERO)

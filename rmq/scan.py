@@ -11,7 +11,8 @@ import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
-from rmq._core._record import PARSE_PROPERTIES, RecordBatch
+from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
 from rmq.message import inner_messages, plain_body
@@ -26,7 +27,7 @@ _TAIL = struct.Struct(">iqi")
 
 
 def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
-    """Column names as a tuple; None: all that are derived or decoded. TypeError, ValueError naming what is wrong."""
+    """Column names as a tuple; None: all but the raw ones. TypeError, ValueError naming what is wrong."""
     if columns is None:
         return COLUMNS
     if isinstance(columns, str):
@@ -81,8 +82,9 @@ def _array(kind: str, type_: pa.DataType, count: int, buffers: tuple[Any, ...]) 
     if kind == "map":
         starts, name_offsets, names, value_offsets, values = buffers
         items = len(name_offsets) // 4 - 1
-        return pa.MapArray.from_arrays(pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(starts)]),
-                                       _text(items, name_offsets, names), _text(items, value_offsets, values))  # fmt: skip
+        places = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(starts)])
+        return pa.MapArray.from_arrays(places, _text(items, name_offsets, names),
+                                       _text(items, value_offsets, values))  # fmt: skip
     return pa.Array.from_buffers(type_, count, [None, *(pa.py_buffer(buffer) for buffer in buffers)])
 
 
@@ -115,8 +117,8 @@ class BatchMaker:
         arrays = {name: _array(KINDS[name], schema_of([name]).field(0).type, count, buffers)
                   for name, buffers in columns.items()}  # fmt: skip
         if compressed and "body" in arrays:
-            rows = zip(arrays["body"].to_pylist(), arrays["sys_flag"].to_pylist(), arrays["phy_offset"].to_pylist(),
-                       strict=True)  # fmt: skip
+            needed = [arrays[name].to_pylist() for name in ("body", "sys_flag", "phy_offset")]
+            rows = zip(*needed, strict=True)
             arrays["body"] = pa.array([plain_body(*row) for row in rows], pa.binary())
         return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
 
@@ -145,20 +147,21 @@ def unwrapped_rows(batch: RecordBatch) -> Iterator[RecordBatch]:
 
 def _record_of(fields: tuple[Any, ...]) -> bytes:
     """A record in memory for one inner message: the wrapper's place, its own flag, body and properties."""
-    (topic, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host, reconsumed,
-     prepared, crc, body, properties) = fields  # fmt: skip
+    (topic, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host,
+     reconsumed, prepared, crc, body, properties) = fields  # fmt: skip
     name = topic.encode()
     tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
     tail += struct.pack(">H", len(properties)) + properties
     middle = born_host + struct.pack(">q", stored) + store_host
     size = _HEAD.size + len(middle) + len(tail)
-    return _HEAD.pack(size, L.RECORD_MAGIC_V2, crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born) + middle + tail
+    head = _HEAD.pack(size, L.RECORD_MAGIC_V2, crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born)
+    return b"".join((head, middle, tail))
 
 
 def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, topics: list[bytes] | None,
                    begin_timestamp: int, end_timestamp: int, batch_rows: int, batch_bytes: int,
                    check_crc: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Arrow batches of the records in [begin, end), at most batch_rows rows and about batch_bytes bytes of text each.
+    """Arrow batches of the records in [begin, end): at most batch_rows rows, about batch_bytes of text each.
 
     Raises CorruptFileError at the first byte that is no record; what lies before was yielded.
     """

@@ -58,7 +58,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
-    """Create the abort file durably: empty (None), or with a text, in the way of RocketMQ 5 with its side effect.
+    """Create the abort file durably: empty (None), or with a text, as RocketMQ 5 does, with its side effect.
 
     There the file is made empty when missing, its content copied to `backup`, then the text written.
     """
@@ -72,7 +72,7 @@ def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
 
 
 def allocate(descriptor: int, offset: int, length: int) -> None:
-    """Reserve blocks, so that a later store through a map cannot meet a full disk. Raises OSError (ENOSPC)."""
+    """Reserve blocks, so that a later store through a map cannot meet a full disk. OSError (ENOSPC)."""
     if length <= 0:
         return
     if hasattr(os, "posix_fallocate"):
@@ -87,7 +87,8 @@ def allocate(descriptor: int, offset: int, length: int) -> None:
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
-    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False, create: bool = False) -> None:
+    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False,
+                 create: bool = False) -> None:  # fmt: skip
         """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled.
 
         Raises CorruptFileError for another size, OSError of the system.
@@ -104,7 +105,8 @@ class MappedFile:
                 os.ftruncate(descriptor, size)
             self.size = os.fstat(descriptor).st_size
             if size is not None and self.size != size:
-                raise CorruptFileError(path, min(self.size, size), f"file has {self.size} bytes, expected {size}")
+                raise CorruptFileError(path, min(self.size, size),
+                                       f"file has {self.size} bytes, expected {size}")  # fmt: skip
             if self.size == 0:
                 raise CorruptFileError(path, 0, "file is empty")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -118,7 +120,7 @@ class MappedFile:
             os.close(descriptor)
 
     def reserve(self, begin: int, end: int, ahead: int) -> None:
-        """Make sure that blocks stand behind [begin, end); when not, reserve `ahead` bytes from begin on or more."""
+        """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more."""
         if end <= self.reserved:
             return
         begin = max(begin, self.reserved) if self.reserved else begin
@@ -147,7 +149,7 @@ class MappedFile:
 
 
 class FileCache:
-    """Descriptors of many small files, opened on demand and at most FILE_CACHE_LIMIT at a time. Thread-safe."""
+    """Descriptors of many small files, opened on demand, at most FILE_CACHE_LIMIT at a time. Thread-safe."""
 
     def __init__(self, writable: bool) -> None:
         self._flags = os.O_RDWR if writable else os.O_RDONLY
@@ -171,7 +173,7 @@ class FileCache:
             return os.pread(self._descriptor(path), size, position)
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
-        """All bytes of data at a position. Raises OSError (ENOSPC) before it touches a block that is not there."""
+        """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
         view = memoryview(data)
         with self._lock:
             descriptor = self._descriptor(path)
@@ -204,8 +206,8 @@ class FileCache:
 class StoreLock:
     """Exclusive lock on byte 0 of <store>/lock, as a broker's JVM takes it; held until close.
 
-    An open-file-description lock: it also conflicts with a second Store of this process, and no other descriptor of
-    the file can drop it. Source: RocketMQ DefaultMessageStore#start.
+    An open-file-description lock: it also conflicts with a second Store of this process, and no other
+    descriptor of the file can drop it. Source: RocketMQ DefaultMessageStore#start.
     """
 
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:

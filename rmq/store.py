@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from rmq._core._message import Message, PutBatch, PutRules
+from rmq._core._message import Message
+from rmq._core._putbatch import PutBatch, PutRules
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
 from rmq.columns import check_batch, is_tabular, list_chunks, table_chunks
@@ -104,7 +105,8 @@ class Store(StoreReader):
     def _open_parts(self, *, writable: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
         self._release.callback(self._log.close)
-        self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=writable)
+        self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
+                                writable=writable)  # fmt: skip
         self._release.callback(self._queues.close)
         self._index = Index(self._paths.index, self.config, writable=writable)
         self._release.callback(self._index.close)
@@ -208,7 +210,8 @@ class Store(StoreReader):
 
     @overload
     def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
-                 columns: Mapping[str, str] | None = None, results: Literal[True] = True) -> PutResults: ...  # fmt: skip
+                 columns: Mapping[str, str] | None = None,
+                 results: Literal[True] = True) -> PutResults: ...  # fmt: skip
     @overload
     def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
                  columns: Mapping[str, str] | None = None, results: Literal[False]) -> int: ...  # fmt: skip

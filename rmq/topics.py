@@ -28,7 +28,10 @@ _READ_WRITE = 6
 
 def parse_fastjson(text: str) -> Any:
     """JSON in which integer keys may stand without quotes. ValueError when it is none."""
-    return json.loads(_TOKEN.sub(lambda match: f'{match[1]}"{match[2]}"{match[3]}' if match[2] else match[0], text))
+    def quoted(match: re.Match[str]) -> str:
+        return f'{match[1]}"{match[2]}"{match[3]}' if match[2] else match[0]
+
+    return json.loads(_TOKEN.sub(quoted, text))
 
 
 def is_system_topic(topic: str) -> bool:
@@ -45,12 +48,14 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
     document: dict[str, Any] = {}
     try:
         document = parse_fastjson(path.read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or not isinstance(document.setdefault("topicConfigTable", {}), dict):
+        if not isinstance(document, dict) or \
+                not isinstance(document.setdefault("topicConfigTable", {}), dict):  # fmt: skip
             raise ValueError("no object with a topicConfigTable")
     except FileNotFoundError:
         document = {"topicConfigTable": {}}
     except ValueError as error:
-        logger.warning("%s: not understood and left alone (%s); a broker may not serve new topics", path, error)
+        logger.warning("%s: not understood and left alone (%s); a broker may not serve new topics", path,
+                       error)  # fmt: skip
         return
     table, changed = document["topicConfigTable"], False
     for topic, count in wanted.items():

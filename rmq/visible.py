@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader may see of a store that it does not own: the log's end, units that are not in files yet, and which
-ranges of the log the index covers. Nothing is written; every answer is asked anew.
+"""What a reader may see of a store that it does not own: the log's end, units that are not in files yet, and
+which ranges of the log the index covers. Nothing is written; every answer is asked anew.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Visible:
         return limit
 
     def _is_ours(self) -> bool:
-        """Whether the writer is this library: its owner file names the pid that `abort` names, when that names one."""
+        """Whether the writer is this library: its owner file names the pid that `abort` names, if any."""
         try:
             abort = self._paths.abort.read_text().strip()
         except OSError:
@@ -151,8 +151,8 @@ class Visible:
         except CorruptFileError:
             if self._is_live:
                 raise
-            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_LIMIT + 1), durable=0,
-                                    durable_time=None)  # fmt: skip
+            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_LIMIT + 1),
+                                    durable=0, durable_time=None)  # fmt: skip
             if following.next_phy_offset < 0 or following.next_phy_offset >= end:
                 return
             self._dispatcher.queue_phy_offset = following.next_phy_offset
@@ -183,7 +183,7 @@ class Visible:
             return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
 
     def _is_keyless(self, begin: int, end: int) -> bool:
-        """Whether a gap between index files hides no key; what was found is kept. Its first record is indexed."""
+        """Whether a gap between index files hides no key; the answer is kept. Its first record is indexed."""
         if (begin, end) not in self._keyless:
             following = self._record_after(begin)
             if end > self.end or has_keys(self._log, following, end):

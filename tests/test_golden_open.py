@@ -78,12 +78,14 @@ def test_puts_go_on_behind_rocketmq_s(small_golden: Golden, crashed: Path) -> No
     with rmq.open(crashed) as store:
         assert [m.phy_offset for m in store.query("Exact", "new-299")] == [results[299].phy_offset]
         with rmq.open(small_golden.directory / "store") as original:
-            assert list(store.query(*hot_key(small_golden), limit=None)) == original.query(*hot_key(small_golden), limit=None)
+            hot = hot_key(small_golden)
+            assert store.query(*hot, limit=None) == original.query(*hot, limit=None) != []
 
 
 @pytest.mark.parametrize("folders", [("consumequeue",), ("index",), ("consumequeue", "index"), ("checkpoint",)])
 @pytest.mark.parametrize("image", ["store", "crash"])
-def test_derived_files_may_be_deleted(small_golden: Golden, tmp_path: Path, image: str, folders: tuple[str, ...]) -> None:
+def test_derived_files_may_be_deleted(small_golden: Golden, tmp_path: Path, image: str,
+                                      folders: tuple[str, ...]) -> None:  # fmt: skip
     import shutil
 
     path = copy_store(small_golden.directory / image, tmp_path / "s")

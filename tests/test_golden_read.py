@@ -68,7 +68,8 @@ def test_compressed_bodies_come_out_plain(golden: Golden, store: rmq.Store) -> N
 
 def test_derived_columns_equal_the_message_objects_and_the_oracle(golden: Golden, store: rmq.Store) -> None:
     records = {record.phy_offset: record for record in oracle.read_records(golden.directory / "store")}
-    rows = store.scan(columns=["phy_offset", "keys", "tags", "uniq_key", "properties", "raw_properties"]).read_all().to_pylist()
+    columns = ["phy_offset", "keys", "tags", "uniq_key", "properties", "raw_properties"]
+    rows = store.scan(columns=columns).read_all().to_pylist()
     assert len(rows) == len(records)
     for row in rows:
         record, message = records[row["phy_offset"]], store.lookup(row["phy_offset"])

@@ -21,8 +21,9 @@ PAGE = 512
 def messages(count: int, seed: int = 1) -> list[rmq.Message]:
     rng = random.Random(seed)
     return [
-        rmq.Message(rng.choice(["a", "b", "%RETRY%g"]), rng.randbytes(rng.randrange(0, 300)), queue_id=rng.randrange(3),
-                    keys=[f"k{rng.randrange(20)}" for _ in range(rng.randrange(4))], tags=rng.choice([None, "t1", "t2"]),
+        rmq.Message(rng.choice(["a", "b", "%RETRY%g"]), rng.randbytes(rng.randrange(0, 300)),
+                    queue_id=rng.randrange(3), tags=rng.choice([None, "t1", "t2"]),
+                    keys=[f"k{rng.randrange(20)}" for _ in range(rng.randrange(4))],
                     uniq_key=f"u{number}", sys_flag=rng.choice([0, 0, 0, 4, 8, 12]))
         for number in range(count)
     ]  # fmt: skip

@@ -26,10 +26,12 @@ ALLOWLIST = "tests/stubtest-allowlist.txt"
 LAYERS = (
     {"errors", "config", "paths"},
     {"_core"},
-    {"segment", "checkpoint", "message"},
+    {"segment", "message", "columns"},
+    {"checkpoint", "marks", "topics"},
     {"commitlog", "consumequeue", "index"},
-    {"dispatch", "query", "scan"},
-    {"recovery", "verification", "rebuilding"},
+    {"dispatch", "query", "scan", "geometry"},
+    {"pull", "recovery", "verification", "rebuilding"},
+    {"flushing", "visible", "reading"},
     {"store"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
@@ -37,12 +39,12 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-LINE_LIMIT = 110
+LINE_LIMIT = 120
 FILE_LIMITS = {".py": 400, ".pyx": 500, ".pxd": 150, ".pyi": 150}
 TEST_FILE_LIMIT = 500
 LARGER = {
-    "rmq/_core/_message.pyx": 700,  # one noun, checked when made
-    "rmq/_core/_record.pyx": 600,  # one noun, checked when made
+    "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
+    "tests/test_oracle.py": 800,  # its vectors
 }
 
 HEAVY = {"pyarrow", "pandas", "rich", "click", "pyspark"}
@@ -139,7 +141,9 @@ def test_core_imports_only_core_and_errors() -> None:
     for path in sorted([*CORE.glob("*.pyx"), *CORE.glob("*.pxd")]):
         modules = [module for module, _ in core_imports(path)]
         wrong = [module for module in modules if not re.fullmatch(r"rmq\.(_core(\.\w+)?|errors)", module)]
-        wrong += CORE_PLAIN_IMPORT.findall(path.read_text(encoding="utf-8"))
+        # A whole-name cimport is how Cython learns that a module depends on _layout.pxd.
+        wrong += [name for name in CORE_PLAIN_IMPORT.findall(path.read_text(encoding="utf-8"))
+                  if name != "rmq._core._layout as L"]  # fmt: skip
         faults += [f"{relative(path)}: must not import {module}" for module in wrong]
     report(faults)
 

@@ -2,7 +2,7 @@
 from collections.abc import Iterable
 from typing import Final, Self, final
 
-from rmq._core._record import RecordBatch
+from rmq._core._recordbatch import RecordBatch
 
 KINDS: Final[dict[str, str]]
 

@@ -6,9 +6,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from rmq._core cimport _layout as L
+cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units, rmq_utf8_repair
-from rmq._core._record cimport (Property, RecordBatch, RecordRow, born_host_of, next_key, next_property, store_host_of)
+from rmq._core._record cimport Property, RecordRow, born_host_of, next_key, next_property, store_host_of
+from rmq._core._recordbatch cimport RecordBatch
 
 import socket
 

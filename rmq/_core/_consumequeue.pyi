@@ -4,7 +4,7 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._record import RecordBatch
+from rmq._core._recordbatch import RecordBatch
 
 _Buffer = bytes | bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 

@@ -3,10 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
-from rmq._core cimport _layout as L
+cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64
 from rmq._core._javahash cimport rmq_hash_utf8
-from rmq._core._record cimport RecordBatch, RecordRow
+from rmq._core._record cimport RecordRow
+from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
 
 
 def unpack_units(const uint8_t[::1] data not None):
-    """(phy_offset int64, size int32, tags_code int64) arrays of consecutive 20-byte units; a partial last one is ignored."""
+    """(phy_offset int64, size int32, tags_code int64) arrays of 20-byte units; a partial last one is ignored."""
     cdef Py_ssize_t i, count = data.shape[0] // L.UNIT_SIZE
     phy_offset = np.empty(count, np.int64)
     size = np.empty(count, np.int32)

@@ -26,7 +26,8 @@ cdef class IndexFileView:
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil
     cdef int32_t _count(self) noexcept nogil
     cdef bint _put(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
-    cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end, OffsetList *out) noexcept nogil
+    cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end,
+                      OffsetList *out) noexcept nogil
     cdef bint _collect(self, int32_t key_hash, OffsetList *out) noexcept nogil
     cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
                        int32_t *at, int32_t *done) noexcept nogil

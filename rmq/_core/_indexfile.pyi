@@ -5,7 +5,7 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._record import RecordBatch
+from rmq._core._recordbatch import RecordBatch
 
 _Buffer = bytes | bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 

@@ -9,10 +9,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from rmq._core cimport _layout as L
+cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
 from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8
-from rmq._core._record cimport RecordBatch, RecordRow, next_key
+from rmq._core._record cimport RecordRow, next_key
+from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
@@ -263,7 +264,8 @@ cdef class IndexFileView:
 
     # ---- select ----
 
-    cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end, OffsetList *out) noexcept nogil:
+    cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end,
+                      OffsetList *out) noexcept nogil:
         """RocketMQ's walk of one chain, newest first, appended to *out; False when memory is short.
 
         Links only go back (previous < position), so the loop ends on any bytes. Source: IndexFile#selectPhyOffset.
@@ -462,11 +464,13 @@ def geometry_candidates(const uint8_t[::1] data not None, int limit=16):
     """
     cdef int64_t quarter = (<int64_t>data.shape[0] - L.INDEX_HEADER_SIZE) // 4, num, slots
     cdef int32_t count, key_hash
+    cdef int64_t end_phy_offset
     cdef const uint8_t *entry
     cdef list found = []
     if data.shape[0] < L.INDEX_HEADER_SIZE + 4 + 2 * L.ENTRY_SIZE or (data.shape[0] - L.INDEX_HEADER_SIZE) % 4:
         return found
     count = load_i32(&data[L.INDEX_COUNT_OFFSET])
+    end_phy_offset = load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])
     if count < 2:
         return found
     for num in range(count, min(quarter // 5, <int64_t>0x7FFFFFFF) + 1):
@@ -475,7 +479,7 @@ def geometry_candidates(const uint8_t[::1] data not None, int limit=16):
             continue
         entry = &data[data.shape[0] - (num - count + 1) * L.ENTRY_SIZE]
         key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
-        if key_hash < 0 or load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET) != load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET]):
+        if key_hash < 0 or load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET) != end_phy_offset:
             continue
         if load_i32(&data[L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE]) == count - 1:
             found.append((int(slots), int(num)))

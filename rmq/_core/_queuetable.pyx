@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from rmq._core cimport _layout as L
+cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_hash_utf8
 
 
@@ -31,7 +31,8 @@ cdef class QueueTable:
     def __len__(self):
         return self.count
 
-    cdef int32_t _find(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id, int32_t *bucket) noexcept nogil:
+    cdef int32_t _find(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id,
+                       int32_t *bucket) noexcept nogil:
         """Number of the queue, or -1 with *bucket the place for it. Ends: a quarter of the buckets stays free."""
         cdef int32_t at = rmq_hash_utf8(topic, topic_size, queue_id) & self.bucket_mask, number
         cdef QueueSlot *slot

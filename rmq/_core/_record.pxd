@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commit-log records: encode, validate, decode, scan a range into rows."""
-cimport cython
+"""Commit-log records, one at a time: properties, validate, encode."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 
 
@@ -99,6 +98,7 @@ cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **k
 cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, int64_t phy_offset, int checks,
                       RecordRow *row) noexcept nogil
 cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
+cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil
 
 
@@ -108,15 +108,3 @@ cdef inline const uint8_t *born_host_of(const RecordRow *row) noexcept nogil:
 
 cdef inline const uint8_t *store_host_of(const RecordRow *row) noexcept nogil:
     return row.base + 64 + (12 if row.sys_flag & 0x10 else 0)
-
-
-@cython.final
-cdef class RecordBatch:
-    """Rows of one scan over one segment's bytes. Fixed capacity, reused; borrows the bytes until the next scan."""
-    cdef:
-        RecordRow *rows
-        object _source              # memoryview that keeps the scanned bytes mapped
-        readonly int32_t capacity
-        readonly int32_t count      # rows filled
-        readonly int stop           # SCAN_*
-        readonly int64_t next_phy_offset   # where the next scan starts; at a stop with an error: the bad byte

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages checked against a store's rules and ready to encode."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from rmq._core._record cimport PutRow
+
+
+@cython.final
+cdef class PutRules:
+    """What a store's configuration says about messages that go in."""
+    cdef:
+        readonly int64_t max_message_size
+        readonly int64_t max_record_size    # of one record, properties and header included
+        readonly bint allow_v2
+        readonly bint append_crc
+        readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
+        readonly bytes store_host
+
+
+@cython.final
+cdef class TextColumn:
+    """Borrowed strings data[offsets[i]:offsets[i + 1]]; missing[i] != 0: null."""
+    cdef:
+        const int64_t[::1] offsets
+        const uint8_t[::1] data
+        const uint8_t[::1] missing          # empty: no nulls
+    cdef const uint8_t *at(self, Py_ssize_t i, int64_t *size) noexcept nogil
+
+
+@cython.final
+cdef class PutBatch:
+    cdef:
+        PutRow *rows
+        uint8_t *_arena                     # property strings built from columns
+        int64_t _arena_size
+        int64_t _arena_room
+        object _source                      # keeps what the rows borrow
+        readonly PutRules rules
+        readonly int32_t count
+        readonly bint waits                 # some message asks SYNC_FLUSH to wait for it
+        int32_t _capacity
+    cdef int _reserve(self, Py_ssize_t count) except -1
+    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1
+    cdef int _room(self, int64_t size) except -1
+    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1

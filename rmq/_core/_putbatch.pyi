@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+import mmap
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._message import Message
+from rmq._core._queuetable import QueueTable
+
+_Writable = bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
+_Buffer = bytes | _Writable
+_Int32 = npt.NDArray[np.int32]
+_Int64 = npt.NDArray[np.int64]
+
+@final
+class PutRules:
+    def __new__(
+        cls,
+        *,
+        max_message_size: int,
+        max_record_size: int,
+        allow_v2: bool,
+        append_crc: bool,
+        drop_last_separator: bool,
+        store_host: str,
+    ) -> Self: ...
+    @property
+    def max_message_size(self) -> int: ...
+    @property
+    def max_record_size(self) -> int: ...
+    @property
+    def allow_v2(self) -> bool: ...
+    @property
+    def append_crc(self) -> bool: ...
+    @property
+    def drop_last_separator(self) -> bool: ...
+    @property
+    def store_host(self) -> bytes: ...
+
+@final
+class TextColumn:
+    def __new__(cls, offsets: _Int64, data: _Buffer, missing: _Buffer) -> Self: ...
+    def __len__(self) -> int: ...
+
+@final
+class PutBatch:
+    def __new__(cls, rules: PutRules) -> Self: ...
+    def __len__(self) -> int: ...
+    @property
+    def rules(self) -> PutRules: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def waits(self) -> bool: ...
+    def load(self, messages: list[Message], *, batch: bool = False) -> None: ...
+    def load_columns(self, count: int, *, topic: TextColumn, body: TextColumn, keys: TextColumn | None,
+                     key_lists: _Int64 | None, tags: TextColumn | None, uniq_key: TextColumn | None,
+                     names: TextColumn | None, values: TextColumn | None, maps: _Int64 | None,
+                     raw_properties: TextColumn | None, numbers: dict[str, _Int64],
+                     hosts: dict[str, tuple[list[bytes], _Int64]]) -> None: ...  # fmt: skip
+    def total(self) -> int: ...
+    def packed_size(self) -> int: ...
+    def fit(self, start: int, room: int) -> tuple[int, int]: ...
+    def encode(
+        self,
+        segment: _Writable,
+        segment_phy_offset: int,
+        position: int,
+        start: int,
+        stop: int,
+        store_timestamp: int,
+        queues: QueueTable,
+    ) -> int: ...
+    def results(self) -> tuple[_Int64, _Int64, _Int32, _Int32, list[str], list[bytes]]: ...
+    def release(self) -> None: ...

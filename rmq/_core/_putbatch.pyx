@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of messages to put: from a list of Message or from columns, checked whole, then encoded.
+
+Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2String.
+"""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+cimport rmq._core._layout as L
+from rmq._core._javahash cimport rmq_utf16_units
+from rmq._core._message cimport Message, has_property, waits
+from rmq._core._queuetable cimport QueueTable
+from rmq._core._record cimport PutRow, crc_of, encode_record
+
+import numpy as np
+
+from rmq._core._message import check_topic, parse_host, without_property
+from rmq.errors import IllegalMessageError, MessageTooLargeError
+
+cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
+cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
+
+
+@cython.final
+cdef class PutRules:
+    def __cinit__(self, *, int64_t max_message_size, int64_t max_record_size, bint allow_v2, bint append_crc,
+                  bint drop_last_separator, str store_host not None):
+        self.max_message_size = max_message_size
+        self.max_record_size = max_record_size
+        self.allow_v2 = allow_v2
+        self.append_crc = append_crc
+        self.drop_last_separator = drop_last_separator
+        self.store_host = parse_host(store_host, "store_host")
+
+
+@cython.final
+cdef class TextColumn:
+    def __cinit__(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None,
+                  const uint8_t[::1] missing not None):
+        cdef Py_ssize_t i
+        for i in range(offsets.shape[0]):
+            if offsets[i] < 0 or offsets[i] > data.shape[0] or (i and offsets[i] < offsets[i - 1]):
+                raise ValueError(f"offsets[{i}] lies outside the data")
+        if missing.shape[0] and missing.shape[0] != offsets.shape[0] - 1:
+            raise ValueError("missing must have one byte per string")
+        self.offsets = offsets
+        self.data = data
+        self.missing = missing
+
+    def __len__(self):
+        return self.offsets.shape[0] - 1
+
+    cdef inline const uint8_t *at(self, Py_ssize_t i, int64_t *size) noexcept nogil:
+        """First byte and size of string i; size -1 when null. An empty string has a pointer that may not be read."""
+        size[0] = self.offsets[i + 1] - self.offsets[i]
+        if self.missing.shape[0] and self.missing[i]:
+            size[0] = -1
+        return &self.data[0] + self.offsets[i] if self.data.shape[0] else NULL
+
+
+cdef inline object _fault(Py_ssize_t row, str text):
+    error = IllegalMessageError(f"row {row}: {text}")
+    error.row = row
+    return error
+
+
+@cython.final
+cdef class PutBatch:
+    """Messages checked against a store's rules and ready to encode. Reused from call to call; not thread-safe."""
+
+    def __cinit__(self, PutRules rules not None):
+        self.rules = rules
+
+    def __dealloc__(self):
+        free(self.rows)
+        free(self._arena)
+
+    def __len__(self):
+        return self.count
+
+    cdef int _reserve(self, Py_ssize_t count) except -1:
+        cdef PutRow *rows
+        self.count = 0
+        self._arena_size = 0
+        self._source = None
+        self.waits = False
+        if count > self._capacity:
+            rows = <PutRow *>realloc(self.rows, <size_t>count * sizeof(PutRow))
+            if rows == NULL:
+                raise MemoryError()
+            self.rows = rows
+            self._capacity = <int32_t>count
+        if count:
+            memset(self.rows, 0, <size_t>count * sizeof(PutRow))
+        return 0
+
+    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1:
+        """Settle version, properties, CRC and size of row i; the first check that fails raises with .row."""
+        cdef PutRow *row = &self.rows[i]
+        cdef PutRules rules = self.rules
+        cdef int64_t size
+        if row.body_size > rules.max_message_size:
+            error = MessageTooLargeError(f"row {i}: body has {row.body_size} bytes, more than max_message_size "
+                                         f"{rules.max_message_size}")
+            error.row = i
+            raise error
+        row.is_v2 = rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
+        if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
+            raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
+        row.append_crc = rules.append_crc
+        if rules.append_crc:
+            row.separate_crc = not batch and row.properties_size > 0 and \
+                row.properties[row.properties_size - 1] != L.PROPERTY_END
+            row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
+        elif rules.drop_last_separator and not raw and row.properties_size > 0:
+            row.properties_size -= 1
+        if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
+            raise _fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+        row.sys_flag &= ~HOST_FLAGS
+        if row.born_host_size == L.HOST_IPV6_SIZE:
+            row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
+        if row.store_host_size == L.HOST_IPV6_SIZE:
+            row.sys_flag |= L.SYS_FLAG_STORE_HOST_IPV6
+        size = L.RECORD_FIXED_SIZE + <int64_t>row.body_size + row.topic_size + row.properties_size + \
+            (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
+            (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)
+        if size > rules.max_record_size:
+            error = MessageTooLargeError(f"row {i}: record has {size} bytes, more than {rules.max_record_size}")
+            error.row = i
+            raise error
+        row.size = <int32_t>size
+        return 0
+
+    def load(self, list messages not None, *, bint batch=False):
+        """Take a list of Message. TypeError, IllegalMessageError, MessageTooLargeError with .row: nothing is kept.
+
+        batch: RocketMQ's batch, whose inner messages get no 0x02 before the CRC property.
+        """
+        cdef Py_ssize_t i, count = len(messages)
+        cdef Message message
+        cdef PutRow *row
+        cdef bytes host
+        self._reserve(count)
+        for i in range(count):
+            if type(messages[i]) is not Message:
+                error = TypeError(f"row {i}: expected Message, got {type(messages[i]).__name__}")
+                error.row = i
+                raise error
+            message = <Message>messages[i]
+            if message.topic is None:
+                raise _fault(i, "message was not initialised")
+            row = &self.rows[i]
+            row.topic = <const uint8_t *><const char *>message._topic
+            row.topic_size = <int32_t>len(message._topic)
+            row.body = <const uint8_t *><const char *>message.body
+            if len(message.body) > 0x7FFFFFFF:
+                raise MessageTooLargeError(f"row {i}: body has {len(message.body)} bytes")
+            row.body_size = <int32_t>len(message.body)
+            encoded = message._encoded
+            if self.rules.append_crc:
+                encoded = without_property(encoded, b"__CRC32#")
+                if encoded is not message._encoded:
+                    # Keep the shortened string alive with the batch.
+                    if self._source is None:
+                        self._source = [messages]
+                    self._source.append(encoded)
+            row.properties = <const uint8_t *><const char *>encoded
+            row.properties_size = <int32_t>len(encoded)
+            row.queue_id = message.queue_id
+            row.flag = message.flag
+            row.sys_flag = message.sys_flag
+            row.reconsume_times = message.reconsume_times
+            row.prepared_transaction_offset = message.prepared_transaction_offset
+            row.born_timestamp = -1 if message.born_timestamp is None else message.born_timestamp
+            row.queue = -2 if message.born_timestamp is None else -1
+            host = message._born_host or message._store_host or self.rules.store_host
+            row.born_host_size = <uint8_t>len(host)
+            memcpy(row.born_host, <const char *>host, len(host))
+            host = message._store_host or self.rules.store_host
+            row.store_host_size = <uint8_t>len(host)
+            memcpy(row.store_host, <const char *>host, len(host))
+            if message._wait:
+                self.waits = True
+            self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+        if self._source is None:
+            self._source = messages
+        self.count = <int32_t>count
+
+    # ---- columns ----
+
+    cdef int _room(self, int64_t size) except -1:
+        cdef uint8_t *arena
+        cdef int64_t room
+        if self._arena_size + size > self._arena_room:
+            room = max(self._arena_room * 2, self._arena_size + size, <int64_t>65536)
+            arena = <uint8_t *>realloc(self._arena, <size_t>room)
+            if arena == NULL:
+                raise MemoryError()
+            self._arena = arena
+            self._arena_room = room
+        return 0
+
+    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1:
+        """Append `name 0x01 value 0x02` to the property string being built; 1 when the text breaks the string."""
+        cdef uint8_t *p
+        if memchr(name, 1, name_size) != NULL or memchr(name, 2, name_size) != NULL or \
+                (size and (memchr(value, 1, size) != NULL or memchr(value, 2, size) != NULL)):
+            return 1
+        self._room(name_size + size + 2)
+        p = self._arena + self._arena_size
+        memcpy(p, name, name_size)
+        p[name_size] = L.PROPERTY_NAME_END
+        if size:
+            memcpy(p + name_size + 1, value, size)
+        p[name_size + 1 + size] = L.PROPERTY_END
+        self._arena_size += name_size + size + 2
+        return 0
+
+    def load_columns(self, Py_ssize_t count, *, TextColumn topic not None, TextColumn body not None,
+                     TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
+                     TextColumn names, TextColumn values, const int64_t[::1] maps, TextColumn raw_properties,
+                     dict numbers not None, dict hosts not None):
+        """Take rows from columns. Each TextColumn has `count` strings, but keys with key_lists, and names and values
+        with maps: there row i has the strings list[i] .. list[i + 1].
+
+        numbers: int64 arrays queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp,
+        those that are given. hosts: born_host, store_host -> (list of bytes, int64 array of numbers in it, -1 the
+        store's own). raw_properties excludes keys, tags, uniq_key and maps. IllegalMessageError with .row.
+        """
+        cdef Py_ssize_t i, k
+        cdef PutRow *row
+        cdef int64_t size, name_size, units, start
+        cdef const uint8_t *p
+        cdef const uint8_t *name
+        cdef int malformed
+        cdef bint own_keys, own_uniq, own_tags
+        cdef int64_t[::1] starts
+        self._reserve(count)
+        begins = np.zeros(count + 1, np.int64)
+        starts = begins
+        self._source = (topic, body, raw_properties)
+        _set_numbers(self.rows, count, numbers)
+        _set_hosts(self.rows, count, hosts, self.rules.store_host)
+        for i in range(count):
+            row = &self.rows[i]
+            row.topic = topic.at(i, &size)
+            row.topic_size = <int32_t>size
+            if size <= 0:
+                raise _fault(i, "topic is null or empty")
+            if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                _check_row_topic(i, row)
+            row.body = body.at(i, &size)
+            if size < 0 or size > 0x7FFFFFFF:
+                raise _fault(i, "body is null or over 2 GiB")
+            row.body_size = <int32_t>size
+            start = self._arena_size
+            if raw_properties is not None:
+                row.properties = raw_properties.at(i, &size)
+                if size > L.PROPERTIES_SIZE_LIMIT:
+                    raise _fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+                row.properties_size = <int32_t>max(size, <int64_t>0)
+                starts[i] = -1
+                if self.rules.append_crc and size > 0:
+                    encoded = without_property((<const char *>row.properties)[:size], b"__CRC32#")
+                    self._room(len(encoded))
+                    memcpy(self._arena + start, <const char *>encoded, len(encoded))
+                    self._arena_size += len(encoded)
+                    row.properties_size = <int32_t>len(encoded)
+                    starts[i] = start
+                continue
+            own_keys = self._keys_of(i, keys, key_lists)
+            own_uniq = own_tags = False
+            if uniq_key is not None:
+                p = uniq_key.at(i, &size)
+                own_uniq = size >= 0
+                if own_uniq and self._item("UNIQ_KEY", 8, p, size):
+                    raise _fault(i, "uniq_key holds 0x01 or 0x02")
+            if tags is not None:
+                p = tags.at(i, &size)
+                own_tags = size >= 0
+                if own_tags and self._item("TAGS", 4, p, size):
+                    raise _fault(i, "tags hold 0x01 or 0x02")
+            if maps is not None:
+                for k in range(maps[i], maps[i + 1]):
+                    name = names.at(k, &name_size)
+                    p = values.at(k, &size)
+                    if size < 0:
+                        continue
+                    if name_size <= 0:
+                        raise _fault(i, "properties hold an empty name")
+                    if (own_keys and name_size == 4 and memcmp(name, "KEYS", 4) == 0) or \
+                            (own_tags and name_size == 4 and memcmp(name, "TAGS", 4) == 0) or \
+                            (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
+                            (self.rules.append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
+                        continue
+                    if self._item(<const char *>name, name_size, p, size):
+                        raise _fault(i, "properties hold 0x01 or 0x02")
+            if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
+                raise _fault(i, f"properties have {self._arena_size - start} bytes, more than "
+                                f"{L.PROPERTIES_SIZE_LIMIT}")
+            row.properties_size = <int32_t>(self._arena_size - start)
+            starts[i] = start
+        for i in range(count):
+            row = &self.rows[i]
+            # The arena moved while it grew: only now are the addresses final.
+            if starts[i] >= 0:
+                row.properties = self._arena + starts[i]
+            if has_property(row.properties, row.properties_size, "INNER_NUM", 9):
+                raise _fault(i, "property INNER_NUM marks inner batches, which are not written")
+            if row.sys_flag & REFUSED_FLAGS:
+                raise _fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
+            if row.queue_id < 0:
+                raise _fault(i, "queue_id is negative")
+            if not self.waits and waits(row.properties, row.properties_size):
+                self.waits = True
+            malformed = 0
+            units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
+            self._finish(i, units, raw_properties is not None, False)
+        self.count = <int32_t>count
+
+    def _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists):
+        """Append KEYS of row i; whether it has any."""
+        cdef Py_ssize_t k, first, last
+        cdef int64_t size, start = self._arena_size
+        cdef const uint8_t *p
+        if keys is None:
+            return False
+        first, last = i, i + 1
+        if key_lists is not None:
+            first, last = <Py_ssize_t>key_lists[i], <Py_ssize_t>key_lists[i + 1]
+        for k in range(first, last):
+            p = keys.at(k, &size)
+            if size < 0:
+                if key_lists is not None:
+                    raise _fault(i, "keys hold a null")
+                continue
+            if size == 0 or memchr(p, 0x20, size) != NULL:
+                raise _fault(i, "a key is empty or holds a space")
+            if self._arena_size == start:
+                if self._item("KEYS", 4, p, size):
+                    raise _fault(i, "a key holds 0x01 or 0x02")
+            else:
+                # Reopen the item: the next key goes where its 0x02 stands.
+                if memchr(p, 1, size) != NULL or memchr(p, 2, size) != NULL:
+                    raise _fault(i, "a key holds 0x01 or 0x02")
+                self._room(size + 1)
+                self._arena[self._arena_size - 1] = 0x20
+                memcpy(self._arena + self._arena_size, p, size)
+                self._arena[self._arena_size + size] = L.PROPERTY_END
+                self._arena_size += size + 1
+        return self._arena_size > start
+
+    # ---- encode ----
+
+    def total(self):
+        """Bytes of all records."""
+        cdef int64_t size = 0
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            size += self.rows[i].size
+        return size
+
+    def packed_size(self):
+        """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""
+        cdef int64_t size = 0
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            size += L.INNER_FIXED_SIZE + <int64_t>self.rows[i].body_size + self.rows[i].properties_size
+        return size
+
+    def fit(self, int32_t start, int64_t room):
+        """(rows from `start` that fit into `room` bytes with 8 to spare after each, their bytes)."""
+        cdef int64_t used = 0
+        cdef int32_t i = start
+        while i < self.count and used + self.rows[i].size + L.BLANK_HEADER_SIZE <= room:
+            used += self.rows[i].size
+            i += 1
+        return i - start, used
+
+    def encode(self, uint8_t[::1] segment not None, int64_t segment_phy_offset, int64_t position, int32_t start,
+               int32_t stop, int64_t store_timestamp, QueueTable queues not None):
+        """Write rows [start, stop) at `position` of a segment; returns the position behind them.
+
+        Each takes its queue's next offset (0 for PREPARED and ROLLBACK, which leave it). ValueError when the rows do
+        not fit: then nothing was written.
+        """
+        cdef int32_t i, transaction
+        cdef PutRow *row
+        cdef int64_t end = position
+        if start < 0 or stop > self.count or position < 0:
+            raise ValueError("rows or position out of range")
+        for i in range(start, stop):
+            end += self.rows[i].size
+        if end + L.BLANK_HEADER_SIZE > segment.shape[0]:
+            raise ValueError("rows do not fit into the segment")
+        for i in range(start, stop):
+            row = &self.rows[i]
+            if row.queue == -2:
+                row.born_timestamp = store_timestamp
+            row.queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
+            if row.queue < 0:
+                raise MemoryError()
+        with nogil:
+            for i in range(start, stop):
+                row = &self.rows[i]
+                transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
+                if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
+                    row.queue_offset = 0
+                else:
+                    row.queue_offset = queues.slots[row.queue].next_offset
+                    queues.slots[row.queue].next_offset += 1
+                row.phy_offset = segment_phy_offset + position
+                row.body_crc = crc_of(row.body, row.body_size)
+                encode_record(row, &segment[position], row.phy_offset, store_timestamp)
+                position += row.size
+        return position
+
+    def results(self):
+        """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; store hosts (list)."""
+        cdef Py_ssize_t i
+        phy_offset = np.empty(self.count, np.int64)
+        queue_offset = np.empty(self.count, np.int64)
+        size = np.empty(self.count, np.int32)
+        queue_id = np.empty(self.count, np.int32)
+        cdef int64_t[::1] phy = phy_offset, queue = queue_offset
+        cdef int32_t[::1] sizes = size, ids = queue_id
+        cdef PutRow *row
+        cdef list topics = [], stored_hosts = []
+        for i in range(self.count):
+            row = &self.rows[i]
+            phy[i] = row.phy_offset
+            queue[i] = row.queue_offset
+            sizes[i] = row.size
+            ids[i] = row.queue_id
+            topics.append((<const char *>row.topic)[:row.topic_size].decode())
+            stored_hosts.append((<const char *>row.store_host)[:row.store_host_size])
+        return phy_offset, queue_offset, size, queue_id, topics, stored_hosts
+
+    def release(self):
+        """Let go of the messages or columns."""
+        self.count = 0
+        self._source = None
+
+
+cdef inline bint _same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
+    return row.topic_size == other.topic_size and memcmp(row.topic, other.topic, row.topic_size) == 0
+
+
+cdef int _check_row_topic(Py_ssize_t i, PutRow *row) except -1:
+    """check_topic for column values: same rules, the row named."""
+    try:
+        check_topic((<const char *>row.topic)[:row.topic_size].decode())
+    except UnicodeDecodeError:
+        raise _fault(i, "topic is not UTF-8") from None
+    except IllegalMessageError as error:
+        raise _fault(i, str(error)) from None
+    return 0
+
+
+cdef int _set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
+    cdef const int64_t[::1] column
+    cdef Py_ssize_t i
+    cdef int field
+    for i in range(count):
+        rows[i].queue = -1 if "born_timestamp" in numbers else -2
+    for name, values in numbers.items():
+        column = values
+        field = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
+                 "born_timestamp").index(name)
+        if column.shape[0] != count:
+            raise ValueError(f"{name} must have one number per row")
+        for i in range(count):
+            if field < 4 and (column[i] < -0x80000000 or column[i] > 0x7FFFFFFF):
+                raise _fault(i, f"{name} is outside 32 bits")
+            if field == 0:
+                rows[i].queue_id = <int32_t>column[i]
+            elif field == 1:
+                rows[i].flag = <int32_t>column[i]
+            elif field == 2:
+                rows[i].sys_flag = <int32_t>column[i]
+            elif field == 3:
+                rows[i].reconsume_times = <int32_t>column[i]
+            elif field == 4:
+                rows[i].prepared_transaction_offset = column[i]
+            else:
+                rows[i].born_timestamp = column[i]
+    return 0
+
+
+cdef int _set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1:
+    cdef const int64_t[::1] store = None, born = None
+    cdef list store_hosts = [], born_hosts = []
+    cdef bytes host
+    cdef Py_ssize_t i
+    if "store_host" in hosts:
+        store_hosts, store = hosts["store_host"]
+    if "born_host" in hosts:
+        born_hosts, born = hosts["born_host"]
+    for i in range(count):
+        host = store_hosts[store[i]] if store is not None and store[i] >= 0 else own
+        rows[i].store_host_size = <uint8_t>len(host)
+        memcpy(rows[i].store_host, <const char *>host, len(host))
+        host = born_hosts[born[i]] if born is not None and born[i] >= 0 else host
+        rows[i].born_host_size = <uint8_t>len(host)
+        memcpy(rows[i].born_host, <const char *>host, len(host))
+    return 0

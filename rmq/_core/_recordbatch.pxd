@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of records found by one scan or look-up."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t
+
+from rmq._core._record cimport RecordRow
+
+
+@cython.final
+cdef class RecordBatch:
+    """Rows of one scan over one segment's bytes. Fixed capacity, reused; borrows the bytes until the next scan."""
+    cdef:
+        RecordRow *rows
+        object _source              # memoryview that keeps the scanned bytes mapped
+        readonly int32_t capacity
+        readonly int32_t count      # rows filled
+        readonly int stop           # SCAN_*
+        readonly int64_t next_phy_offset   # where the next scan starts; at a stop with an error: the bad byte

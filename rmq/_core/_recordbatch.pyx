@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one scanner: a range of a segment to rows, and what is asked of rows. Rows borrow the segment's bytes.
+
+Source: RocketMQ CommitLog#checkMessageAndReturnSize, MessageDecoder#decode.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
+
+cimport rmq._core._layout as L
+from rmq._core._bytes cimport load_i64
+from rmq._core._javahash cimport decode_utf8
+from rmq._core._queuetable cimport QueueTable
+from rmq._core._record cimport (
+    PARSE_PROPERTIES,
+    RecordRow,
+    SCAN_BAD_QUEUE_OFFSET,
+    SCAN_FULL,
+    SCAN_LIMIT,
+    born_host_of,
+    find_properties,
+    next_key,
+    parse_record,
+    row_has_key,
+    store_host_of,
+)
+
+import numpy as np
+
+
+@cython.final
+cdef class RecordBatch:
+    def __cinit__(self, int32_t capacity=8192):
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        self.rows = <RecordRow *>calloc(capacity, sizeof(RecordRow))
+        if self.rows == NULL:
+            raise MemoryError()
+        self.capacity = capacity
+        self.stop = SCAN_FULL
+
+    def __dealloc__(self):
+        free(self.rows)
+
+    def __len__(self):
+        return self.count
+
+    def release(self):
+        """Forget the rows and let go of the bytes they borrow."""
+        self.count = 0
+        self._source = None
+
+    def scan(self, segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end, *,
+             int checks=0, QueueTable queues=None, bint expect_queue_offsets=False, int64_t byte_limit=0):
+        """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
+
+        begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
+        each row gets its queue's number; with expect_queue_offsets a record must carry its queue's next offset, which
+        then moves on. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that many bytes.
+        """
+        cdef const uint8_t[::1] view = segment
+        cdef int64_t segment_size = view.shape[0]
+        cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start
+        cdef const uint8_t *base
+        cdef RecordRow *row
+        cdef int stop = SCAN_FULL
+        cdef int32_t count = 0
+        if position < 0 or limit < position or limit > segment_size:
+            raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
+        self.release()
+        if position == limit:
+            self.stop = SCAN_LIMIT
+            self.next_phy_offset = begin
+            return SCAN_LIMIT
+        self._source = memoryview(segment)
+        base = &view[0]
+        start = position
+        with nogil:
+            while count < self.capacity:
+                if position == limit:
+                    stop = SCAN_LIMIT
+                    break
+                if byte_limit > 0 and position - start >= byte_limit:
+                    break
+                row = &self.rows[count]
+                stop = parse_record(base + position, limit - position, segment_size - position,
+                                    segment_phy_offset + position, checks, row)
+                if stop != SCAN_FULL:
+                    break
+                if queues is not None:
+                    row.queue = queues.find_or_add(row.base + row.topic_position, row.topic_size, row.queue_id)
+                    if row.queue < 0:
+                        with gil:
+                            raise MemoryError()
+                    if expect_queue_offsets and not queues.expect(row.queue, row.queue_offset, row.sys_flag):
+                        stop = SCAN_BAD_QUEUE_OFFSET
+                        break
+                position += row.size
+                count += 1
+        self.count = count
+        self.stop = stop
+        self.next_phy_offset = segment_phy_offset + position
+        return stop
+
+    def load(self, segment not None, int64_t segment_phy_offset, const int64_t[::1] phy_offsets not None,
+             int64_t end, *, int checks=0):
+        """Fill the batch with the records at the given phy offsets of one segment, those that are whole there.
+
+        Returns an int32 array with the position in phy_offsets of each row; what is no record below `end` is left
+        out. At most `capacity` offsets: ValueError.
+        """
+        cdef const uint8_t[::1] view = segment
+        cdef int64_t segment_size = view.shape[0], position, limit
+        cdef Py_ssize_t i
+        cdef int32_t count = 0
+        if phy_offsets.shape[0] > self.capacity:
+            raise ValueError("more offsets than the batch has rows")
+        self.release()
+        self._source = memoryview(segment)
+        found = np.empty(phy_offsets.shape[0], np.int32)
+        cdef int32_t[::1] out = found
+        limit = min(segment_size, end - segment_phy_offset)
+        with nogil:
+            for i in range(phy_offsets.shape[0]):
+                position = phy_offsets[i] - segment_phy_offset
+                if position < 0 or position >= limit:
+                    continue
+                if parse_record(&view[position], limit - position, segment_size - position, phy_offsets[i], checks,
+                                &self.rows[count]) == SCAN_FULL:
+                    out[count] = <int32_t>i
+                    count += 1
+        self.count = count
+        return found[:count]
+
+    def adopt(self, bytes data not None, list places not None):
+        """Rows from records that are built in memory, for inner batches: places holds (position in data, size to show).
+
+        Offsets are taken as the records state them. At most `capacity` records: ValueError, also for a bad record.
+        """
+        cdef const uint8_t[::1] view = data
+        cdef int32_t i
+        cdef int64_t position, room, own_offset
+        if len(places) > self.capacity:
+            raise ValueError("more records than the batch has rows")
+        self.release()
+        self._source = data
+        for i in range(<int32_t>len(places)):
+            position, size = places[i]
+            room = view.shape[0] - position
+            if position < 0 or room < L.RECORD_FIXED_SIZE:
+                raise ValueError(f"no record at {position}")
+            own_offset = load_i64(&view[position] + L.RECORD_PHY_OFFSET_OFFSET)
+            if parse_record(&view[position], room, room + L.BLANK_HEADER_SIZE, own_offset, PARSE_PROPERTIES,
+                            &self.rows[i]) != SCAN_FULL:
+                raise ValueError(f"no record at {position}")
+            self.rows[i].size = size
+        self.count = <int32_t>len(places)
+
+    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807):
+        """Keep rows with one of `topics` (bytes; None: any) and a store timestamp in [begin, end]; returns how many."""
+        cdef int32_t kept = 0, i
+        cdef RecordRow *row
+        cdef list names = None if topics is None else list(topics)
+        cdef Py_ssize_t k
+        cdef bytes name
+        cdef bint match
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.store_timestamp < begin or row.store_timestamp > end:
+                continue
+            if names is not None:
+                match = False
+                for k in range(len(names)):
+                    name = names[k]
+                    if len(name) == row.topic_size and memcmp(<const char *>name, row.base + row.topic_position,
+                                                              row.topic_size) == 0:
+                        match = True
+                        break
+                if not match:
+                    continue
+            if kept != i:
+                self.rows[kept] = row[0]
+            kept += 1
+        self.count = kept
+        return kept
+
+    def match(self, list topics not None, list keys not None, const int64_t[::1] wanted not None):
+        """Mask (bool array): row i has parsed properties, topic topics[wanted[i]] and carries keys[wanted[i]] (bytes).
+
+        A topic of None matches every topic. ROLLBACK messages never match, as RocketMQ does not index them.
+        """
+        cdef Py_ssize_t i
+        cdef bytes topic, key
+        cdef RecordRow *row
+        if wanted.shape[0] != self.count:
+            raise ValueError("wanted must have one number per row")
+        result = np.zeros(self.count, np.bool_)
+        cdef uint8_t[::1] out = result.view(np.uint8)
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            key = keys[wanted[i]]
+            topic = topics[wanted[i]]
+            if topic is not None and (len(topic) != row.topic_size or memcmp(
+                    <const char *>topic, row.base + row.topic_position, row.topic_size) != 0):
+                continue
+            out[i] = row_has_key(row, <const uint8_t *><const char *>key, len(key))
+        return result
+
+    def find_keys(self, set items not None):
+        """Pairs (row, (topic, key)) for each distinct item (topic bytes, key bytes) that a row carries.
+
+        Rows must have parsed properties. With topic None an item matches every topic. Source: IndexService#buildIndex.
+        """
+        cdef int32_t i
+        cdef RecordRow *row
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef int64_t size
+        cdef list found = []
+        for i in range(self.count):
+            row = &self.rows[i]
+            if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            pieces = set()
+            if row.uniq_key_size > 0:
+                pieces.add(PyBytes_FromStringAndSize(<const char *>row.base + row.uniq_key_position, row.uniq_key_size))
+            if row.keys_size > 0:
+                cursor = row.base + row.keys_position
+                end = cursor + row.keys_size
+                while next_key(&cursor, end, &piece, &size):
+                    pieces.add(PyBytes_FromStringAndSize(<const char *>piece, size))
+            if not pieces:
+                continue
+            topic = PyBytes_FromStringAndSize(<const char *>row.base + row.topic_position, row.topic_size)
+            for key in pieces:
+                if (topic, key) in items:
+                    found.append((i, (topic, key)))
+                if (None, key) in items:
+                    found.append((i, (None, key)))
+        return found
+
+    def has_inner_batches(self):
+        """Whether some row is an inner batch."""
+        cdef int32_t i
+        for i in range(self.count):
+            if self.rows[i].sys_flag & L.SYS_FLAG_INNER_BATCH:
+                return True
+        return False
+
+    def has_keys(self):
+        """Whether some row with parsed properties has a key to index."""
+        cdef int32_t i
+        cdef const uint8_t *cursor
+        cdef const uint8_t *piece
+        cdef int64_t size
+        for i in range(self.count):
+            if self.rows[i].sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+                continue
+            cursor = self.rows[i].base + self.rows[i].keys_position
+            if self.rows[i].uniq_key_size > 0 or (self.rows[i].keys_size > 0 and next_key(
+                    &cursor, cursor + self.rows[i].keys_size, &piece, &size)):
+                return True
+        return False
+
+    def ambiguous(self):
+        """(phy offset, end) of the rows whose keys RocketMQ <= 4.9.0 reads otherwise than the newer rules."""
+        cdef int32_t i
+        cdef RecordRow old
+        cdef RecordRow *row
+        cdef list found = []
+        for i in range(self.count):
+            row = &self.rows[i]
+            old = row[0]
+            old.keys_size = old.uniq_key_size = -1
+            find_properties(&old, True)
+            if old.keys_size != row.keys_size or old.uniq_key_size != row.uniq_key_size or \
+                    (row.keys_size > 0 and old.keys_position != row.keys_position) or \
+                    (row.uniq_key_size > 0 and old.uniq_key_position != row.uniq_key_position):
+                found.append((row.phy_offset, row.phy_offset + row.size))
+        return found
+
+    def numbers(self, str field not None):
+        """int64 array of one field: phy_offset, size, queue, queue_offset, store_timestamp or sys_flag."""
+        cdef int32_t i
+        result = np.empty(self.count, np.int64)
+        cdef int64_t[::1] out = result
+        cdef int which = ("phy_offset", "size", "queue", "queue_offset", "store_timestamp", "sys_flag").index(field)
+        for i in range(self.count):
+            out[i] = (self.rows[i].phy_offset if which == 0 else self.rows[i].size if which == 1
+                      else self.rows[i].queue if which == 2 else self.rows[i].queue_offset if which == 3
+                      else self.rows[i].store_timestamp if which == 4 else self.rows[i].sys_flag)
+        return result
+
+    def fields(self, int32_t i):
+        """The fields of row i as the tuple that StoredMessage takes, bytes copied. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        cdef RecordRow *row = &self.rows[i]
+        cdef const char *base = <const char *>row.base
+        cdef int born_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_BORN_HOST_IPV6 else L.HOST_IPV4_SIZE
+        cdef int store_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
+        return (
+            decode_utf8(row.base + row.topic_position, row.topic_size), row.queue_id, row.queue_offset, row.phy_offset,
+            row.size, row.flag, row.sys_flag, row.born_timestamp,
+            PyBytes_FromStringAndSize(<const char *>born_host_of(row), born_size), row.store_timestamp,
+            PyBytes_FromStringAndSize(<const char *>store_host_of(row), store_size), row.reconsume_times,
+            row.prepared_transaction_offset, row.body_crc,
+            PyBytes_FromStringAndSize(base + row.body_position, row.body_size),
+            PyBytes_FromStringAndSize(base + row.properties_position, row.properties_size),
+        )

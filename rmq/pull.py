@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues to messages: pages by queue offset with tag filters, and search by store timestamp.
+
+Source: RocketMQ DefaultMessageStore#getMessage, ConsumeQueue#getOffsetInQueueByTime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmq._core._javahash import java_hash
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq.commitlog import CommitLog
+from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue
+from rmq.errors import CorruptFileError
+from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
+from rmq.query import messages_at
+
+PULL_CHUNK = 1024
+EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
+
+
+def tag_set(tags: str | None) -> set[str] | None:
+    """Tags of a subscription such as "A || B"; None: every message. Source: FilterAPI#buildSubscriptionData."""
+    if tags is None:
+        return None
+    if not isinstance(tags, str):
+        raise TypeError(f"tags must be str, got {type(tags).__name__}")
+    wanted = {tag.strip() for tag in tags.split("||")} - {""}
+    return None if not wanted or tags.strip() == "*" else wanted
+
+
+def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: int, limit: int,
+               wanted: set[str] | None) -> PullResult:  # fmt: skip
+    """Up to `limit` messages from a queue offset that lies in the queue."""
+    low, high = queue.min_offset, queue.max_offset
+    hashes = None if wanted is None else np.array(sorted(java_hash(tag) for tag in wanted), np.int32)
+    messages: list[StoredMessage] = []
+    removed = False
+    at = queue_offset
+    while at < high and len(messages) < limit:
+        offsets, sizes, tags_codes = queue.read(at, min(PULL_CHUNK, high - at))
+        if not len(offsets):
+            break
+        gone = (offsets < log.min_phy_offset) | (sizes == UNIT_PRE_BLANK_SIZE)
+        removed = removed or bool(gone.any())
+        chosen = np.flatnonzero(~gone)
+        if hashes is None:
+            chosen = chosen[: limit - len(messages)]
+        else:
+            # A unit of an extended queue holds an address there; only the message tells its tags.
+            passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
+            chosen = chosen[passes[chosen]]
+        stored = messages_at(log, offsets[chosen], log_end)
+        following = at + len(offsets)
+        for number in chosen.tolist():
+            message = _own_message(queue, at + number, stored.get(int(offsets[number])), int(sizes[number]))
+            if wanted is None or (message.tags or "") in wanted:
+                messages.append(message)
+                if len(messages) == limit:
+                    following = at + number + 1
+                    break
+        at = following
+    if messages:
+        status = PullStatus.FOUND
+    elif at == queue_offset:
+        status = PullStatus.OFFSET_FOUND_NULL
+    else:
+        status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
+    return PullResult(status, at, low, high, messages)
+
+
+def _own_message(queue: ConsumeQueue, queue_offset: int, message: StoredMessage | None, size: int) -> StoredMessage:
+    """The message a unit points to; CorruptFileError when it is none of this queue's."""
+    if message is not None and message.size == size and (
+        queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
+    ):
+        return message
+    path, position = queue.place_of(queue_offset)
+    raise CorruptFileError(path, position, "unit points to no message of this queue")
+
+
+def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_offset: int, limit: int,
+                 wanted: set[str] | None) -> PullResult:  # fmt: skip
+    """pull_units for a queue of inner batches."""
+    messages: list[StoredMessage] = []
+    at = queue_offset
+    while at < queue.max_offset and len(messages) < limit:
+        unit = queue.unit_of(at)
+        if unit is None:
+            at += 1
+            continue
+        phy_offset, _, base, count = unit
+        wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end).get(phy_offset)
+        if wrapper is not None:
+            for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]:
+                message = StoredMessage(fields)
+                if message.queue_offset < at or len(messages) == limit:
+                    continue
+                at = message.queue_offset + 1
+                if wanted is None or (message.tags or "") in wanted:
+                    messages.append(message)
+        if len(messages) < limit:
+            at = max(at, base + count)
+    status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
+    return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
+
+
+def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str) -> int:
+    """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it. Binary search."""
+
+    def store_timestamp(queue_offset: int) -> int:
+        offsets, sizes, _ = queue.read(queue_offset, 1)
+        stored = messages_at(log, offsets, log_end)
+        return _own_message(queue, queue_offset, stored.get(int(offsets[0])), int(sizes[0])).store_timestamp
+
+    low, high = queue.min_offset, queue.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        found = store_timestamp(middle)
+        if found < time or (boundary == "UPPER" and found == time):
+            low = middle + 1
+        else:
+            high = middle
+    return low if boundary == "LOWER" else max(low - 1, queue.min_offset)
+
+
+def search_batches(queue: BatchConsumeQueue, time: int, boundary: str) -> int:
+    """search_units by the store timestamps in the units of a queue of inner batches."""
+    times = queue.units[:, 3]
+    number = int(np.searchsorted(times, time, side="left" if boundary == "LOWER" else "right"))
+    if boundary == "LOWER":
+        return int(queue.units[number, 4]) if number < len(times) else queue.max_offset
+    return int(queue.units[number - 1, 4] + queue.units[number - 1, 5]) - 1 if number else queue.min_offset

@@ -1,0 +1,368 @@
+"""Wrong arguments of reads, of opening and of index files; closed stores: a typed error, nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pyarrow as pa
+import pytest
+from test_bad_input import CONFIG, SIZES, assert_holds, message
+
+import rmq
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+NAIVE = NOON.replace(tzinfo=None)
+HUGE = 10**30
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Store]:
+    """Holds messages 0 to 4; for calls that change nothing."""
+    path = tmp_path_factory.mktemp("shared") / "store"
+    with rmq.open(path, "a", config=CONFIG) as opened:
+        opened.put_many([message(i) for i in range(5)])
+        yield opened
+        assert_holds(opened, [b"body %d" % i for i in range(5)])
+    assert oracle.check_store(path, 10, 30) == []
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
+    *((lambda s, v=v: s.query(v, "all"), TypeError, "topic") for v in (None, 5, b"T", ["T"])),
+    *((lambda s, v=v: s.query("T", v), TypeError, "key") for v in (None, 5, b"T", ["all"])),
+    (lambda s: s.query("\ud800", "all"), ValueError, "topic"),
+    (lambda s: s.query("T", "\ud800"), ValueError, "key"),
+    *((lambda s, v=v: s.query("T", "all", limit=v), ValueError, "limit") for v in (0, -1, -HUGE)),
+    *((lambda s, v=v: s.query("T", "all", limit=v), TypeError, "limit") for v in ("1", 1.0, True, [1])),
+    *((lambda s, n=n: s.query("T", "all", **{n: NAIVE}), ValueError, n) for n in ("begin", "end")),
+    *((lambda s, n=n: s.query("T", "all", **{n: HUGE}), ValueError, n) for n in ("begin", "end")),
+    *(
+        (lambda s, n=n, v=v: s.query("T", "all", **{n: v}), TypeError, n)
+        for n in ("begin", "end")
+        for v in ("2026", 1.5, True, NOON.date())
+    ),
+    *(
+        (lambda s, v=v: s.query_many("T", v), TypeError, "keys")
+        for v in (
+            None,
+            5,
+            "all",
+            b"all",
+            ["all", 5],
+            ["all", b"x"],
+            [["a"]],
+            np.array([1]),
+            np.array([["a"]]),
+            pa.array([1]),
+            pa.array([b"a"]),
+        )
+    ),
+    *(
+        (lambda s, v=v: s.query_many("T", v), ValueError, "key")
+        for v in (pa.array(["a", None]), np.array([b"\xff"]), ["\ud800"])
+    ),
+    *((lambda s, v=v: s.query_many("T", ["all"], columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),
+    *((lambda s, v=v: s.query_many("T", ["all"], columns=v), ValueError, "columns") for v in (["Body"], ["body"] * 2)),
+    *(
+        (lambda s, v=v: s.select_phy_offset_many("T", v), TypeError, "keys")
+        for v in (None, 5, "all", b"all", ["all", 5], np.array([1]), np.array([["a"]]), pa.array([1]), [None])
+    ),
+    *(
+        (lambda s, v=v: s.select_phy_offset_many("T", v), ValueError, "keys")
+        for v in (pa.array(["a", None]), np.array([b"\xff"]))
+    ),
+    *((lambda s, v=v: s.select_phy_offset_many("T", ["a"], max_num=v), TypeError, "max_num") for v in ("1", 1.0, None)),
+    (lambda s: s.select_phy_offset_many("T", ["a"], max_num=-1), ValueError, "max_num"),
+    (lambda s: s.select_phy_offset_many(5, ["a"]), TypeError, "topic"),
+    (lambda s: s.select_phy_offset_many("T", ["a"], begin=NAIVE), ValueError, "begin"),
+    *((lambda s, v=v: s.pull(v), TypeError, "topic") for v in (None, 5, b"T")),
+    *((lambda s, v=v: s.pull("T", v), TypeError, "queue_id") for v in (None, "0", 1.0, True)),
+    *((lambda s, v=v: s.pull("T", 0, v), TypeError, "queue_offset") for v in (None, "0", 1.0, True)),
+    *((lambda s, v=v: s.pull("T", 0, v), ValueError, "queue_offset") for v in (HUGE, -HUGE)),
+    *((lambda s, v=v: s.pull("T", 0, 0, v), TypeError, "limit") for v in (None, "0", 1.0, True)),
+    (lambda s: s.pull("T", 0, 0, -1), ValueError, "limit"),
+    *((lambda s, v=v: s.pull("T", tags=v), TypeError, "tags") for v in (5, b"a", ["tag"])),
+    *((lambda s, v=v: s.lookup(v), TypeError, "id") for v in (None, 1.5, True, b"a", {})),
+    *(
+        (lambda s, v=v: s.lookup(v), TypeError, "topic|queue_id|queue_offset")
+        for v in ((1, 0, 0), ("T", "0", 0), ("T", 0, "0"))
+    ),
+    *((lambda s, v=v: s.lookup(v), (TypeError, ValueError), "id") for v in (("T", 0), (), ("T", 0, 0, 0))),
+    (lambda s: s.lookup("\ud800"), ValueError, "id"),
+    (lambda s: s.lookup("all", topic=5), TypeError, "topic"),
+    *(
+        (lambda s, v=v: s.lookup(v), KeyError, ".")
+        for v in (
+            1,
+            -1,
+            2**63,
+            HUGE,
+            -HUGE,
+            "",
+            "x",
+            "0" * 32,
+            "F" * 56,
+            ("T", 0, 99),
+            ("T", -1, 0),
+            ("T", 2**40, 0),
+            ("../x", 0, 0),
+            ("T", 0, -1),
+        )
+    ),
+    *((lambda s, v=v: s.search_offset("T", 0, v), TypeError, "timestamp") for v in (None, "1", 1.5, True)),
+    *((lambda s, v=v: s.search_offset("T", 0, v), ValueError, "timestamp") for v in (NAIVE, HUGE)),
+    *((lambda s, v=v: s.search_offset("T", 0, 0, v), (TypeError, ValueError), "boundary") for v in (None, "lower", 5)),
+    *((lambda s, v=v: s.scan(topics=v), TypeError, "topics") for v in ("T", 5, [5], [b"T"], [None])),
+    (lambda s: s.scan(topics=["\ud800"]), ValueError, "topics"),
+    *((lambda s, v=v: s.scan(columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),
+    *((lambda s, v=v: s.scan(columns=v), ValueError, "columns") for v in (["nothing"], ["body", "body"])),
+    *(
+        (lambda s, n=n, v=v: s.scan(**{n: v}), ValueError, n)
+        for n in ("batch_rows", "batch_bytes")
+        for v in (0, -1, HUGE)
+    ),
+    *(
+        (lambda s, n=n, v=v: s.scan(**{n: v}), TypeError, n)
+        for n in ("batch_rows", "batch_bytes")
+        for v in ("1", None, 1.5)
+    ),
+    *(
+        (lambda s, n=n, v=v: s.scan(**{n: v}), TypeError, n)
+        for n in ("begin_phy_offset", "end_phy_offset")
+        for v in ("1", 1.5, True, NOON)
+    ),
+    *(
+        (lambda s, n=n: s.scan(**{n: HUGE}), ValueError, n)
+        for n in ("begin_phy_offset", "end_phy_offset", "begin", "end")
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "error", "named"), READS, ids=[f"{i}-{case[2]}" for i, case in enumerate(READS)])
+def test_a_wrong_argument_of_a_read_is_named(
+    shared: rmq.Store, read: Callable[[rmq.Store], Any], error: Any, named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        read(shared)
+
+
+@pytest.mark.parametrize("limit", [5, 6, 2**31, 2**63 - 1, 2**63, HUGE])
+def test_a_huge_limit_means_everything(shared: rmq.Store, limit: int) -> None:
+    assert len(shared.query("T", "all", limit=limit)) == 5
+    assert shared.query_many("T", ["all", "key1"], limit=limit).table.num_rows == 6
+    assert len(shared.pull("T", 0, 0, limit).messages) == 3
+    assert [len(row) for row in shared.select_phy_offset_many("T", ["all"], max_num=limit).to_pylist()] == [5]
+
+
+def test_an_empty_list_of_keys_has_an_empty_answer(shared: rmq.Store) -> None:
+    for keys in (
+        [],
+        (),
+        iter([]),
+        np.array([], "S1"),
+        np.array([], "U1"),
+        np.array([], object),
+        pa.array([], pa.string()),
+    ):
+        assert shared.query_many("T", keys).table.num_rows == 0
+    assert len(shared.select_phy_offset_many("T", [])) == 0
+    assert shared.query_many("T", ["", "all"]).table["key_index"].to_pylist() == [1] * 5
+
+
+def test_names_that_point_outside_read_nothing(shared: rmq.Store) -> None:
+    (shared.path.parent / "T").mkdir(exist_ok=True)
+    for topic in ("../x", "/etc", ".", "..", "T/0", "a\0b", "", "x" * 5000):
+        assert shared.query(topic, "all") == []
+        assert shared.pull(topic).messages == []
+        assert shared.search_offset(topic, 0, 0) == 0
+        assert shared.scan(topics=[topic]).read_all().num_rows == 0
+    for queue_id in (-1, 2, 2**31, HUGE, -HUGE):
+        assert shared.pull("T", queue_id).messages == []
+
+
+# ---- opening ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["", "w", "rw", "R", "r ", "rb", None, 5, b"r", ["r"]])
+def test_an_unknown_mode_opens_nothing(tmp_path: Path, mode: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="mode"):
+        rmq.open(tmp_path / "s", mode)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "extra", [{"config": {}}, {"config": "x"}, {"clock": 5}, {"clock": "x"}, {"repair": "no"}, {"repair": None}]
+)
+def test_wrong_types_of_open_are_named_and_make_nothing(tmp_path: Path, extra: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(extra))):
+        rmq.open(tmp_path / "s", "a", **extra)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, 5, 1.5, ["s"], b"\xff", "a\0b", "\ud800"])
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_path_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, mode: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((TypeError, ValueError, FileNotFoundError, NotADirectoryError)):
+        rmq.open(path, mode)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: value} for name in SIZES for value in (0, -1, 2**31, HUGE)),
+        {"max_index_num": 1},
+        {"mapped_file_size_commit_log": 100},
+        {"flush_disk_type": "NOW"},
+        {"rocketmq_version": "3.2.6"},
+        {"rocketmq_version": "new"},
+        {"message_delay_level": ""},
+        {"message_delay_level": "1x"},
+        {"message_delay_level": "\u00b2s"},
+        {"store_host": "nowhere"},
+        {"max_message_size": 0},
+        {"max_hash_slot_num": 2**30},
+        {"enabled_append_prop_crc": True, "rocketmq_version": "5.1.0"},
+    ],
+)
+def test_a_config_that_makes_no_store_is_refused_and_makes_none(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        rmq.open(tmp_path / "s", "a", config=rmq.StoreConfig(**fields))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: "5"} for name in SIZES),
+        {"max_index_num": 5.0},
+        {"max_index_num": True},
+        {"store_host": 5},
+        {"store_path_commit_log": 5},
+        {"no_such_field": 5},
+        {"message_index_enable": 1},
+        {"rocketmq_version": None},
+    ],
+)
+def test_a_config_field_of_another_type_is_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(fields))):
+        rmq.StoreConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"mapedFileSizeCommitLog=x\nmappedFileSizeCommitLog=x\n",
+        b"maxIndexNum=\n",
+        b"# ok\nmaxIndexNum=\xff\n",
+        b"messageIndexEnable=maybe\n",
+    ],
+)
+def test_a_broker_conf_that_does_not_fit_names_file_and_line(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "broker.conf").write_bytes(text)
+    with pytest.raises(ValueError, match=r"broker\.conf, line"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+
+
+# ---- closed, pickled, single files -----------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[rmq.Store], Any]] = {
+    "put": lambda s: s.put(message(0)),
+    "put_many": lambda s: s.put_many([message(0)]),
+    "put_batch": lambda s: s.put_batch([message(0)]),
+    "flush": lambda s: s.flush(),
+    "query": lambda s: s.query("T", "all"),
+    "query_many": lambda s: s.query_many("T", ["all"]),
+    "select": lambda s: s.select_phy_offset_many("T", ["all"]),
+    "pull": lambda s: s.pull("T"),
+    "lookup": lambda s: s.lookup(0),
+    "lookup text": lambda s: s.lookup("x"),
+    "search_offset": lambda s: s.search_offset("T", 0, 0),
+    "scan": lambda s: s.scan(),
+    "topics": lambda s: s.topics(),
+    "min_phy_offset": lambda s: s.min_phy_offset,
+    "max_phy_offset": lambda s: s.max_phy_offset,
+    "arrow": lambda s: s.__arrow_c_stream__(),
+    "with": lambda s: s.__enter__(),
+    "pa.table": lambda s: pa.table(s),
+}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_closed_store_says_so_whatever_it_is_asked(tmp_path: Path, mode: str) -> None:
+    with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
+        store.put(message(0))
+    store = rmq.open(tmp_path / "s", mode)
+    found, begun = store.query("T", "all"), store.scan(batch_rows=1)
+    store.close()
+    store.close()
+    for name, call in CALLS.items():
+        with pytest.raises(rmq.StoreClosedError, match=r".") as caught:
+            call(store)
+        assert caught.type is rmq.StoreClosedError, name
+    with pytest.raises(rmq.StoreClosedError):
+        begun.read_all()
+    assert (store.closed, found[0].body, found[0].keys) == (True, b"body 0", ("key0", "all"))
+
+
+def test_a_store_open_for_reading_takes_nothing(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
+        store.put(message(0))
+    with rmq.open(tmp_path / "s") as store:
+        for name in ("put", "put_many", "put_batch", "flush"):
+            with pytest.raises(rmq.StoreReadOnlyError):
+                CALLS[name](store)
+        assert_holds(store, [b"body 0"])
+
+
+@pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_store_is_not_copied(shared: rmq.Store, copier: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="path"):
+        copier(shared)
+
+
+FILE_CALLS: list[tuple[Callable[[rmq.IndexFile], Any], Any, str]] = [
+    *((lambda f, v=v: f.put_key(v, 0, 0), TypeError, "key") for v in (None, 5, b"T#k", ["T#k"])),
+    *(
+        (lambda f, v=v: f.put_key("T#k", v, 0), (TypeError, ValueError), "phy_offset")
+        for v in (None, "x", HUGE, [1, 2], 1.5)
+    ),
+    *(
+        (lambda f, v=v: f.put_key("T#k", 0, v), (TypeError, ValueError), "timestamp")
+        for v in (None, "x", HUGE, NAIVE, 1.5)
+    ),
+    (lambda f: f.put_keys(["a", "b"], [1], [1, 2]), ValueError, "length"),
+    (lambda f: f.put_keys(["a", 5], [1, 2], [1, 2]), TypeError, "keys"),
+    (lambda f: f.put_keys("ab", [1, 2], [1, 2]), TypeError, "keys"),
+    (lambda f: f.put_keys(["a"], [[1]], [1]), ValueError, "phy_offset"),
+    *((lambda f, v=v: f.select_phy_offset("T#k", v), TypeError, "max_num") for v in (None, "1", 1.5)),
+    *((lambda f, v=v: f.select_phy_offset("T#k", v), ValueError, "max_num") for v in (-1, -HUGE)),
+    (lambda f: f.select_phy_offset(5), TypeError, "key"),
+    (lambda f: f.select_phy_offset("T#k", 1, NAIVE), ValueError, "begin"),
+    (lambda f: f.select_phy_offset("T#k", 1, 0, HUGE), ValueError, "end"),
+    (lambda f: f.select_phy_offset_many("T#k"), TypeError, "keys"),
+    (lambda f: pickle.dumps(f), TypeError, "pickle"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FILE_CALLS)))
+def test_a_wrong_argument_of_an_index_file_puts_no_entry(tmp_path: Path, number: int) -> None:
+    call, error, named = FILE_CALLS[number]
+    with rmq.IndexFile(tmp_path / "f", "x", max_hash_slot_num=10, max_index_num=30) as file:
+        assert file.put_key("T#k", 77, 1000)
+        with pytest.raises(error, match=named):
+            call(file)
+        assert (file.index_count, file.select_phy_offset("T#k", 2**40)) == (2, [77])
+    with pytest.raises(rmq.StoreClosedError):
+        file.select_phy_offset("T#k")
+    with pytest.raises(rmq.StoreClosedError):
+        file.put_key("T#k", 1, 1)
