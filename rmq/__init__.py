@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apache RocketMQ's message store: the same files, byte for byte, written, read and queried from Python."""
+"""Apache RocketMQ's message store: the same files, byte for byte, written, read and queried from Python.
 
-from rmq._core._javahash import index_key_hash, java_hash
-from rmq._core._message import Message
-from rmq.config import StoreConfig
-from rmq.errors import (
-    CorruptFileError,
-    IllegalMessageError,
-    MessageTooLargeError,
-    RmqError,
-    StoreClosedError,
-    StoreLockedError,
-    StoreReadOnlyError,
-    UnsupportedFormatError,
-)
-from rmq.index import MAX_TIMESTAMP, IndexFile
-from rmq.message import (
-    PullResult,
-    PullStatus,
-    PutResult,
-    PutResults,
-    StoredMessage,
-    parse_offset_msg_id,
-    parse_uniq_key,
-)
-from rmq.query import QueryManyResult, QueryResult
-from rmq.store import Store
-from rmq.store import open_store as open
+Names are loaded when first used: `import rmq` alone costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmq._core._javahash import index_key_hash, java_hash
+    from rmq._core._message import Message
+    from rmq.config import StoreConfig
+    from rmq.errors import (
+        CorruptFileError,
+        IllegalMessageError,
+        MessageTooLargeError,
+        RmqError,
+        StoreClosedError,
+        StoreLockedError,
+        StoreReadOnlyError,
+        UnsupportedFormatError,
+    )
+    from rmq.index import MAX_TIMESTAMP, IndexFile
+    from rmq.message import (
+        PullResult,
+        PullStatus,
+        PutResult,
+        PutResults,
+        StoredMessage,
+        parse_offset_msg_id,
+        parse_uniq_key,
+    )
+    from rmq.query import QueryManyResult, QueryResult
+    from rmq.store import Store, open
 
 __version__ = "0.1.0"
 
@@ -57,3 +63,29 @@ __all__ = [
     "parse_offset_msg_id",
     "parse_uniq_key",
 ]
+
+_HOMES = {
+    "rmq._core._javahash": ("index_key_hash", "java_hash"),
+    "rmq._core._message": ("Message",),
+    "rmq.config": ("StoreConfig",),
+    "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "rmq.index": ("MAX_TIMESTAMP", "IndexFile"),
+    "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
+                    "parse_uniq_key"),  # fmt: skip
+    "rmq.query": ("QueryManyResult", "QueryResult"),
+    "rmq.store": ("Store", "open"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rmq' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

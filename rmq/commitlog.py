@@ -59,6 +59,11 @@ class Segment:
                     self._file = MappedFile(self.path, size=self._size, writable=self._writable)
         return self._file
 
+    def used_end(self, begin: int) -> int:
+        """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
+        data_end = self.file.data_end()
+        return used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
+
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
         self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
@@ -298,7 +303,7 @@ class CommitLog:
         for segment in self.segments:
             if segment.end > phy_offset:
                 begin = max(0, phy_offset - segment.start)
-                end = used_size(segment.file.map, begin)
+                end = segment.used_end(begin)
                 if end > begin:
                     found.append((segment.path, begin, segment.file.map[begin:end]))
         return found
@@ -314,7 +319,7 @@ class CommitLog:
                 continue
             kept.append(segment)
             begin = phy_offset - segment.start
-            if segment.end > phy_offset and (end := used_size(segment.file.map, begin)) > begin:
+            if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
                 # A new record may end where a torn one ended: what follows must not be a record again.
                 segment.file.reserve(begin, end, 0)
                 segment.file.map[begin:end] = bytes(end - begin)

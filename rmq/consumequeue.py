@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,8 +50,9 @@ class ConsumeQueue:
         self._writable = writable
         self._starts: list[int] = []
         self._dirty: set[Path] = set()
-        self._tail: list[bytes] = []
+        self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
+        self._lock = threading.RLock()
         self._load()
 
     # ---- files ----
@@ -115,12 +117,13 @@ class ConsumeQueue:
 
     def read(self, queue_offset: int, count: int) -> Units:
         """(phy_offset int64, size int32, tags_code int64) of up to `count` units from a queue offset on."""
-        count = max(0, min(count, self.max_offset - queue_offset))
-        file_count = min(count, self._tail_start - queue_offset) if self._tail else count
-        data = self._read_file(queue_offset, file_count) if file_count > 0 else b""
-        if file_count < count and len(data) == max(file_count, 0) * UNIT_SIZE:
-            first = max(queue_offset, self._tail_start) - self._tail_start
-            data += b"".join(self._tail[first : first + count - max(file_count, 0)])
+        with self._lock:
+            count = max(0, min(count, self.max_offset - queue_offset))
+            in_files = max(0, min(count, self._tail_start - queue_offset)) if self._tail else count
+            data = self._read_file(queue_offset, in_files) if in_files else b""
+            if in_files < count and len(data) == in_files * UNIT_SIZE:
+                first = (queue_offset + in_files - self._tail_start) * UNIT_SIZE
+                data += bytes(self._tail[first : first + (count - in_files) * UNIT_SIZE])
         return unpack_units(data)
 
     def place_of(self, queue_offset: int) -> tuple[Path, int]:
@@ -157,30 +160,32 @@ class ConsumeQueue:
         A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in
         between are missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
-        count = len(data) // UNIT_SIZE
-        if first < self.max_offset:
-            common = min(count, self.max_offset - first)
-            if not self._writable or self._read_file(first, common) == data[: common * UNIT_SIZE]:
-                first, data, count = first + common, data[common * UNIT_SIZE :], count - common
-            else:
-                self.cut(first)
-            if not count:
+        with self._lock:
+            if first < self.max_offset:
+                common = min(len(data) // UNIT_SIZE, self.max_offset - first)
+                if self._writable and self._read_file(first, common) != data[: common * UNIT_SIZE]:
+                    self.cut(first)
+                else:
+                    first, data = first + common, data[common * UNIT_SIZE :]
+            if not data:
                 return
-        if first > self.max_offset and self.max_offset > self.min_offset:
-            raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
-        if not self._writable:
-            if not self._tail:
-                self._tail_start = first
-                if self.max_offset == 0:
-                    self.min_offset = first
-            self._tail.extend(data[i : i + UNIT_SIZE] for i in range(0, len(data), UNIT_SIZE))
-        else:
-            if first > self.max_offset or (first and not self._starts):
-                begin = (first * UNIT_SIZE - first * UNIT_SIZE % self._segment_size) // UNIT_SIZE
-                self._write(begin, pre_blank_units(first - begin))
-                self.min_offset = first
-            self._write(first, data)
-        self.max_offset = first + count
+            if first > self.max_offset > self.min_offset:
+                raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
+            if self._writable:
+                self._append_to_files(first, data)
+            else:
+                if not self._tail:
+                    self._tail_start = first
+                    self.min_offset = first if self.max_offset == 0 else self.min_offset
+                self._tail += data
+            self.max_offset = first + len(data) // UNIT_SIZE
+
+    def _append_to_files(self, first: int, data: bytes) -> None:
+        if first and (first > self.max_offset or not self._starts):
+            begin = (first * UNIT_SIZE - first * UNIT_SIZE % self._segment_size) // UNIT_SIZE
+            self._write(begin, pre_blank_units(first - begin))
+            self.min_offset = first
+        self._write(first, data)
 
     def _write(self, first: int, data: bytes) -> None:
         position = first * UNIT_SIZE
@@ -256,18 +261,24 @@ class ConsumeQueue:
         return dirty
 
     def forget_tail(self, phy_offset: int) -> None:
-        """Drop units in memory whose records lie below a phy offset: the writer's files have them by now."""
-        if not self._tail:
-            return
-        offsets, _, _ = unpack_units(b"".join(self._tail))
-        done = int(np.searchsorted(offsets, phy_offset))
-        if done:
-            self._starts = []
-            kept, self._tail = self._tail[done:], []
-            max_offset, min_offset = self.max_offset, self.min_offset
+        """Drop units kept in memory whose records lie below a phy offset: the writer has them in its files by now."""
+        with self._lock:
+            offsets, _, _ = unpack_units(self._tail)
+            done = int(np.searchsorted(offsets, phy_offset))
+            if not done:
+                return
+            kept, min_offset = self._tail[done * UNIT_SIZE :], self.min_offset
+            self._tail_start += done
+            self._tail, self._starts = bytearray(), []
             self._load()
-            self._tail, self._tail_start = kept, self._tail_start + done
-            self.max_offset, self.min_offset = max_offset, min_offset
+            self._tail = kept
+            self.min_offset = min_offset
+            self.max_offset = self._tail_start + len(kept) // UNIT_SIZE
+
+    @property
+    def tail_size(self) -> int:
+        """Bytes of units kept in memory."""
+        return len(self._tail)
 
 
 class QueueSet:

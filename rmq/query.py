@@ -38,11 +38,15 @@ class QueryResult(list[StoredMessage]):
 
 @dataclass(frozen=True)
 class QueryManyResult:
-    """table: key_index and message columns, by key_index, newest first in a key. truncated: bool per key."""
+    """table: key_index and message columns, by key_index, newest first within a key.
+
+    truncated: more messages of some key match than the limit let through; truncated_keys: the key_index of each such.
+    """
 
     table: pa.Table
     complete: bool
-    truncated: npt.NDArray[np.bool_]
+    truncated: bool
+    truncated_keys: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

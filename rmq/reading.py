@@ -157,7 +157,8 @@ class StoreReader(ABC):
         table = pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable")))
         key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
         table = table.add_column(0, "key_index", key_index)
-        return QueryManyResult(table, is_complete, found.truncated)
+        cut = np.flatnonzero(found.truncated)
+        return QueryManyResult(table, is_complete, bool(len(cut)), cut)
 
     def _find(self, topic: str, keys: list[str], begin: Any, end: Any, limit: int | None,
               complete: bool) -> tuple[Found, int, bool]:  # fmt: skip

@@ -99,7 +99,8 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
         if segment.end <= end.phy_offset:
             continue
         begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
-        found = resync(segment.file.map, segment.start, min(begin, segment.end), segment.end)
+        used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
+        found = resync(segment.file.map, segment.start, min(begin, used), used)
         if found >= 0:
             end.next_phy_offset = found
             batch = RecordBatch(1)

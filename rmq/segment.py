@@ -128,6 +128,24 @@ class MappedFile:
         allocate(self._descriptor, begin, target - begin)
         self.reserved = target
 
+    def data_end(self) -> int:
+        """Position behind the last byte that the file system holds data for; what follows reads as zeros."""
+        if not hasattr(os, "SEEK_DATA"):
+            return self.size
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            end = position = 0
+            while position < self.size:
+                position = os.lseek(descriptor, position, os.SEEK_DATA)
+                end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
+            return end
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data behind `position`
+                return end
+            raise
+        finally:
+            os.close(descriptor)
+
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""
         os.fdatasync(self._descriptor) if hasattr(os, "fdatasync") else os.fsync(self._descriptor)
@@ -241,3 +259,21 @@ class StoreLock:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process, a broker or this library, holds the lock file; asked without taking it."""
+    if not hasattr(fcntl, "F_OFD_GETLK"):
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        answer = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))
+        return bool(answer[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

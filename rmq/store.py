@@ -45,7 +45,7 @@ def system_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def open_store(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig | None = None,
+def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig | None = None,
                clock: Callable[[], int] | None = None, repair: bool = False) -> Store:  # fmt: skip
     """Open a store directory: "r" read only, "r+" existing, "a" created when missing, "x" new. A context manager.
 

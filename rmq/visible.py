@@ -5,9 +5,6 @@ which ranges of the log the index covers. Nothing is written; every answer is as
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
 import threading
 
 from rmq._core._record import SCAN_LIMIT
@@ -27,26 +24,11 @@ from rmq.recovery import (
     find_end,
     look_behind,
     start_without_marks,
+    was_left_alone,
 )
+from rmq.segment import is_locked
 
-_FLOCK = struct.Struct("hhqqi4x")
-
-
-def is_locked(paths: StorePaths) -> bool:
-    """Whether some process has the store open for writing, a broker or this library."""
-    try:
-        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        if not hasattr(fcntl, "F_OFD_GETLK"):
-            return False
-        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0] != fcntl.F_UNLCK)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 
 
 class Visible:
@@ -64,7 +46,7 @@ class Visible:
         self._mark: Mark | None = None
         self._keyless: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
-        self._is_live = is_locked(paths)
+        self._is_live = is_locked(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._read_mark()
         queues.load()
@@ -95,6 +77,9 @@ class Visible:
             self._dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
         if not log.segments:
             return
+        if self._is_clean and mark is not None and start == mark.durable_phy_offset and was_left_alone(log, mark):
+            self.end = start
+            return
         end, _ = find_end(log, max(start, log.min_phy_offset), self._limit())
         if not self._is_live:
             end = look_behind(log, end, durable=durable, durable_time=durable_time)
@@ -121,7 +106,7 @@ class Visible:
         with self._lock:
             self._log.refresh()
             self._read_mark()
-            self._is_live = is_locked(self._paths)
+            self._is_live = is_locked(self._paths.lock)
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
@@ -141,6 +126,8 @@ class Visible:
                     dispatcher.queue_phy_offset = self._log.min_phy_offset
                     self._advance(end)
                 for queue in self._queues.queues.values():
+                    if self._mark is not None and queue.tail_size > TAIL_LIMIT:
+                        queue.forget_tail(self._mark.derived_phy_offset)
                     queue.correct_min_offset(self._log.min_phy_offset)
                 self._derived = True
 

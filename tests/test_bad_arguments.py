@@ -199,7 +199,8 @@ def test_an_unknown_mode_opens_nothing(tmp_path: Path, mode: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"config": {}}, {"config": "x"}, {"clock": 5}, {"clock": "x"}, {"repair": "no"}, {"repair": None}]
+    "extra",
+    [{"config": {}}, {"config": "x"}, {"clock": 5}, {"clock": "x"}, {"repair": "no"}, {"repair": None}],
 )
 def test_wrong_types_of_open_are_named_and_make_nothing(tmp_path: Path, extra: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(extra))):

@@ -30,7 +30,13 @@ Illegal, TooLarge = rmq.IllegalMessageError, rmq.MessageTooLargeError
 
 
 def message(i: int, **changes: Any) -> rmq.Message:
-    fields = {"topic": "T", "body": b"body %d" % i, "keys": [f"key{i}", "all"], "tags": "tag", "queue_id": i % 2}
+    fields = {
+        "topic": "T",
+        "body": b"body %d" % i,
+        "keys": [f"key{i}", "all"],
+        "tags": "tag",
+        "queue_id": i % 2,
+    }
     return rmq.Message(**fields | changes)
 
 
@@ -273,7 +279,8 @@ def test_put_many_takes_no_other_things(store: rmq.Store, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "nothing", [[], (), iter([]), pa.table({"topic": pa.array([], pa.string()), "body": pa.array([], pa.binary())})]
+    "nothing",
+    [[], (), iter([]), pa.table({"topic": pa.array([], pa.string()), "body": pa.array([], pa.binary())})],
 )
 def test_nothing_to_put_puts_nothing(store: rmq.Store, nothing: Any) -> None:
     assert len(store.put_many(nothing)) == 0
@@ -330,10 +337,10 @@ GOOD = {"topic": ["T", "T"], "body": [b"6", b"7"]}
 TEXTS = pa.map_(pa.string(), pa.string())
 
 
-def not_utf8(kind: pa.DataType = pa.string()) -> pa.Array:
+def not_utf8() -> pa.Array:
     """Two strings of which the second is no UTF-8, as a careless producer makes them."""
     return pa.Array.from_buffers(
-        kind, 2, [None, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")]
+        pa.string(), 2, [None, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")]
     )
 
 
@@ -403,7 +410,12 @@ BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = 
     *((GOOD | {name: pa.array([b"a", b"b"])}, {}, TypeError, name) for name in ("topic", "tags", "keys", "uniq_key")),
     *(
         (GOOD | {"keys": keys}, {}, TypeError, "keys")
-        for keys in (pa.array([[1], [2]]), pa.array([{"a": 1}] * 2), pa.array([[["a"]], []]), pa.array([1.5, 2]))
+        for keys in (
+            pa.array([[1], [2]]),
+            pa.array([{"a": 1}] * 2),
+            pa.array([[["a"]], []]),
+            pa.array([1.5, 2]),
+        )
     ),
     *(
         (GOOD | {"properties": column}, {}, TypeError, "properties")
@@ -433,7 +445,9 @@ BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = 
 
 
 @pytest.mark.parametrize(
-    ("columns", "extra", "error", "named"), BAD_TABLES, ids=[f"{i}-{case[3]}" for i, case in enumerate(BAD_TABLES)]
+    ("columns", "extra", "error", "named"),
+    BAD_TABLES,
+    ids=[f"{i}-{case[3]}" for i, case in enumerate(BAD_TABLES)],
 )
 def test_a_table_of_another_shape_is_refused_by_its_columns_name(
     store: rmq.Store, columns: Any, extra: Any, error: type[Exception], named: str

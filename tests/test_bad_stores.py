@@ -1,0 +1,225 @@
+"""Stores that say nonsense: meta, marks or config against the files, hostile records, no stores at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from conftest import digests
+from test_bad_files import CONFIG, COUNT, SIZES, TYPED, Base, assert_goes_on, build, judge, message, scanned
+
+import rmq
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return build(tmp_path_factory.mktemp("clean") / "store", closed=True)
+
+
+# ---- marks, meta, config ---------------------------------------------------------------------------------
+
+METAS: list[Any] = [
+    [],
+    5,
+    None,
+    "x",
+    {},
+    {"format": "1"},
+    {"format": 1},
+    {"format": 1, "mapped_file_size_commit_log": "4096"},
+    {"format": 1, "mapped_file_size_commit_log": 0},
+    {"format": 1, "mapped_file_size_commit_log": 8192},
+    {"format": 1, "mapped_file_size_consume_queue": 201},
+    {"format": 1, "max_index_num": -5},
+    {"format": 1, "max_index_num": 10**30},
+    {"format": 1, "max_hash_slot_num": None},
+    {"format": 1, "rocketmq_version": "99"},
+    {"format": 1, "rocketmq_version": 5},
+    {"format": 2},
+    {"format": 1e400},
+]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("meta", METAS, ids=str)
+def test_a_meta_file_that_says_nonsense_is_an_error_or_does_not_show(
+    clean: Base, tmp_path: Path, meta: Any, mode: str
+) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    whole = json.loads((tmp_path / "s/rmq/meta.json").read_text())
+    (tmp_path / "s/rmq/meta.json").write_text(json.dumps(whole | meta if isinstance(meta, dict) and meta else meta))
+    judge(clean, tmp_path / "s", mode)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1' + "0" * 5000 + "}", '{"format": NaN}'])
+def test_a_meta_file_made_to_break_the_parser_is_an_error(clean: Base, tmp_path: Path, text: str) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    (tmp_path / "s/rmq/meta.json").write_text(text)
+    for mode in ("r", "r+"):
+        with pytest.raises(rmq.RmqError):
+            rmq.open(tmp_path / "s", mode)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mapped_file_size_commit_log": 8192},
+        {"mapped_file_size_consume_queue": 400},
+        {"max_hash_slot_num": 20},
+        {"max_index_num": 40},
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_config_that_contradicts_the_files_is_refused(
+    clean: Base, tmp_path: Path, fields: dict[str, int], mode: str, own: bool
+) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    if not own:
+        shutil.rmtree(tmp_path / "s/rmq")
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        rmq.open(tmp_path / "s", mode, config=rmq.StoreConfig(**fields))
+    assert_goes_on(tmp_path / "s", list(range(COUNT)))
+
+
+def test_marks_of_an_older_day_lose_nothing(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(message(0))
+        store.flush()
+        shutil.copy(tmp_path / "s/rmq/marks", tmp_path / "old")
+        store.put_many([message(i) for i in range(1, 50)])
+    shutil.copy(tmp_path / "old", tmp_path / "s/rmq/marks")
+    assert_goes_on(tmp_path / "s", list(range(50)))
+
+
+def test_marks_of_another_store_never_let_a_put_overwrite(tmp_path: Path) -> None:
+    """The end they name lies among the zeros of a body here."""
+    with rmq.open(tmp_path / "other", "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"other"))
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", bytes(1000), keys=["zeros"]))
+        store.put(rmq.Message("T", b"second", keys=["second"]))
+    shutil.copy(tmp_path / "other/rmq/marks", tmp_path / "s/rmq/marks")
+    with suppress(rmq.RmqError), rmq.open(tmp_path / "s", "r+") as store:
+        store.put(rmq.Message("T", b"third"))
+    bodies = [record.body for record in oracle.read_records(tmp_path / "s")]
+    assert bodies[:2] == [bytes(1000), b"second"]
+
+
+# ---- hostile records and no stores -----------------------------------------------------------------------
+
+
+def crafted(path: Path, *records: dict[str, Any]) -> Path:
+    """A broker's store whose log holds a good record, these, and a good one."""
+    log = bytearray()
+    for fields in ({}, *records, {"body": b"last"}):
+        whole = {"topic": "T", "queue_id": 0, "queue_offset": 0, "body": b"first"} | fields
+        log += oracle.encode_record(phy_offset=len(log), store_timestamp=1_700_000_000_000, **whole)
+    (path / "commitlog").mkdir(parents=True)
+    (path / "commitlog" / f"{0:020d}").write_bytes(bytes(log).ljust(4096, b"\0"))
+    return path
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"topic": topic} for topic in ("../x", "/x", "..", "", "a/b", "x" * 120 + "\0")),
+        *({"queue_id": number} for number in (-1, -(2**31), 2**31 - 1)),
+        *({"queue_offset": number} for number in (-1, 1, 7, 2**31, 2**58, 2**62, 2**63 - 1, -(2**63))),
+        {"sys_flag": 64, "body": b"\xff" * 40},
+        {"sys_flag": 128, "body": b"\0" * 40},
+        {"sys_flag": 1, "body": b"no zlib"},
+        {"sys_flag": 0x701, "body": b"?"},
+        {"raw_properties": b"KEYS\1k\1\2\2\1"},
+        {"raw_properties": b"\xff\1\xff\2"},
+        {"raw_properties": b"INNER_NUM\x01" + b"9" * 30 + b"\2"},
+        {"raw_properties": b"DELAY\x01" + b"9" * 400 + b"\2"},
+        {"topic": "SCHEDULE_TOPIC_XXXX", "raw_properties": b"DELAY\x01-99999999999999999999\2"},
+    ],
+    ids=lambda fields: ascii(fields)[:60],
+)
+def test_a_hostile_record_is_an_error_or_one_more_message(tmp_path: Path, fields: dict[str, Any], mode: str) -> None:
+    path = crafted(tmp_path / "outer" / "store", fields)
+    sizes = rmq.StoreConfig(**SIZES)
+    asks: list[Callable[[rmq.Store], Any]] = [
+        lambda s: s.topics(),
+        lambda s: s.scan().read_all(),
+        lambda s: s.query("T", "k"),
+        lambda s: s.query_many("T", ["k"]),
+        lambda s: s.pull("T", 0, 0, 99),
+        lambda s: s.pull("T", 0, fields.get("queue_offset", 0), 2),
+        lambda s: s.lookup("k"),
+        lambda s: s.search_offset("T", 0, 1_700_000_000_000),
+        lambda s: [m.body for m in s.pull("T").messages],
+        lambda s: s.lookup(("T", 0, 0)),
+        lambda s: repr(s.lookup(0)),
+    ]
+    for _ in range(2):
+        with suppress(rmq.RmqError), rmq.open(path, mode, config=sizes) as store:
+            for ask in asks:
+                with suppress(rmq.RmqError, KeyError):
+                    ask(store)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["outer"]
+    assert [entry.name for entry in (tmp_path / "outer").iterdir()] == ["store"]
+    assert (path / "commitlog" / f"{0:020d}").read_bytes() == crafted(tmp_path / "again", fields).joinpath(
+        "commitlog", f"{0:020d}"
+    ).read_bytes()
+    with rmq.open(path, "r", config=sizes) as store:
+        assert store.lookup(0).body == b"first"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_faults_in_a_segment_never_pass_as_messages(clean: Base, tmp_path: Path, seed: int) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    number = seed % 2
+    file = tmp_path / "s" / clean.files("commitlog")[number]
+    file.write_bytes(oracle.damage(file.read_bytes(), seed).ljust(4096, b"\0")[:4096])
+    with suppress(*TYPED), rmq.open(tmp_path / "s") as store:
+        rows, _ = scanned(store)
+        assert set(rows) <= set(range(COUNT))
+        assert (
+            rows[: sum(phy < number * 4096 for phy in clean.phy_offsets)]
+            == list(range(COUNT))[: sum(phy < number * 4096 for phy in clean.phy_offsets)]
+        )
+        with suppress(rmq.CorruptFileError):
+            store.query("T", "all", limit=None)
+        with suppress(rmq.CorruptFileError):
+            store.pull("T", 0, 0, 1000)
+
+
+def no_stores(root: Path) -> Iterator[Path]:
+    yield root / "missing"
+    (root / "file").write_text("text")
+    yield root / "file"
+    (root / "empty").mkdir()
+    yield root / "empty"
+    (root / "other").mkdir()
+    (root / "other" / "README").write_text("text")
+    yield root / "other"
+    (root / "loop").symlink_to("loop")
+    yield root / "loop"
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a", "x"])
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, mode: str) -> None:
+    for path in no_stores(tmp_path):
+        if mode in "ax" and path.name in ("missing", "empty"):
+            continue
+        before = sorted(tmp_path.rglob("*")), digests(tmp_path, "other")
+        with pytest.raises(TYPED):
+            rmq.open(path, mode)
+        assert (sorted(tmp_path.rglob("*")), digests(tmp_path, "other")) == before
+
+
+def test_x_refuses_a_store_that_is_there(clean: Base, tmp_path: Path) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    with pytest.raises(FileExistsError):
+        rmq.open(tmp_path / "s", "x")
+    assert_goes_on(tmp_path / "s", list(range(COUNT)))
