@@ -71,7 +71,7 @@ _HOMES = {
     "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "rmq.index": ("MAX_TIMESTAMP", "IndexFile"),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
-                    "parse_uniq_key"),  # fmt: skip
+                    "parse_uniq_key"),
     "rmq.query": ("QueryManyResult", "QueryResult"),
     "rmq.store": ("Store", "open"),
 }
