@@ -33,11 +33,11 @@ class Checkpoint:
         except FileNotFoundError:
             self.exists = False
         else:
-            self.exists = True
-            if len(data) < _FIELDS.size:
+            self.exists = bool(data)  # one of no bytes is what a killed process may leave
+            if data and len(data) < _FIELDS.size:
                 raise CorruptFileError(path, len(data), f"checkpoint has {len(data)} bytes, "
                                        f"expected {CHECKPOINT_SIZE}")  # fmt: skip
-            values = _FIELDS.unpack_from(data)
+            values = _FIELDS.unpack_from(data) if data else values
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]
 

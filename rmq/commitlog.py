@@ -134,6 +134,7 @@ class CommitLog:
         self.segments: list[Segment] = []
         self._starts: list[int] = []
         self.position = 0  # phy offset of the next byte to write
+        self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         self.refresh()
 
@@ -157,9 +158,12 @@ class CommitLog:
                     continue
                 if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
                     raise CorruptFileError(path, 0, "name is no commit-log segment's")
-                if entry.stat().st_size == 0:
+                size, start = entry.stat().st_size, int(entry.name)
+                if size == 0:
                     continue  # RocketMQ deletes an empty last file; it holds nothing either way
-                start = int(entry.name)
+                if self.writable and size != self.segment_size:
+                    raise CorruptFileError(path, min(size, self.segment_size),
+                                           f"segment has {size} bytes, expected {self.segment_size}")  # fmt: skip
                 if start % self.segment_size:
                     raise CorruptFileError(path, 0, "segment starts off the grid of "
                                            f"{self.segment_size} bytes")  # fmt: skip
@@ -167,6 +171,13 @@ class CommitLog:
         found.sort(key=lambda segment: segment.start)
         self.segments = found
         self._starts = [segment.start for segment in found]
+
+    def first_gap(self) -> int:
+        """Phy offset of the first missing segment between others, or -1."""
+        for segment, following in zip(self.segments, self.segments[1:], strict=False):
+            if following.start != segment.end:
+                return segment.end
+        return -1
 
     def segment_at(self, phy_offset: int) -> Segment | None:
         """The segment that holds a phy offset, or None."""
@@ -234,6 +245,7 @@ class CommitLog:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
         self.position = phy_offset
+        self.last_phy_offset = batch.last_phy_offset if len(batch) else self.last_phy_offset
         return phy_offset
 
     def take_unsynced(self) -> list[Segment]:
@@ -274,6 +286,13 @@ class CommitLog:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
+
+    def no_record(self, phy_offset: int, reason: str) -> CorruptFileError:
+        """The error for a place that something points to, naming file and byte."""
+        segment = self.segment_at(phy_offset)
+        if segment is None:
+            return self.damage(phy_offset, SCAN_ZERO)
+        return CorruptFileError(segment.path, phy_offset - segment.start, reason)
 
     def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
              capacity: int = 8192) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip

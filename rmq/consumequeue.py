@@ -19,16 +19,16 @@ import numpy.typing as npt
 
 from rmq._core._consumequeue import pre_blank_units, unpack_batch_units, unpack_units, valid_units
 from rmq._core._layout import BATCH_UNIT_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
-from rmq.errors import CorruptFileError
-from rmq.paths import SEGMENT_NAME, segment_name
-from rmq.segment import FILE_MODE, FileCache, make_directory, sync_directory
+from rmq.errors import CorruptFileError, RmqError
+from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
+from rmq.segment import FileCache, create_file, make_directory, sync_directory
 
 logger = logging.getLogger("rmq")
 
 Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
-class QueueGapError(Exception):
+class QueueGapError(RmqError):
     """Units between the queue's end and the next one are missing: they must be dispatched first."""
 
 
@@ -126,6 +126,11 @@ class ConsumeQueue:
                 data += bytes(self._tail[first : first + (count - in_files) * UNIT_SIZE])
         return unpack_units(data)
 
+    @property
+    def first_offset(self) -> int:
+        """Queue offset of the first unit in the files."""
+        return self._starts[0] // UNIT_SIZE if self._starts else self._tail_start
+
     def place_of(self, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit."""
         position = queue_offset * UNIT_SIZE
@@ -154,13 +159,21 @@ class ConsumeQueue:
 
     # ---- write ----
 
-    def append(self, first: int, data: bytes) -> None:
+    def append(self, first: int, data: bytes, fill: bool = False) -> None:
         """Add units with consecutive queue offsets from `first`. What is there and equal is left alone.
 
-        A queue that starts behind 0 is filled with pre-blank units in front. QueueGapError when units in
-        between are missing, OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        When units before `first` are missing: QueueGapError; with `fill` (nothing earlier can be dispatched) an
+        empty queue gets pre-blank units in front, any other goes on at its end, as RocketMQ's does. OSError of
+        the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         with self._lock:
+            if first < 0 or first > self.max_offset:
+                if not fill:
+                    raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
+                if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self._segment_size:
+                    logger.warning("%s: a record has queue offset %d where %d is next", self.directory, first,
+                                   self.max_offset)  # fmt: skip
+                    first = self.max_offset
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
                 if self._writable and self._read_file(first, common) != data[: common * UNIT_SIZE]:
@@ -169,8 +182,6 @@ class ConsumeQueue:
                     first, data = first + common, data[common * UNIT_SIZE :]
             if not data:
                 return
-            if first > self.max_offset > self.min_offset:
-                raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
             if self._writable:
                 self._append_to_files(first, data)
             else:
@@ -204,7 +215,8 @@ class ConsumeQueue:
 
     def _create(self, path: Path) -> None:
         make_directory(self.directory)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        self._files.changes += 1
+        descriptor = create_file(path)
         try:
             os.ftruncate(descriptor, self._segment_size)
             os.fsync(descriptor)
@@ -312,6 +324,10 @@ class QueueSet:
                                  writable=self._writable)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
+
+    def extents(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(first queue offset in the files, next queue offset) of each queue with files."""
+        return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items() if queue.max_offset}
 
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)

@@ -37,6 +37,7 @@ class Dispatcher:
         self.queue_phy_offset = 0
         self.index_phy_offset = 0
         self.index_key = 0
+        self.fills_gaps = False  # whether records before the first dispatched one are gone for good
         self.last_store_timestamp = 0
         self._log = log
         self._queues = queues
@@ -98,7 +99,7 @@ class Dispatcher:
             queue = self._queue(number)
             if queue is None:
                 continue
-            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE])
+            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], self.fills_gaps)
             self._queues.touch(queue)
         self.last_store_timestamp = int(batch.numbers("store_timestamp")[-1])
         self.queue_phy_offset = batch.next_phy_offset

@@ -9,7 +9,7 @@ import weakref
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.marks import Mark, Marks
+from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore
 from rmq.topics import merge_topics
 
@@ -35,6 +35,7 @@ class Flusher:
         self._flushed = store.log.position
         self._last_timestamp = 0
         self._behind = 0
+        self._written = (-1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,7 +83,7 @@ class Flusher:
                 raise
             self._synced = target
 
-    def flush(self) -> None:
+    def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
         store = self._store
         with self._flush_lock:
@@ -92,7 +93,7 @@ class Flusher:
                 end, timestamp = store.log.position, self._last_timestamp
                 segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
                 index_files = store.index.take_unsynced()
-                mark = self._mark(end)
+                mark, manifest = self._mark(end), self._manifest(closing)
                 topics = self._new_topics()
             try:
                 for segment in segments:
@@ -103,6 +104,8 @@ class Flusher:
                     file.flush()
                 self._write_checkpoint(timestamp, bool(segments))
                 self._marks.write(mark)
+                if manifest is not None:
+                    write_manifest(store.paths, manifest)
                 if topics:
                     merge_topics(store.paths.topics_json, topics)
             except OSError as error:
@@ -131,8 +134,19 @@ class Flusher:
         index, dispatcher = self._store.index, self._store.dispatcher
         last = index.files[-1] if index.files else None
         return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=dispatcher.index_phy_offset,
+                    last_phy_offset=self._store.log.last_phy_offset,
                     index_name=int(last.path.name) if last else 0,
                     index_header=last.view.header() if last else bytes(40))  # fmt: skip
+
+    def _manifest(self, closing: bool) -> Manifest | None:
+        """A manifest when the set of files changed, and on close, when its offsets are worth most."""
+        store = self._store
+        version = store.queues.files.changes, len(store.index.files), store.log.position if closing else -1
+        if version[:2] == self._written[:2] and (not closing or version == self._written):
+            return None
+        self._written = version
+        names = tuple(file.path.name for file in store.index.files)
+        return Manifest(store.log.min_phy_offset, store.queues.extents(), names)
 
     def _new_topics(self) -> dict[str, int]:
         """Queues per topic, of topics with a queue that topics.json may not know."""

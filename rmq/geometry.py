@@ -22,6 +22,10 @@ KEPT = (*GEOMETRY, "rocketmq_version")
 def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None) -> StoreConfig:
     """The config with the geometry of the files. ValueError when a field that was passed contradicts them."""
     known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
+    try:
+        StoreConfig(**known)
+    except (TypeError, ValueError) as error:
+        raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
     if not known:
         known.update(_geometry_of_files(paths, config))
     for name, value in known.items():

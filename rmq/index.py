@@ -107,21 +107,26 @@ class IndexFile:
         create = mode == "x" or (mode == "a" and not self.path.exists())
         self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
         self._writable = writable
+        self._view: IndexFileView | None = None
         self._file = MappedFile(self.path, size=size, writable=writable, create=create)
         try:
             if writable:
                 self._file.reserve(0, self._entries_at, self._entries_at + RESERVE_AHEAD)
-            self._view: IndexFileView | None = IndexFileView(
+            self._view = IndexFileView(
                 self._file.map, hash_slot_num=max_hash_slot_num, index_num=max_index_num, writable=writable,
                 count_every_put=config.counts_every_index_put)  # fmt: skip
             if create:
                 self._file.sync_all()
                 self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
+            if writable:
+                self._reserve()
         except BaseException:
+            if self._view is not None:
+                self._view.release()
             self._file.close()
+            if create:
+                os.unlink(self.path)  # without blocks it is no index file
             raise
-        if writable:
-            self._reserve()
 
     @property
     def view(self) -> IndexFileView:
@@ -256,6 +261,7 @@ class Index:
         self._config = config
         self._writable = writable
         self._unsynced: list[IndexFile] = []
+        self.spare_names: list[str] = []  # of files that were removed to be derived again
         self._judged, self._is_old = 0, False
         self.refresh()
 
@@ -279,7 +285,10 @@ class Index:
         if last is not None and not last.is_full:
             return last
         make_directory(self.directory)
-        name = next_index_name(last.path.name if last else "", time.time_ns() // 1_000_000)
+        before = last.path.name if last else ""
+        spare = [name for name in self.spare_names if name > before]
+        name = min(spare) if spare else next_index_name(before, time.time_ns() // 1_000_000)
+        self.spare_names = [other for other in spare if other != name]
         file = self._open(self.directory / name, "x", last.end_phy_offset if last else 0,
                           last.end_timestamp if last else 0)  # fmt: skip
         self.files.append(file)

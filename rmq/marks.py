@@ -26,7 +26,7 @@ from rmq.segment import MappedFile, make_directory, sync_directory, write_atomic
 logger = logging.getLogger("rmq")
 
 FORMAT = 1
-_CELL = struct.Struct(">5q40s")
+_CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
 _LONG = struct.Struct(">q")
 
@@ -43,6 +43,7 @@ class Mark:
     durable_phy_offset: int
     derived_phy_offset: int
     indexed_phy_offset: int
+    last_phy_offset: int = -1  # the record that ends at durable; -1: none
     index_name: int = 0
     index_header: bytes = bytes(L.INDEX_HEADER_SIZE)
 
@@ -63,10 +64,11 @@ class Marks:
             cell = bytes(self._view[offset : offset + L.CELL_SIZE])
             if _CRC.unpack_from(cell, L.CELL_CRC_OFFSET)[0] != zlib.crc32(cell[: L.CELL_CRC_OFFSET]):
                 continue
-            sequence, durable, derived, indexed, name, header = _CELL.unpack_from(cell)
+            sequence, durable, derived, indexed, name, last, header = _CELL.unpack_from(cell)
             if sequence > 0 and 0 <= derived <= durable and 0 <= indexed <= durable:
                 mark = Mark(durable_phy_offset=durable, derived_phy_offset=derived,
-                            indexed_phy_offset=indexed, index_name=name, index_header=header)  # fmt: skip
+                            indexed_phy_offset=indexed, last_phy_offset=last, index_name=name,
+                            index_header=header)  # fmt: skip
                 found.append((sequence, mark))
         return found
 
@@ -82,7 +84,8 @@ class Marks:
         """Replace the older cell and sync. What the mark says must be on disk before."""
         self._sequence += 1
         cell = _CELL.pack(self._sequence, mark.durable_phy_offset, mark.derived_phy_offset,
-                          mark.indexed_phy_offset, mark.index_name, mark.index_header)  # fmt: skip
+                          mark.indexed_phy_offset, mark.index_name, mark.last_phy_offset,
+                          mark.index_header)  # fmt: skip
         offset = L.MARKS_CELL_A_OFFSET if self._sequence % 2 else L.MARKS_CELL_B_OFFSET
         self._view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
         self._file.sync()
@@ -114,7 +117,7 @@ def read_meta(paths: StorePaths) -> dict[str, Any] | None:
     try:
         meta = json.loads(data)
         number = meta["format"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CorruptFileError(paths.meta, 0, "meta.json is not what this library writes") from None
     if number != FORMAT:
         raise UnsupportedFormatError(paths.meta, f"rmq directory of format {number}", "a newer rmq reads it")
@@ -124,6 +127,38 @@ def read_meta(paths: StorePaths) -> dict[str, Any] | None:
 def write_meta(paths: StorePaths, meta: dict[str, Any]) -> None:
     make_directory(paths.own)
     write_atomically(paths.meta, (json.dumps({"format": FORMAT, **meta}, indent=1) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Which derived files there must be at least, so that a lost one is noticed.
+
+    queues: (topic, queue id) -> (first queue offset in the files, next queue offset). index_files: names.
+    """
+
+    min_phy_offset: int
+    queues: dict[tuple[str, int], tuple[int, int]]
+    index_files: tuple[str, ...]
+
+
+def read_manifest(paths: StorePaths) -> Manifest | None:
+    """The manifest, or None when there is none that can be read: then nothing is known to be missing."""
+    try:
+        data = json.loads(paths.manifest.read_bytes())
+        queues = {(str(topic), int(queue_id)): (int(first), int(following))
+                  for topic, queue_id, first, following in data["queues"]}  # fmt: skip
+        return Manifest(int(data["min_phy_offset"]), queues, tuple(str(name) for name in data["index"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        logger.warning("%s: not understood; lost queue or index files may go unnoticed", paths.manifest)
+        return None
+
+
+def write_manifest(paths: StorePaths, manifest: Manifest) -> None:
+    queues = [[*key, *offsets] for key, offsets in sorted(manifest.queues.items())]
+    document = {"min_phy_offset": manifest.min_phy_offset, "index": list(manifest.index_files), "queues": queues}
+    write_atomically(paths.manifest, (json.dumps(document) + "\n").encode())
 
 
 def write_owner(paths: StorePaths) -> None:

@@ -32,6 +32,7 @@ class StorePaths:
         self.own = root / "rmq"
         self.meta = self.own / "meta.json"
         self.marks = self.own / "marks"
+        self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
         self.cut = self.own / "cut"
 

@@ -42,7 +42,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
         offsets, sizes, tags_codes = queue.read(at, min(PULL_CHUNK, high - at))
         if not len(offsets):
             break
-        gone = (offsets < log.min_phy_offset) | (sizes == UNIT_PRE_BLANK_SIZE)
+        gone = ((offsets >= 0) & (offsets < log.min_phy_offset)) | (sizes == UNIT_PRE_BLANK_SIZE)
         removed = removed or bool(gone.any())
         chosen = np.flatnonzero(~gone)
         if hashes is None:
@@ -54,7 +54,8 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
         stored = messages_at(log, offsets[chosen], log_end)
         following = at + len(offsets)
         for number in chosen.tolist():
-            message = _own_message(queue, at + number, stored.get(int(offsets[number])), int(sizes[number]))
+            place = int(offsets[number]), int(sizes[number])
+            message = _own_message(log, queue, at + number, place, stored.get(place[0]), log_end)
             if wanted is None or (message.tags or "") in wanted:
                 messages.append(message)
                 if len(messages) == limit:
@@ -70,8 +71,12 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
     return PullResult(status, at, low, high, messages)
 
 
-def _own_message(queue: ConsumeQueue, queue_offset: int, message: StoredMessage | None, size: int) -> StoredMessage:
-    """The message a unit points to; CorruptFileError when it is none of this queue's."""
+def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: tuple[int, int],
+                 message: StoredMessage | None, log_end: int) -> StoredMessage:  # fmt: skip
+    """The message that a unit (phy offset, size) points to; CorruptFileError when it is none of this queue's."""
+    phy_offset, size = place
+    if message is None and size > 0 and log.min_phy_offset <= phy_offset < log_end:
+        raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
     if message is not None and message.size == size and (
         queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
     ):
@@ -112,7 +117,8 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
     def store_timestamp(queue_offset: int) -> int:
         offsets, sizes, _ = queue.read(queue_offset, 1)
         stored = messages_at(log, offsets, log_end)
-        return _own_message(queue, queue_offset, stored.get(int(offsets[0])), int(sizes[0])).store_timestamp
+        place = int(offsets[0]), int(sizes[0])
+        return _own_message(log, queue, queue_offset, place, stored.get(place[0]), log_end).store_timestamp
 
     low, high = queue.min_offset, queue.max_offset
     while low < high:

@@ -112,10 +112,16 @@ def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64]
     keys = [item[1] for item in items]
     order = np.argsort(pairs[:, 1], kind="stable")
     mask = np.zeros(len(pairs), np.bool_)
+    loaded = np.zeros(len(pairs), np.bool_)
     for batch, rows in log.load(pairs[order, 1], log_end, checks=PARSE_PROPERTIES):
         wanted = order[rows]
+        loaded[wanted] = True
         times = batch.numbers("store_timestamp")
         mask[wanted] = batch.match(topics, keys, pairs[wanted, 0]) & (times >= begin) & (times <= end)
+    lost = pairs[~loaded, 1]
+    lost = lost[(lost >= log.min_phy_offset) & (lost < log_end)]
+    if len(lost):
+        raise log.no_record(int(lost[0]), "an index entry points here, where no whole record lies")
     return mask
 
 

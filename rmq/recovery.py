@@ -17,110 +17,21 @@ import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO, resync
+from rmq._core._record import SCAN_BLANK, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError, QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index, IndexFile
-from rmq.marks import Mark, keep_cut, set_aside
+from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
+from rmq.marks import Manifest, Mark, keep_cut, set_aside
 from rmq.paths import StorePaths
 from rmq.query import has_keys
 from rmq.segment import sync_directory
 
 logger = logging.getLogger("rmq")
-
-CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
-
-
-@dataclass
-class LogEnd:
-    """phy_offset: behind the last whole record. stop: SCAN_* there. next_phy_offset: the first whole record behind
-    it, -1 when none. is_damage: what lies there had been durable."""
-
-    phy_offset: int
-    stop: int
-    next_phy_offset: int = -1
-    is_damage: bool = False
-
-
-# ---- the end of the log ----------------------------------------------------------------------------------------
-
-
-def _first_record_time(log: CommitLog, start: int) -> int | None:
-    """Store timestamp of a segment's first record, or None when none is readable there."""
-    segment = log.segment_at(start)
-    assert segment is not None
-    batch = RecordBatch(1)
-    batch.scan(segment.file.map, segment.start, segment.start, segment.end, checks=CHECK_CRC)
-    time = int(batch.numbers("store_timestamp")[0]) if batch.count else None
-    batch.release()
-    return time or None
-
-
-def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max_queue_phy_offset: int) -> int:
-    """Where to begin a scan of a broker's log: RocketMQ's rules (store-format I.4, I.5)."""
-    latest = max(0, min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - CLOCK_SLACK_MS)
-    for segment in reversed(log.segments):
-        time = _first_record_time(log, segment.start)
-        if time is None:
-            continue
-        if (segment.start <= max_queue_phy_offset) if clean else (time <= latest):
-            return segment.start
-    return log.min_phy_offset
-
-
-def find_end(log: CommitLog, begin: int, limit: int, *, queues: QueueTable | None = None,
-             strict: bool = False) -> tuple[LogEnd, int]:  # fmt: skip
-    """Scan from `begin`, a record's start, to the last whole record: (end, store timestamp of that record or 0).
-
-    strict: records must also carry their queue's next offset, and no zeroed sectors.
-    """
-    options = {"checks": CHECK_CRC | CHECK_SECTORS, "queues": queues, "expect_queue_offsets": True} if strict else \
-        {"checks": CHECK_CRC}  # fmt: skip
-    scan = log.scan(begin, limit, **options)
-    last_time = 0
-    for batch in scan:
-        last_time = int(batch.numbers("store_timestamp")[-1])
-    return LogEnd(scan.phy_offset, scan.stop), last_time
-
-
-def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:
-    """Judge what lies behind the end: a torn tail, or damage in what had been durable.
-
-    durable: every byte below was on disk. durable_time: a record stored up to then was on disk; None: every record was.
-    """
-    end.is_damage = end.phy_offset < durable
-    if end.stop in (SCAN_LIMIT, SCAN_BLANK) and not end.is_damage:
-        return end
-    for segment in log.segments:
-        if segment.end <= end.phy_offset:
-            continue
-        begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
-        used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
-        found = resync(segment.file.map, segment.start, min(begin, used), used)
-        if found >= 0:
-            end.next_phy_offset = found
-            batch = RecordBatch(1)
-            batch.scan(segment.file.map, segment.start, found, segment.end)
-            time = int(batch.numbers("store_timestamp")[0])
-            batch.release()
-            end.is_damage = end.is_damage or durable_time is None or time <= durable_time
-            break
-    return end
-
-
-def end_past_damage(log: CommitLog, end: LogEnd) -> int:
-    """For readers: the end of the last whole record behind the damage, found by looking for records again."""
-    phy_offset = end.phy_offset
-    while end.next_phy_offset >= 0:
-        following, _ = find_end(log, end.next_phy_offset, log.max_phy_offset)
-        phy_offset = following.phy_offset
-        end = look_behind(log, following, durable=0, durable_time=None)
-    return phy_offset
-
 
 def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> None:
     """End the log behind its last whole record; what is taken off is kept under <store>/rmq/cut/.
@@ -168,6 +79,21 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int) -> None:
                            queue.max_offset, before - 1)  # fmt: skip
 
 
+def lost_queues(queues: QueueSet, manifest: Manifest | None, min_phy_offset: int) -> list[tuple[str, int]]:
+    """Queues that have fewer units than the manifest knows of: files of theirs are gone."""
+    if manifest is None:
+        return []
+    extents = queues.extents()
+    lost = []
+    for key, (first, following) in manifest.queues.items():
+        own_first, own_following = extents.get(key, (following + 1, 0))
+        # Cleaning removes files in front, but only with the log.
+        if own_following < following or (own_first > first and min_phy_offset <= manifest.min_phy_offset):
+            logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
+            lost.append(key)
+    return lost
+
+
 def fill_table(queues: QueueSet, table: QueueTable) -> None:
     """Next offsets of all queues. Source: CommitLog's topicQueueTable after load."""
     for queue in queues.queues.values():
@@ -177,7 +103,25 @@ def fill_table(queues: QueueSet, table: QueueTable) -> None:
 # ---- index -----------------------------------------------------------------------------------------------------
 
 
+def index_is_whole(index: Index, mark: Mark | None, manifest: Manifest | None) -> bool:
+    """Whether every index file that there must be is there, full but for the last; with a mark, ending as it says."""
+    names = [file.path.name for file in index.files]
+    if manifest is not None and names and not set(manifest.index_files) <= set(names):
+        return False
+    if manifest is not None and manifest.index_files and not names:
+        return False
+    if not all(file.is_full for file in index.files[:-1]):
+        return False
+    if mark is None:
+        return True
+    if mark.index_name == 0:
+        return not names
+    return bool(names) and int(names[-1]) == mark.index_name and index.files[-1].view.header() == mark.index_header
+
+
 def _remove_files(index: Index, files: list[IndexFile]) -> None:
+    """Remove derived files; their names are given again to those that take their place."""
+    index.spare_names += [file.path.name for file in files]
     for file in files:
         file.close()
         os.unlink(file.path)
@@ -218,31 +162,31 @@ def _keys_done(index: Index, number: int) -> int:
     return done
 
 
-def _preset_header(index: Index, number: int) -> bytes:
-    """Header of file `number` as it was when the file was new."""
-    previous = index.files[number - 1] if number else None
+def _is_new(index: Index) -> bool:
+    """Whether the last file has the header that a new file gets from the one before it."""
+    previous = index.files[-2] if len(index.files) > 1 else None
     phy_offset = max(0, previous.end_phy_offset) if previous else 0
     time = max(0, previous.end_timestamp) if previous else 0
-    return struct.pack(">4q2i", time, time, phy_offset, phy_offset, 0, 0)
+    return index.files[-1].view.header().startswith(struct.pack(">4qi", time, time, phy_offset, phy_offset, 0))
 
 
 def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean: bool,
                 checkpoint: Checkpoint) -> tuple[int, int]:  # fmt: skip
     """Judge a broker's index files; returns (phy offset, keys of its record done) to dispatch from.
 
-    After an unclean end only files flushed at roll-over are trusted: the first other one is derived again in place,
-    later ones are removed. A gap between files that hides keys (a file that a broker lost) sets the files behind it
-    aside, to be derived again.
+    After an unclean end only files flushed at roll-over are trusted, others are removed. A gap between files that
+    hides keys (a file that a broker lost) sets the files behind it aside. All are derived again.
     """
     keep = 0
     while keep < len(index.files):
         file = index.files[keep]
         last = index.files[keep - 1].end_phy_offset if keep else log.min_phy_offset
         if not clean and not (file.is_full and file.end_timestamp <= checkpoint.index_msg_timestamp):
-            _remove_files(index, index.files[keep + 1 :])
-            file.reset(_preset_header(index, keep))
+            _remove_files(index, index.files[keep:])
             break
-        if file.end_phy_offset >= end:
+        if not file.is_full and keep < len(index.files) - 1:
+            wrong = "is not full, though files follow it"
+        elif file.end_phy_offset >= end:
             wrong = "indexes records that are not in the log"
         elif file.index_count > 1 and file.begin_phy_offset > last and has_keys(
                 log, max(_after(log, last, keep > 0), log.min_phy_offset), file.begin_phy_offset):
@@ -255,6 +199,9 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
             set_aside(paths, lost.path, f"{wrong}; derived again")
         index.files = index.files[:keep]
         break
+    if index.files and index.files[-1].index_count <= 1 and not _is_new(index):
+        _remove_files(index, index.files[-1:])
+        keep = min(keep, len(index.files))
     number = keep - 1
     while number >= 0 and index.files[number].index_count <= 1:
         number -= 1
@@ -291,98 +238,111 @@ class OpenedStore:
     checkpoint: Checkpoint
 
 
-def was_left_alone(log: CommitLog, mark: Mark) -> bool:
-    """Whether nobody appended to a cleanly closed store since its mark: nothing lies at its end."""
-    segment = log.segment_at(mark.durable_phy_offset)
-    if segment is None:
-        return log.max_phy_offset == mark.durable_phy_offset
-    position = mark.durable_phy_offset - segment.start
-    head = bytes(segment.file.map[position : position + L.BLANK_HEADER_SIZE])
-    if not any(head):
-        return True
-    following = log.segment_at(segment.end)
-    is_blank = head == struct.pack(">ii", log.segment_size - position, L.BLANK_MAGIC)
-    return is_blank and (following is None or not any(bytes(following.file.map[: L.BLANK_HEADER_SIZE])))
-
-
-def recover(store: OpenedStore, mark: Mark | None, *, clean: bool, repair: bool) -> None:
+def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, clean: bool, repair: bool) -> None:
     """Make log, queues and index agree, ready for puts. May be interrupted anywhere and run again.
 
-    Raises CorruptFileError when what had been durable is damaged and repair is not allowed.
-    """
-    log, queues = store.log, store.queues
-    queues.load()
-    if not log.segments:
-        if (mark is not None and mark.durable_phy_offset > 0) or any(q.max_offset for q in queues.queues.values()):
-            raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files do")
-        return
-    if mark is not None and mark.durable_phy_offset > log.max_phy_offset and not repair:
-        raise log.damage(log.max_phy_offset, SCAN_ZERO)
-    if mark is not None and mark.durable_phy_offset <= log.max_phy_offset:
-        if clean and was_left_alone(log, mark):
-            log.position = mark.durable_phy_offset
-            fill_table(queues, store.table)
-            _continue(store, mark.derived_phy_offset, (mark.indexed_phy_offset, 0))
-            return
-        _recover_with_mark(store, mark, clean=clean, repair=repair)
-        return
-    _recover_without_marks(store, clean=clean, repair=repair)
-
-
-def _recover_with_mark(store: OpenedStore, mark: Mark, *, clean: bool, repair: bool) -> None:
-    """Records below the mark stand. Behind it: ours after a crash, or a broker's that ran since.
-
-    After a crash the durable part of the mark's own segment is read again, so that damage there is not built upon.
+    repair: read the whole log, cut at the first damage and derive queues and index again. Without it raises
+    CorruptFileError when what had been durable is damaged, and changes nothing.
     """
     log = store.log
-    segment = log.segment_at(max(mark.durable_phy_offset - 1, 0))
-    if not clean and segment is not None and mark.durable_phy_offset > segment.start:
-        whole, _ = find_end(log, segment.start, mark.durable_phy_offset)
-        if whole.phy_offset < mark.durable_phy_offset and whole.stop != SCAN_BLANK:
-            whole.is_damage = True
-            cut_log(store.paths, log, whole, repair)
-            cut_queues(log, store.queues, whole.phy_offset)
-            begin = adopt_index(store.paths, log, store.index, whole.phy_offset, clean, store.checkpoint)
-            _continue(store, min(mark.derived_phy_offset, whole.phy_offset), begin)
-            fill_table(store.queues, store.table)
-            return
-    cut_queues(log, store.queues, log.max_phy_offset if clean else mark.derived_phy_offset)
-    fill_table(store.queues, store.table)
-    end, _ = find_end(log, mark.derived_phy_offset, log.max_phy_offset, queues=store.table, strict=not clean)
-    end = look_behind(log, end, durable=mark.durable_phy_offset,
-                      durable_time=None if clean else -(2**63))  # fmt: skip
-    cut_log(store.paths, log, end, repair)
+    store.queues.load()
+    if not log.segments:
+        if (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
+            raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files do")
+        return
+    if repair:
+        _repair(store, mark)
+        return
+    gap = log.first_gap()
+    if gap >= 0:
+        raise log.damage(gap, SCAN_ZERO)
+    if mark is None:
+        _recover_without_marks(store, clean=clean)
+        return
+    if mark.durable_phy_offset > log.max_phy_offset:
+        raise log.damage(log.max_phy_offset, SCAN_ZERO)
+    if not fits(log, mark):
+        raise log.no_record(mark.last_phy_offset, "the record that rmq/marks names as the last one is not here")
+    if clean and was_left_alone(log, mark):
+        _recover_clean(store, mark, manifest)
+    else:
+        _recover_with_mark(store, mark, manifest, clean=clean)
+
+
+def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) -> None:
+    """Closed by us and left alone: nothing is read but names, lengths and the ends of files."""
+    log = store.log
+    log.position, log.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
+    begin = mark.indexed_phy_offset, 0
+    if not index_is_whole(store.index, mark, manifest):
+        begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
+    _continue(store, manifest, mark.derived_phy_offset, begin)
+
+
+def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, *, clean: bool) -> None:
+    """Records below the mark stand. Behind it: ours after a crash, or a broker's that ran since.
+
+    After a crash the mark's own segment is read again from its start, so that damage there is not built upon.
+    """
+    log, durable = store.log, mark.durable_phy_offset
+    segment = log.segment_at(max(durable - 1, log.min_phy_offset))
+    begin = durable if clean or segment is None else segment.start
+    end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean)
+    end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
+    cut_log(store.paths, log, end, False)
+    log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
+    cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset)
     restored = None if clean else restore_index(store.index, mark)
-    begin = restored or adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
-    _continue(store, mark.derived_phy_offset, begin)
-    fill_table(store.queues, store.table)
+    if restored is not None and not index_is_whole(store.index, None, manifest):
+        restored = None
+    index_begin = restored or adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
+    _continue(store, manifest, mark.derived_phy_offset, index_begin)
 
 
-def _recover_without_marks(store: OpenedStore, *, clean: bool, repair: bool) -> None:
+def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     """A broker's store, or one whose marks were lost."""
     log, queues = store.log, store.queues
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    end, _ = find_end(log, start, log.max_phy_offset)
+    end = find_end(log, start, log.max_phy_offset)
     end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
-    cut_log(store.paths, log, end, repair)
-    cut_queues(log, queues, end.phy_offset)
+    cut_log(store.paths, log, end, False)
+    log.last_phy_offset = end.last_phy_offset
+    cut_queues(log, queues, log.position)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
-    begin = adopt_index(store.paths, log, store.index, end.phy_offset, clean, store.checkpoint)
-    _continue(store, max(queue_end, log.min_phy_offset) if clean else min(start, end.phy_offset), begin)
-    fill_table(queues, store.table)
+    begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
+    _continue(store, None, queue_end if clean else min(start, log.position), begin)
 
 
-def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int, int]) -> None:
+def _repair(store: OpenedStore, mark: Mark | None) -> None:
+    """The log up to its first damage; everything else anew from it."""
+    log, index = store.log, store.index
+    end = find_end(log, log.min_phy_offset, log.max_phy_offset)
+    end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
+    cut_log(store.paths, log, end, True)
+    log.last_phy_offset = end.last_phy_offset
+    cut_queues(log, store.queues, log.position)
+    _remove_files(index, index.files)
+    store.dispatcher.fills_gaps = True
+    _continue(store, None, log.min_phy_offset, (log.min_phy_offset, 0))
+
+
+def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: int,
+              index_begin: tuple[int, int]) -> None:  # fmt: skip
     """Dispatch from where queues and index stand; from the start of the log when a queue misses units."""
-    dispatcher = store.dispatcher
-    dispatcher.queue_phy_offset = max(queue_phy_offset, store.log.min_phy_offset)
+    dispatcher, low = store.dispatcher, store.log.min_phy_offset
+    lost = lost_queues(store.queues, manifest, low)
+    dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
+    dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
     dispatcher.index_phy_offset, dispatcher.index_key = index_begin
     try:
         dispatcher.advance(store.log.position)
     except QueueGapError as error:
         logger.warning("%s; deriving the queues from the whole log", error)
-        dispatcher.queue_phy_offset = store.log.min_phy_offset
+        dispatcher.fills_gaps = True
+        dispatcher.queue_phy_offset = low
         dispatcher.advance(store.log.position)
+    dispatcher.fills_gaps = False
     for queue in store.queues.queues.values():
-        queue.correct_min_offset(store.log.min_phy_offset)
+        queue.correct_min_offset(low)
+    fill_table(store.queues, store.table)

@@ -84,6 +84,17 @@ def allocate(descriptor: int, offset: int, length: int) -> None:
         os.pwrite(descriptor, os.pread(descriptor, size, start).ljust(size, b"\0"), start)
 
 
+def create_file(path: Path) -> int:
+    """Descriptor of a new file. One of no bytes, which a killed process may leave, counts as not there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | os.O_EXCL, FILE_MODE)
+    except FileExistsError:
+        if not path.is_file() or path.stat().st_size:
+            raise
+        return os.open(path, flags, FILE_MODE)
+
+
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
@@ -97,8 +108,8 @@ class MappedFile:
         self.writable = writable
         self.reserved = 0  # bytes from the start that have blocks for sure
         self._descriptor = -1
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0)
-        descriptor = os.open(path, flags, FILE_MODE)
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        descriptor = create_file(path) if create else os.open(path, flags)
         try:
             if create:
                 assert size is not None
@@ -172,6 +183,7 @@ class FileCache:
     def __init__(self, writable: bool) -> None:
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._open: OrderedDict[Path, int] = OrderedDict()
+        self.changes = 0  # files made or removed by those that share the cache
         self._lock = threading.Lock()
 
     def _descriptor(self, path: Path) -> int:
@@ -211,6 +223,7 @@ class FileCache:
     def forget(self, path: Path) -> None:
         """Close the file before it is removed or replaced."""
         with self._lock:
+            self.changes += 1
             descriptor = self._open.pop(path, -1)
             if descriptor >= 0:
                 os.close(descriptor)
@@ -251,11 +264,12 @@ class StoreLock:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            pid = holder()
-            if pid is None and hasattr(fcntl, "F_OFD_GETLK"):
+            pid = None
+            if hasattr(fcntl, "F_OFD_GETLK"):
                 answer = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, request))
                 pid = answer[4] if answer[4] > 0 else None
-            raise StoreLockedError(path, pid) from None
+            # The kernel does not tell the pid of a holder such as ours.
+            raise StoreLockedError(path, pid if pid is not None else holder()) from None
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from rmq._core._message import Message
+from rmq._core._message import Message, to_ms
 from rmq._core._putbatch import PutBatch, PutRules
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ from rmq.errors import (
 from rmq.flushing import Flusher
 from rmq.geometry import KEPT, check_readable, check_writable, settle_config
 from rmq.index import Index
-from rmq.marks import Marks, holder_pid, read_meta, write_meta, write_owner
+from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
@@ -56,6 +56,10 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
     """
     if mode not in ("r", "r+", "a", "x"):
         raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
+    if clock is not None and not callable(clock):
+        raise TypeError(f"clock must be callable, got {type(clock).__name__}")
+    if not isinstance(repair, bool):
+        raise TypeError(f"repair must be bool, got {type(repair).__name__}")
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     return Store(path, mode, config or StoreConfig(), clock or system_clock, repair)
@@ -159,7 +163,7 @@ class Store(StoreReader):
         self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
         parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
-        recover(parts, mark, clean=clean, repair=repair)
+        recover(parts, mark, read_manifest(self._paths) if meta is not None else None, clean=clean, repair=repair)
         self._batch = PutBatch(rules)
         self._put_lock = threading.RLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
@@ -255,7 +259,7 @@ class Store(StoreReader):
                 if whole and batch.packed_size() > self.config.max_message_size:
                     raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
                                                f"{self.config.max_message_size}")  # fmt: skip
-                timestamp = int(self._clock())
+                timestamp = to_ms(self._clock(), "clock")
                 end = self._log.append(batch, timestamp, self._table, whole=whole)
                 waits, count = batch.waits, len(batch)
                 answer = PutResults([(*batch.results(), timestamp)] if results else [])
@@ -313,7 +317,7 @@ class Store(StoreReader):
             self._closed = True
         try:
             if self.mode != "r" and self._flusher.failure is None:
-                self._flusher.flush()
+                self._flusher.flush(closing=True)
                 self._paths.owner.unlink(missing_ok=True)
                 self._paths.abort.unlink(missing_ok=True)
                 sync_directory(self.path)

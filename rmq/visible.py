@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import threading
 
-from rmq._core._record import SCAN_LIMIT
+from rmq._core._record import SCAN_BAD_MAGIC
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import QueueGapError, QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
-from rmq.marks import Mark, Marks, holder_pid
-from rmq.paths import StorePaths
-from rmq.query import has_keys
-from rmq.recovery import (
+from rmq.logend import (
     LogEnd,
-    cut_queues,
     end_past_damage,
     find_end,
     look_behind,
     start_without_marks,
     was_left_alone,
 )
+from rmq.marks import Mark, Marks, holder_pid, read_manifest
+from rmq.paths import StorePaths
+from rmq.query import has_keys
+from rmq.recovery import cut_queues, index_is_whole, lost_queues
 from rmq.segment import is_locked
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
@@ -51,6 +51,7 @@ class Visible:
         self._read_mark()
         queues.load()
         self._derived = False
+        self._index_is_whole = False
         self._start()
 
     def _read_mark(self) -> None:
@@ -62,27 +63,30 @@ class Visible:
         self._mark = self._marks.read()
 
     def _start(self) -> None:
-        """Find the end for the first time, and judge what lies behind it."""
-        log, mark = self._log, self._mark
+        """Find the end for the first time, and from where queues must be derived."""
+        log, mark, dispatcher = self._log, self._mark, self._dispatcher
         queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=0)
-        checkpoint = Checkpoint(self._paths.checkpoint)
-        if mark is not None and mark.durable_phy_offset <= log.max_phy_offset:
-            start = mark.durable_phy_offset
-            durable, durable_time = start, (None if self._is_clean else -(2**63))
-            self._dispatcher.queue_phy_offset = mark.derived_phy_offset
+        if mark is not None:
+            manifest = read_manifest(self._paths)
+            lost = lost_queues(self._queues, manifest, log.min_phy_offset)
+            dispatcher.fills_gaps = bool(lost)
+            dispatcher.queue_phy_offset = log.min_phy_offset if lost else mark.derived_phy_offset
+            self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, manifest)
+            start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
+            if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
+                self.end = start  # what of it is gone or damaged shows when it is read
+                return
         else:
-            start = start_without_marks(log, self._is_clean or self._is_live, checkpoint, queue_end)
-            durable, durable_time = 0, (None if self._is_clean else checkpoint.physic_msg_timestamp)
+            checkpoint = Checkpoint(self._paths.checkpoint)
             is_whole = self._is_clean or self._is_live
-            self._dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
+            start = start_without_marks(log, is_whole, checkpoint, queue_end)
+            durable_time = None if self._is_clean else checkpoint.physic_msg_timestamp
+            dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
         if not log.segments:
             return
-        if self._is_clean and mark is not None and start == mark.durable_phy_offset and was_left_alone(log, mark):
-            self.end = start
-            return
-        end, _ = find_end(log, max(start, log.min_phy_offset), self._limit())
+        end = find_end(log, max(start, log.min_phy_offset), self._limit())
         if not self._is_live:
-            end = look_behind(log, end, durable=durable, durable_time=durable_time)
+            end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
             cut_queues(log, self._queues, log.max_phy_offset)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
 
@@ -97,7 +101,7 @@ class Visible:
         """Whether the writer is this library: its owner file names the pid that `abort` names, if any."""
         try:
             abort = self._paths.abort.read_text().strip()
-        except OSError:
+        except (OSError, ValueError):
             return False
         return self._paths.owner.exists() and (not abort or abort == str(holder_pid(self._paths)))
 
@@ -110,8 +114,7 @@ class Visible:
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
-                    end, _ = find_end(self._log, self.end, self._limit())
-                    self.end = end.phy_offset
+                    self.end = find_end(self._log, self.end, self._limit()).phy_offset
             return self.end
 
     def derive(self) -> None:
@@ -123,8 +126,10 @@ class Visible:
                 try:
                     self._advance(end)
                 except QueueGapError:
+                    dispatcher.fills_gaps = True
                     dispatcher.queue_phy_offset = self._log.min_phy_offset
                     self._advance(end)
+                dispatcher.fills_gaps = False
                 for queue in self._queues.queues.values():
                     if self._mark is not None and queue.tail_size > TAIL_LIMIT:
                         queue.forget_tail(self._mark.derived_phy_offset)
@@ -138,7 +143,7 @@ class Visible:
         except CorruptFileError:
             if self._is_live:
                 raise
-            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_LIMIT + 1),
+            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_BAD_MAGIC),
                                     durable=0, durable_time=None)  # fmt: skip
             if following.next_phy_offset < 0 or following.next_phy_offset >= end:
                 return
@@ -151,7 +156,7 @@ class Visible:
             self._index.refresh()
             files = [file for file in self._index.files if file.index_count > 1]
             covered = self._log.min_phy_offset
-            if self._mark is not None:
+            if self._mark is not None and self._index_is_whole:
                 covered = max(covered, self._mark.indexed_phy_offset)
                 if self._is_live and files and self._index.files[-1].path.name >= str(self._mark.index_name):
                     covered = max(covered, files[-1].end_phy_offset)

@@ -29,7 +29,7 @@ LAYERS = (
     {"segment", "message", "columns"},
     {"checkpoint", "marks", "topics"},
     {"commitlog", "consumequeue", "index"},
-    {"dispatch", "query", "scan", "geometry"},
+    {"dispatch", "query", "scan", "geometry", "logend"},
     {"pull", "recovery", "verification", "rebuilding"},
     {"flushing", "visible", "reading"},
     {"store"},

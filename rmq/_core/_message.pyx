@@ -12,7 +12,7 @@ from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._record cimport Property, next_property
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 
 from rmq._core._record import parse_properties
@@ -34,12 +34,9 @@ def to_ms(value, str name not None):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ValueError(f"{name} must be an aware datetime: a naive one says no point in time")
         return (value - EPOCH) // MILLISECOND
-    if isinstance(value, bool) or not isinstance(value, int):
-        try:
-            value = value.__index__()
-        except AttributeError:
-            raise TypeError(f"{name} must be int milliseconds or an aware datetime, "
-                            f"got {type(value).__name__}") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be int milliseconds or an aware datetime, got {type(value).__name__}")
+    value = value.__index__()
     if not -2**63 <= value < 2**63:
         raise ValueError(f"{name} is outside 64 bits")
     return int(value)
@@ -115,6 +112,15 @@ cdef bytes _piece(object text, str name, bint is_key=False):
     return data
 
 
+cdef bytes _bytes_of(object value, str name):
+    if type(value) is bytes:
+        return value
+    try:
+        return bytes(memoryview(value))
+    except TypeError:
+        raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
+
+
 cdef int64_t _int(object value, str name, int64_t low, int64_t high) except? -1:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be int, got {type(value).__name__}")
@@ -169,9 +175,7 @@ cdef class Message:
         self._topic = check_topic(topic)
         self._topic_units = <int32_t>rmq_utf16_units(<const uint8_t *><const char *>self._topic, len(self._topic),
                                                      &malformed)
-        if isinstance(body, (str, int)) or body is None:
-            raise TypeError(f"body must be bytes-like, got {type(body).__name__}")
-        self.body = body if type(body) is bytes else bytes(memoryview(body))
+        self.body = _bytes_of(body, "body")
         self.queue_id = _int(queue_id, "queue_id", 0, 0x7FFFFFFF)
         self.flag = _int(flag, "flag", -0x80000000, 0x7FFFFFFF)
         self.sys_flag = _int(sys_flag, "sys_flag", -0x80000000, 0x7FFFFFFF)
@@ -185,6 +189,8 @@ cdef class Message:
         self._store_host = b"" if store_host is None else parse_host(store_host, "store_host")
         self.born_host = born_host
         self.store_host = store_host
+        if not isinstance(keys, str) and not isinstance(keys, Iterable):
+            raise TypeError(f"keys must be str or an iterable of str, got {type(keys).__name__}")
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self.tags = tags
         self.uniq_key = uniq_key
@@ -194,9 +200,7 @@ cdef class Message:
         if raw_properties is not None:
             if self.keys or tags is not None or uniq_key is not None or self._properties:
                 raise ValueError("raw_properties excludes keys, tags, uniq_key and properties")
-            if isinstance(raw_properties, (str, int)):
-                raise TypeError("raw_properties must be bytes-like")
-            self.raw_properties = bytes(memoryview(raw_properties))
+            self.raw_properties = _bytes_of(raw_properties, "raw_properties")
             self._encoded = self.raw_properties
         else:
             self._encoded = self._encode_properties()

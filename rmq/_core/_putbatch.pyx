@@ -12,7 +12,7 @@ cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, crc_of, encode_record
+from rmq._core._record cimport PutRow, crc_of, encode_record, looks_lost
 
 import numpy as np
 
@@ -106,6 +106,8 @@ cdef class PutBatch:
         row.is_v2 = rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
         if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
             raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
+        if row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
+            raise _fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
         row.append_crc = rules.append_crc
         if rules.append_crc:
             row.separate_crc = not batch and row.properties_size > 0 and \
@@ -353,6 +355,11 @@ cdef class PutBatch:
         for i in range(self.count):
             size += self.rows[i].size
         return size
+
+    @property
+    def last_phy_offset(self):
+        """Phy offset of the last encoded row, -1 when there are no rows."""
+        return self.rows[self.count - 1].phy_offset if self.count else -1
 
     def packed_size(self):
         """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""

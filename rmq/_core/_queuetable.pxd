@@ -23,4 +23,3 @@ cdef class QueueTable:
     cdef int32_t find_or_add(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id) noexcept nogil
     cdef int32_t _find(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id, int32_t *bucket) noexcept nogil
     cdef bint _grow(self) noexcept nogil
-    cdef bint expect(self, int32_t number, int64_t queue_offset, int32_t sys_flag) noexcept nogil

@@ -90,16 +90,6 @@ cdef class QueueTable:
         self.count += 1
         return self.count - 1
 
-    cdef bint expect(self, int32_t number, int64_t queue_offset, int32_t sys_flag) noexcept nogil:
-        """Whether a record carries its queue's next offset, which then moves on; PREPARED and ROLLBACK carry 0."""
-        cdef int32_t transaction = sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-        if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
-            return queue_offset == 0
-        if self.slots[number].next_offset != queue_offset:
-            return False
-        self.slots[number].next_offset += 1
-        return True
-
     def add(self, bytes topic not None, int32_t queue_id):
         """Number of the queue, added with next offset 0 when new."""
         cdef int32_t number = self.find_or_add(<const uint8_t *><const char *>topic, <int32_t>len(topic), queue_id)

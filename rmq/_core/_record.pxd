@@ -17,7 +17,6 @@ cpdef enum:
     SCAN_BAD_BODY_CRC = 9
     SCAN_BAD_RECORD_CRC = 10
     SCAN_LOST_SECTOR = 11       # topic or properties hold a zeroed 512-byte sector
-    SCAN_BAD_QUEUE_OFFSET = 12  # not the next offset of its queue
 
 # What a scan checks beyond sizes, magic and own offset.
 cpdef enum:
@@ -92,6 +91,7 @@ cdef struct Property:
     int64_t value_size
 
 
+cdef bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil
 cdef int32_t crc_of(const uint8_t *p, int64_t size) noexcept nogil
 cdef bint next_property(const uint8_t **cursor, const uint8_t *end, bint legacy, Property *item) noexcept nogil
 cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **key, int64_t *size) noexcept nogil

@@ -20,7 +20,6 @@ SCAN_BAD_LENGTHS: Final[int]
 SCAN_BAD_BODY_CRC: Final[int]
 SCAN_BAD_RECORD_CRC: Final[int]
 SCAN_LOST_SECTOR: Final[int]
-SCAN_BAD_QUEUE_OFFSET: Final[int]
 SCAN_REASONS: Final[dict[int, str]]
 
 CHECK_BODY_CRC: Final[int]

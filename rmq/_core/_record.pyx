@@ -51,7 +51,6 @@ SCAN_REASONS = {
     SCAN_BAD_BODY_CRC: "body CRC differs",
     SCAN_BAD_RECORD_CRC: "whole-record CRC differs",
     SCAN_LOST_SECTOR: "a 512-byte sector of the topic or properties is zero",
-    SCAN_BAD_QUEUE_OFFSET: "queue offset is not the next of its queue",
 }
 
 
@@ -184,6 +183,20 @@ cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
             if i == high:
                 return True
         sector += SECTOR
+    return False
+
+
+cdef bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil:
+    """Whether _has_lost_sector may take properties like these for a loss: a NUL at the end, or 512 in a row."""
+    cdef int64_t i, run = 0
+    if size > 0 and p[size - 1] == 0:
+        return True
+    if size < SECTOR or memchr(p, 0, size) == NULL:
+        return False
+    for i in range(size):
+        run = run + 1 if p[i] == 0 else 0
+        if run == SECTOR:
+            return True
     return False
 
 

@@ -37,7 +37,6 @@ class RecordBatch:
         *,
         checks: int = 0,
         queues: QueueTable | None = None,
-        expect_queue_offsets: bool = False,
         byte_limit: int = 0,
     ) -> int: ...
     def load(

@@ -16,7 +16,6 @@ from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
     PARSE_PROPERTIES,
     RecordRow,
-    SCAN_BAD_QUEUE_OFFSET,
     SCAN_FULL,
     SCAN_LIMIT,
     born_host_of,
@@ -53,12 +52,11 @@ cdef class RecordBatch:
         self._source = None
 
     def scan(self, segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end, *,
-             int checks=0, QueueTable queues=None, bint expect_queue_offsets=False, int64_t byte_limit=0):
+             int checks=0, QueueTable queues=None, int64_t byte_limit=0):
         """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
 
         begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
-        each row gets its queue's number; with expect_queue_offsets a record must carry its queue's next offset, which
-        then moves on. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that many bytes.
+        each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that many bytes.
         """
         cdef const uint8_t[::1] view = segment
         cdef int64_t segment_size = view.shape[0]
@@ -94,9 +92,6 @@ cdef class RecordBatch:
                     if row.queue < 0:
                         with gil:
                             raise MemoryError()
-                    if expect_queue_offsets and not queues.expect(row.queue, row.queue_offset, row.sys_flag):
-                        stop = SCAN_BAD_QUEUE_OFFSET
-                        break
                 position += row.size
                 count += 1
         self.count = count

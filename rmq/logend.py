@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a log ends: the last whole record, and what lies behind it.
+
+Source: RocketMQ CommitLog#recoverNormally, #recoverAbnormally, #isMappedFileMatchedRecover, and stricter.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from rmq._core import _layout as L
+from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO, resync
+from rmq._core._recordbatch import RecordBatch
+from rmq.checkpoint import Checkpoint
+from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.marks import Mark
+
+CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
+
+
+@dataclass
+class LogEnd:
+    """phy_offset: behind the last whole record, which begins at last_phy_offset (-1: not scanned). stop: SCAN_* there.
+
+    next_phy_offset: the first whole record behind it, -1 when none. is_damage: what lies there had been durable.
+    """
+
+    phy_offset: int
+    stop: int
+    last_phy_offset: int = -1
+    next_phy_offset: int = -1
+    is_damage: bool = False
+
+
+# ---- the end of the log ----------------------------------------------------------------------------------------
+
+
+def _first_record_time(log: CommitLog, start: int) -> int | None:
+    """Store timestamp of a segment's first record, or None when none is readable there."""
+    segment = log.segment_at(start)
+    assert segment is not None
+    batch = RecordBatch(1)
+    batch.scan(segment.file.map, segment.start, segment.start, segment.end, checks=CHECK_CRC)
+    time = int(batch.numbers("store_timestamp")[0]) if batch.count else None
+    batch.release()
+    return time or None
+
+
+def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max_queue_phy_offset: int) -> int:
+    """Where to begin a scan of a broker's log: RocketMQ's rules (store-format I.4, I.5)."""
+    latest = max(0, min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - CLOCK_SLACK_MS)
+    for segment in reversed(log.segments):
+        time = _first_record_time(log, segment.start)
+        if time is None:
+            continue
+        if (segment.start <= max_queue_phy_offset) if clean else (time <= latest):
+            return segment.start
+    return log.min_phy_offset
+
+
+def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False) -> LogEnd:
+    """Scan from `begin`, a record's start, to the last whole record below `limit`."""
+    scan = log.scan(begin, limit, checks=CHECK_CRC | (CHECK_SECTORS if check_sectors else 0))
+    last = -1
+    for batch in scan:
+        last = int(batch.numbers("phy_offset")[-1])
+    return LogEnd(scan.phy_offset, scan.stop, last)
+
+
+def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:
+    """Judge what lies behind the end: a torn tail, or damage in what had been durable.
+
+    durable: every byte below was on disk. durable_time: a record stored up to then was on disk; None: every record was.
+    """
+    end.is_damage = end.phy_offset < durable
+    if end.stop in (SCAN_LIMIT, SCAN_BLANK) and not end.is_damage:
+        return end
+    for segment in log.segments:
+        if segment.end <= end.phy_offset:
+            continue
+        begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
+        used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
+        found = resync(segment.file.map, segment.start, min(begin, used), used)
+        if found >= 0:
+            end.next_phy_offset = found
+            batch = RecordBatch(1)
+            batch.scan(segment.file.map, segment.start, found, segment.end)
+            time = int(batch.numbers("store_timestamp")[0])
+            batch.release()
+            end.is_damage = end.is_damage or durable_time is None or time <= durable_time
+            break
+    return end
+
+
+def end_past_damage(log: CommitLog, end: LogEnd) -> int:
+    """For readers: the end of the last whole record behind the damage, found by looking for records again."""
+    phy_offset = end.phy_offset
+    while end.next_phy_offset >= 0:
+        following = find_end(log, end.next_phy_offset, log.max_phy_offset)
+        phy_offset = following.phy_offset
+        end = look_behind(log, following, durable=0, durable_time=None)
+    return phy_offset
+
+
+def fits(log: CommitLog, mark: Mark) -> bool:
+    """Whether the record that the mark names as the last one lies there; else: another log's mark, or damage."""
+    if mark.last_phy_offset < log.min_phy_offset:
+        return True  # none, not known, or cleaned away
+    segment = log.segment_at(mark.last_phy_offset)
+    if segment is None:
+        return False
+    batch = RecordBatch(1)
+    batch.scan(segment.file.map, segment.start, mark.last_phy_offset, segment.end)
+    found = batch.count == 1 and batch.next_phy_offset == mark.durable_phy_offset
+    batch.release()
+    return found
+
+
+def was_left_alone(log: CommitLog, mark: Mark) -> bool:
+    """Whether nobody appended to a cleanly closed store since its mark: nothing lies at its end."""
+    segment = log.segment_at(mark.durable_phy_offset)
+    if segment is None:
+        return log.max_phy_offset == mark.durable_phy_offset
+    position = mark.durable_phy_offset - segment.start
+    head = bytes(segment.file.map[position : position + L.BLANK_HEADER_SIZE])
+    if not any(head):
+        return True
+    following = log.segment_at(segment.end)
+    is_blank = head == struct.pack(">ii", log.segment_size - position, L.BLANK_MAGIC)
+    return is_blank and (following is None or not any(bytes(following.file.map[: L.BLANK_HEADER_SIZE])))
