@@ -53,6 +53,8 @@ class ColumnReader:
                  columns: Mapping[str, str] | None) -> None:  # fmt: skip
         """columns: message field -> column name, for those that are named otherwise."""
         names = {field: field for field in KINDS}
+        if columns is not None and not isinstance(columns, Mapping):
+            raise TypeError(f"columns must be a mapping, got {type(columns).__name__}")
         for field, name in (columns or {}).items():
             if field not in _ACCEPTED:
                 known = ", ".join(sorted(_ACCEPTED))
@@ -163,14 +165,15 @@ class ColumnReader:
                 if kind.tz is None:
                     raise ValueError("column 'born_timestamp' must carry a time zone: "
                                      "naive times say no point in time")  # fmt: skip
-                column = column.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
+                # Finer units are cut off, coarser ones may not fit.
+                column = _cast(column, pa.timestamp("ms", kind.tz), field, safe=kind.unit == "s").cast(pa.int64())
             elif not pa.types.is_integer(kind):
                 raise TypeError(f"column {field!r} must be of integers, got {kind}")
             if column.null_count:
                 error = IllegalMessageError(f"column {field!r} holds nulls")
                 error.row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
                 raise error
-            values = column.cast(pa.int64()).to_numpy()
+            values = _cast(column, pa.int64(), field).to_numpy()
             numbers[field] = values & _PLAIN_FLAGS if field == "sys_flag" and self._is_plain else values
         return numbers
 
@@ -191,6 +194,23 @@ class ColumnReader:
                     raise illegal from None
             hosts[field] = parsed, coded.indices.fill_null(-1).cast("int64").to_numpy()
         return hosts
+
+
+def _cast(column: pa.Array, kind: pa.DataType, field: str, *, safe: bool = True) -> pa.Array:
+    """The column as another type; IllegalMessageError with .row for the first value that does not fit."""
+    import pyarrow as pa
+
+    try:
+        return column.cast(kind, safe=safe)
+    except pa.ArrowInvalid:
+        for row in range(len(column)):
+            try:
+                column.slice(row, 1).cast(kind, safe=safe)
+            except pa.ArrowInvalid:
+                error = IllegalMessageError(f"row {row}: {field} {column[row]} is outside 64 bits")
+                error.row = row
+                raise error from None
+        raise
 
 
 def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:

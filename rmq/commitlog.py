@@ -103,7 +103,6 @@ class LogScan:
             if segment is None:
                 # A blank record with no segment behind it closes nothing: the log ends before it.
                 self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
-                self.phy_offset = blank_at if blank_at >= 0 else self.phy_offset
                 break
             batch = self._batch
             self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset,
@@ -121,6 +120,8 @@ class LogScan:
                 break
             elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
                 break
+        if self.stop == SCAN_BLANK and blank_at >= 0 and self._log.segment_at(self.phy_offset) is None:
+            self.phy_offset = blank_at
         self._batch.release()
 
 
@@ -143,7 +144,8 @@ class CommitLog:
     def refresh(self) -> None:
         """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
         known = {segment.path: segment for segment in self.segments}
-        found = []
+        found: list[Segment] = []
+        empty: list[int] = []
         for directory in self.directories:
             try:
                 entries = list(os.scandir(directory))
@@ -160,8 +162,8 @@ class CommitLog:
                     raise CorruptFileError(path, 0, "name is no commit-log segment's")
                 size, start = entry.stat().st_size, int(entry.name)
                 if size == 0:
-                    continue  # RocketMQ deletes an empty last file; it holds nothing either way
-                if self.writable and size != self.segment_size:
+                    empty.append(start)
+                if self.writable and size not in (0, self.segment_size):
                     raise CorruptFileError(path, min(size, self.segment_size),
                                            f"segment has {size} bytes, expected {self.segment_size}")  # fmt: skip
                 if start % self.segment_size:
@@ -169,6 +171,11 @@ class CommitLog:
                                            f"{self.segment_size} bytes")  # fmt: skip
                 found.append(Segment(path, start, self.segment_size, self.writable))
         found.sort(key=lambda segment: segment.start)
+        while found and found[-1].start in empty:
+            found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
+        for segment in found:
+            if self.writable and segment.start in empty:
+                raise CorruptFileError(segment.path, 0, "segment is empty")
         self.segments = found
         self._starts = [segment.start for segment in found]
 

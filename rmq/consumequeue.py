@@ -272,6 +272,12 @@ class ConsumeQueue:
         dirty, self._dirty = self._dirty, set()
         return dirty
 
+    def forget_files(self) -> None:
+        """For readers: take the queue as empty, to be derived in memory, because files of it are gone."""
+        with self._lock:
+            self._starts, self._tail = [], bytearray()
+            self.min_offset = self.max_offset = self._tail_start = 0
+
     def forget_tail(self, phy_offset: int) -> None:
         """Drop units kept in memory whose records lie below a phy offset: the writer has them in its files by now."""
         with self._lock:

@@ -269,7 +269,7 @@ class Index:
         """Look at the directory again; known files stay open."""
         known = {file.path: file for file in self.files}
         files = []
-        for path in index_paths(self.directory):
+        for path in index_paths(self.directory, remove_empty=self._writable):
             files.append(known.get(path) or self._open(path, "r+" if self._writable else "r"))
         self.files = files
 
@@ -288,6 +288,8 @@ class Index:
         before = last.path.name if last else ""
         spare = [name for name in self.spare_names if name > before]
         name = min(spare) if spare else next_index_name(before, time.time_ns() // 1_000_000)
+        while (self.directory / name).exists():
+            name = next_index_name(name, 0)
         self.spare_names = [other for other in spare if other != name]
         file = self._open(self.directory / name, "x", last.end_phy_offset if last else 0,
                           last.end_timestamp if last else 0)  # fmt: skip
@@ -347,14 +349,17 @@ class Index:
             file.close()
 
 
-def index_paths(directory: Path) -> list[Path]:
+def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
     """Index files of a directory in order; other names are skipped, as RocketMQ does."""
     if not directory.is_dir():
         return []
     paths = []
     for path in sorted(directory.iterdir()):
-        if INDEX_NAME.fullmatch(path.name) and path.is_file() and path.stat().st_size:
-            paths.append(path)
+        if INDEX_NAME.fullmatch(path.name) and path.is_file():
+            if path.stat().st_size:
+                paths.append(path)
+            elif remove_empty:
+                path.unlink()  # made and not filled by a process that was killed
         else:
             logger.warning("%s: no index file, skipped", path)
     return paths

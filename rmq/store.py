@@ -153,7 +153,7 @@ class Store(StoreReader):
         is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
-        has_marks = self._paths.marks.exists()
+        has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)
         mark = self._marks.read() if meta is not None else None

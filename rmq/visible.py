@@ -60,6 +60,10 @@ class Visible:
                 self._marks = Marks(self._paths.marks, writable=False)
             except (FileNotFoundError, NotADirectoryError):
                 return
+            except CorruptFileError:
+                if self._paths.marks.stat().st_size == 0:
+                    return  # made and not filled by a process that was killed
+                raise
         self._mark = self._marks.read()
 
     def _start(self) -> None:
@@ -69,6 +73,8 @@ class Visible:
         if mark is not None:
             manifest = read_manifest(self._paths)
             lost = lost_queues(self._queues, manifest, log.min_phy_offset)
+            for key in lost:
+                self._queues.open(*key).forget_files()
             dispatcher.fills_gaps = bool(lost)
             dispatcher.queue_phy_offset = log.min_phy_offset if lost else mark.derived_phy_offset
             self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, manifest)

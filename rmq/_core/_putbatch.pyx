@@ -310,6 +310,10 @@ cdef class PutBatch:
             if not self.waits and waits(row.properties, row.properties_size):
                 self.waits = True
             malformed = 0
+            if starts[i] >= 0 and raw_properties is None:
+                rmq_utf16_units(row.properties, row.properties_size, &malformed)
+            if malformed:
+                raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
             units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
             self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
