@@ -131,9 +131,8 @@ class ColumnReader:
             return None, None
         kind = column.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            column = column.cast(pa.large_list(kind.value_type))
-            starts = _list_starts(column)
-            return _text_column(_as_text(column.values, "keys", False)), starts
+            starts, first, count = _list_starts(column)
+            return _text_column(_as_text(column.values.slice(first, count), "keys", False)), starts
         return _text_column(_as_text(column, "keys", False)), None
 
     def _properties(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, TextColumn | None,
@@ -145,9 +144,10 @@ class ColumnReader:
             return None, None, None
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
-        names = _text_column(_as_text(column.keys, "properties", False))
-        values = _text_column(_as_text(column.items, "properties", False))
-        return names, values, _list_starts(column)
+        starts, first, count = _list_starts(column)
+        names = _text_column(_as_text(column.keys.slice(first, count), "properties", False))
+        values = _text_column(_as_text(column.items.slice(first, count), "properties", False))
+        return names, values, starts
 
     def _numbers(self, batch: pa.RecordBatch) -> dict[str, npt.NDArray[np.int64]]:
         import pyarrow as pa
@@ -243,18 +243,18 @@ def _text_column(array: pa.Array) -> TextColumn:
     return TextColumn(starts, text, missing)
 
 
-def _list_starts(column: pa.Array) -> npt.NDArray[np.int64]:
-    """First item of each row and the end of the last; null rows are empty. Checked against the items."""
-    starts: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
-    if column.null_count:
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-        sizes = np.diff(starts)
-        if sizes[~valid].any():
-            return _list_starts(column.take(np.arange(len(column))))
-    items = len(column.values if hasattr(column, "values") and not hasattr(column, "keys") else column.keys)
-    if len(starts) and (starts[0] < 0 or starts[-1] > items or (np.diff(starts) < 0).any()):
+def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
+    """Item numbers at which the rows start and the last ends, counted from the first item that is used; the number of
+    that item, and how many are used. A null row is empty. A slice of a large table pays for its own items only."""
+    offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+    if column.null_count and np.diff(offsets)[~column.is_valid().to_numpy(zero_copy_only=False)].any():
+        column = column.take(np.arange(len(column)))
+        offsets = column.offsets.to_numpy().astype(np.int64)
+    items = len(column.keys if hasattr(column, "keys") else column.values)
+    if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")
-    return starts
+    first = int(offsets[0])
+    return offsets - first, first, int(offsets[-1]) - first
 
 
 def list_chunks(messages: Iterable[Message]) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:

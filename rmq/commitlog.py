@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import MappedFile, make_directory, sync_directory
 
+BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 
@@ -58,6 +60,11 @@ class Segment:
                 if self._file is None:
                     self._file = MappedFile(self.path, size=self._size, writable=self._writable)
         return self._file
+
+    def map_has_blank(self, position: int) -> bool:
+        """Whether an end-of-segment record lies at a position."""
+        blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
+        return 0 <= position < self._size and bytes(self.file.map[position : position + len(blank)]) == blank
 
     def used_end(self, begin: int) -> int:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
@@ -152,9 +159,11 @@ class CommitLog:
             except FileNotFoundError:
                 continue
             for entry in entries:
-                if entry.is_dir():
-                    continue
                 path = Path(entry.path)
+                if entry.is_dir():
+                    if self.writable and SEGMENT_NAME.fullmatch(entry.name):
+                        raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
+                    continue
                 if path in known:
                     found.append(known[path])
                     continue
@@ -345,6 +354,8 @@ class CommitLog:
                 continue
             kept.append(segment)
             begin = phy_offset - segment.start
+            if segment.map_has_blank(begin):
+                continue  # an end-of-segment record with nothing behind it: the next put writes over it
             if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
                 # A new record may end where a torn one ended: what follows must not be a record again.
                 segment.file.reserve(begin, end, 0)

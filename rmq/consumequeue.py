@@ -39,10 +39,12 @@ class ConsumeQueue:
     """
 
     def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
-                 writable: bool) -> None:  # fmt: skip
+                 writable: bool, is_exact: bool) -> None:  # fmt: skip
+        """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them."""
         self.directory = directory
         self.topic = topic
         self.queue_id = queue_id
+        self.is_exact = is_exact
         self.min_offset = 0
         self.max_offset = 0
         self._segment_size = segment_size
@@ -151,7 +153,9 @@ class ConsumeQueue:
         """
         def in_log(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
-            return bool(phy_offset[0] >= min_phy_offset and size[0] != UNIT_PRE_BLANK_SIZE)
+            if size[0] == UNIT_PRE_BLANK_SIZE:
+                return False
+            return bool(phy_offset[0] >= min_phy_offset or phy_offset[0] < 0)  # damage shows when it is read
 
         first = self._starts[0] // UNIT_SIZE if self._starts else (self._tail_start if self._tail else 0)
         self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset),
@@ -302,8 +306,9 @@ class ConsumeQueue:
 class QueueSet:
     """The consume queues of a store, made when first needed. Keys: (topic, queue id)."""
 
-    def __init__(self, directory: Path, segment_size: int, *, writable: bool) -> None:
+    def __init__(self, directory: Path, segment_size: int, *, writable: bool, is_exact: bool) -> None:
         self.directory = directory
+        self._is_exact = is_exact
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.files = FileCache(writable)
         self._segment_size = segment_size
@@ -327,7 +332,7 @@ class QueueSet:
         if queue is None:
             directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
-                                 writable=self._writable)  # fmt: skip
+                                 writable=self._writable, is_exact=self._is_exact)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
 

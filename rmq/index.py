@@ -360,6 +360,8 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
                 paths.append(path)
             elif remove_empty:
                 path.unlink()  # made and not filled by a process that was killed
+        elif INDEX_NAME.fullmatch(path.name) and remove_empty:
+            raise CorruptFileError(path, 0, "no regular file stands where an index file belongs")
         else:
             logger.warning("%s: no index file, skipped", path)
     return paths

@@ -77,10 +77,10 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
     phy_offset, size = place
     if message is None and size > 0 and log.min_phy_offset <= phy_offset < log_end:
         raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
-    if message is not None and message.size == size and (
-        queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
-    ):
-        return message
+    if message is not None and message.size == size:
+        own = message.topic, message.queue_id, message.queue_offset if queue.is_exact else queue_offset
+        if queue.topic.startswith("%LMQ%") or own == (queue.topic, queue.queue_id, queue_offset):
+            return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")
 

@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from rmq._core import _layout as L
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import SCAN_BLANK, SCAN_ZERO
+from rmq._core._record import SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
@@ -28,7 +28,7 @@ from rmq.index import Index, IndexFile
 from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
 from rmq.marks import Manifest, Mark, keep_cut, set_aside
 from rmq.paths import StorePaths
-from rmq.query import has_keys
+from rmq.query import has_keys, messages_at
 from rmq.segment import sync_directory
 
 logger = logging.getLogger("rmq")
@@ -42,45 +42,48 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
         raise log.damage(end.phy_offset, end.stop)
     reason = "damage in what had been durable" if end.is_damage else "torn tail behind the last whole record"
     for path, position, data in log.behind(end.phy_offset):
-        blank = struct.pack(">ii", log.segment_size - position, L.BLANK_MAGIC)
-        if data.startswith(blank) and len(log.segments) and path == log.segments[-1].path:
-            continue  # an end-of-segment record with nothing behind it: the next put writes over it
-        keep_cut(paths, path, position, data, reason)
-    if end.stop != SCAN_BLANK:
-        log.truncate(end.phy_offset)
+        segment = log.segment_at(end.phy_offset)
+        if segment is None or segment.path != path or not segment.map_has_blank(position):
+            keep_cut(paths, path, position, data, reason)
+    log.truncate(end.phy_offset)
     log.position = end.phy_offset
 
 
 # ---- queues ----------------------------------------------------------------------------------------------------
 
 
-def cut_queues(log: CommitLog, queues: QueueSet, limit: int) -> None:
-    """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it."""
-    batch = RecordBatch(1)
+def _is_own(log: CommitLog, queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
+    """Whether the record of a unit is a message of the queue."""
+    message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
+    if message is None or message.size != size:
+        return False
+    return queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
 
-    def is_own(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-        segment = log.segment_at(phy_offset)
-        if segment is None:
-            return phy_offset < log.min_phy_offset
-        batch.load(segment.file.map, segment.start, np.array([phy_offset], np.int64), limit)
-        if not batch.count:
-            return False
-        fields = batch.fields(0)
-        batch.release()
-        is_light = queue.topic.startswith("%LMQ%")
-        return bool(fields[4] == size and (is_light or (fields[0], fields[1]) == (queue.topic, queue.queue_id)))
+
+def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -> None:
+    """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
+
+    Units of records below `trusted` stand, whatever has become of the records.
+    """
+
+    def stands(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
+        return phy_offset + size <= trusted or phy_offset < log.min_phy_offset or \
+            _is_own(log, queue, phy_offset, size)  # fmt: skip
 
     for queue in queues.queues.values():
         before = queue.max_offset
-        queue.cut_where(limit, partial(is_own, queue))
+        queue.cut_where(limit, partial(stands, queue))
         if queue.max_offset != before:
             queues.touch(queue)
             logger.warning("%s: dropped units %d to %d, whose records are not in the log", queue.directory,
                            queue.max_offset, before - 1)  # fmt: skip
 
 
-def lost_queues(queues: QueueSet, manifest: Manifest | None, min_phy_offset: int) -> list[tuple[str, int]]:
-    """Queues that have fewer units than the manifest knows of: files of theirs are gone."""
+def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[tuple[str, int]]:
+    """Queues that have fewer units than the manifest knows of, or others at their ends: files are gone or wrong.
+
+    durable: the log was whole up to there; a unit that points to what is lost below it is no fault of the queue.
+    """
     if manifest is None:
         return []
     extents = queues.extents()
@@ -88,10 +91,24 @@ def lost_queues(queues: QueueSet, manifest: Manifest | None, min_phy_offset: int
     for key, (first, following) in manifest.queues.items():
         own_first, own_following = extents.get(key, (following + 1, 0))
         # Cleaning removes files in front, but only with the log.
-        if own_following < following or (own_first > first and min_phy_offset <= manifest.min_phy_offset):
+        is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)
+        ends = (own_first, own_following - 1)
+        if is_short or not all(_unit_holds(log, queues.queues[key], n, durable) for n in ends):
             logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
             lost.append(key)
     return lost
+
+
+def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool:
+    """Whether a unit of a store of ours points to its message, or to what is no longer in the log."""
+    phy_offset, size, _ = queue.read(queue_offset, 1)
+    if size[0] == UNIT_PRE_BLANK_SIZE or 0 <= phy_offset[0] < log.min_phy_offset:
+        return True
+    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
+    if message is None:
+        return bool(phy_offset[0] >= 0 and size[0] > 0 and phy_offset[0] + size[0] <= durable)
+    own = message.topic, message.queue_id, message.queue_offset, message.size
+    return own == (queue.topic, queue.queue_id, queue_offset, size[0])
 
 
 def fill_table(queues: QueueSet, table: QueueTable) -> None:
@@ -291,7 +308,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
-    cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset)
+    cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset, mark.derived_phy_offset)
     restored = None if clean else restore_index(store.index, mark)
     if restored is not None and not index_is_whole(store.index, None, manifest):
         restored = None
@@ -331,7 +348,7 @@ def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: i
               index_begin: tuple[int, int]) -> None:  # fmt: skip
     """Dispatch from where queues and index stand; from the start of the log when a queue misses units."""
     dispatcher, low = store.dispatcher, store.log.min_phy_offset
-    lost = lost_queues(store.queues, manifest, low)
+    lost = lost_queues(store.log, store.queues, manifest, queue_phy_offset)
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
     dispatcher.index_phy_offset, dispatcher.index_key = index_begin

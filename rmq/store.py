@@ -101,16 +101,16 @@ class Store(StoreReader):
             raise UnsupportedFormatError(self.path, "no message store: no commitlog directory", "nothing reads it")
         meta = read_meta(self._paths)
         self.config = settle_config(self._paths, config, meta)
-        self._open_parts(writable=False)
+        self._open_parts(writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
         dispatcher = Dispatcher(self._log, self._queues, None, self.config)
         self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
         self._release.callback(self._visible.close)
 
-    def _open_parts(self, *, writable: bool) -> None:
+    def _open_parts(self, *, writable: bool, is_own: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
         self._release.callback(self._log.close)
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
-                                writable=writable)  # fmt: skip
+                                writable=writable, is_exact=is_own)  # fmt: skip
         self._release.callback(self._queues.close)
         self._index = Index(self._paths.index, self.config, writable=writable)
         self._release.callback(self._index.close)
@@ -149,8 +149,8 @@ class Store(StoreReader):
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._release.callback(self._leave_as_found, clean)
-        self._open_parts(writable=True)
         is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
+        self._open_parts(writable=True, is_own=is_own)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0

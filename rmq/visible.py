@@ -72,7 +72,7 @@ class Visible:
         queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=0)
         if mark is not None:
             manifest = read_manifest(self._paths)
-            lost = lost_queues(self._queues, manifest, log.min_phy_offset)
+            lost = lost_queues(log, self._queues, manifest, mark.derived_phy_offset)
             for key in lost:
                 self._queues.open(*key).forget_files()
             dispatcher.fills_gaps = bool(lost)
@@ -93,7 +93,7 @@ class Visible:
         end = find_end(log, max(start, log.min_phy_offset), self._limit())
         if not self._is_live:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
-            cut_queues(log, self._queues, log.max_phy_offset)
+            cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
 
     def _limit(self) -> int:

@@ -145,9 +145,10 @@ def test_an_empty_store_scans_to_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_times_outside_the_calendar_stay_numbers(tmp_path: Path) -> None:
-    with small(tmp_path / "s", *(rmq.Message("T", b"", born_timestamp=time) for time in (-(2**63), -1, 2**63 - 1))) as s:
-        found = checked(s.scan(columns=["born_timestamp"]))["born_timestamp"].cast(pa.int64()).to_pylist()
-    assert found == [-(2**63), -1, 2**63 - 1]
+    times = [-(2**63), -1, 2**63 - 1]
+    with small(tmp_path / "s", *(rmq.Message("T", b"", born_timestamp=time) for time in times)) as store:
+        found = checked(store.scan(columns=["born_timestamp"]))["born_timestamp"].cast(pa.int64()).to_pylist()
+    assert found == times
 
 
 def test_properties_that_are_no_utf8_read_as_in_java(tmp_path: Path) -> None:
@@ -191,8 +192,10 @@ def test_rows_of_chosen_topics(store: rmq.Store, topics: list[str]) -> None:
     assert table["phy_offset"].to_pylist() == expected
 
 
-@pytest.mark.parametrize(("begin", "end"), [(None, None), (T0 + 5000, None), (None, T0 + 5000), (T0 + 5000, T0 + 5000),
-                                            (T0 + 5001, T0 + 5999), (T0 + 4999, T0 + 5001), (T0 + 9000, T0), (0, 0)])  # fmt: skip
+@pytest.mark.parametrize(("begin", "end"), [
+    (None, None), (T0 + 5000, None), (None, T0 + 5000), (T0 + 5000, T0 + 5000), (T0 + 5001, T0 + 5999),
+    (T0 + 4999, T0 + 5001), (T0 + 9000, T0), (0, 0),
+])  # fmt: skip
 def test_rows_of_a_time_both_ends_included(store: rmq.Store, begin: int | None, end: int | None) -> None:
     low, high = -(2**63) if begin is None else begin, 2**63 if end is None else end
     expected = [r.phy_offset for r in oracle.read_records(store.path) if low <= r.store_timestamp <= high]

@@ -175,19 +175,14 @@ def test_a_zeroed_sector_of_the_body_is_for_the_body_crc() -> None:
     assert scan(data)[1] == "BAD_BODY_CRC"
 
 
-def test_a_queue_offset_must_be_the_next_when_asked() -> None:
-    def records(*offsets: int, sys_flag: int = 0) -> bytes:
-        data = b""
-        for offset in offsets:
-            data += record(BASE + len(data), queue_offset=offset, sys_flag=sys_flag)
-        return data
-
-    for data, start, count in [(records(0, 1, 2), 0, 3), (records(5, 6), 5, 2), (records(0, 2), 0, 1),
-                               (records(0, 0), 0, 1), (records(0, 0, sys_flag=4), 0, 2)]:  # fmt: skip
-        table = QueueTable()
-        table.set_next_offset(table.add(b"T", 0), start)
-        batch, stop = scan(data, queues=table, expect_queue_offsets=True)
-        assert (len(batch), stop == "BAD_QUEUE_OFFSET") == (count, count * len(record()) < len(data))
+def test_rows_get_the_number_of_their_queue() -> None:
+    table, data = QueueTable(), b""
+    for topic, queue_id in [("T", 0), ("T", 1), ("U", 0), ("T", 0), ("U", 0)]:
+        data += record(BASE + len(data), topic=topic, queue_id=queue_id)
+    batch, _ = scan(data, queues=table)
+    assert batch.numbers("queue").tolist() == [0, 1, 2, 0, 2]
+    assert [table.queue(number) for number in range(len(table))] == [(b"T", 0), (b"T", 1), (b"U", 0)]
+    assert (table.find(b"T", 1), table.find(b"T", 2), table.find(b"", 0)) == (1, -1, -1)
 
 
 # ---- damage ----------------------------------------------------------------------------------------------
