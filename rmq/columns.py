@@ -207,7 +207,7 @@ def _cast(column: pa.Array, kind: pa.DataType, field: str, *, safe: bool = True)
             try:
                 column.slice(row, 1).cast(kind, safe=safe)
             except pa.ArrowInvalid:
-                error = IllegalMessageError(f"row {row}: {field} {column[row]} is outside 64 bits")
+                error = IllegalMessageError(f"row {row}: {field} is outside 64 bits")
                 error.row = row
                 raise error from None
         raise

@@ -88,9 +88,9 @@ class StoreConfig:
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
-        with open(file, encoding="utf-8") as lines:
+        with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                text = line.strip()
+                text = line.decode("utf-8", errors="replace").strip()
                 if not text or text.startswith(("#", "!")):
                     continue
                 name, _, value = (part.strip() for part in text.partition("="))
@@ -127,7 +127,7 @@ class StoreConfig:
         """Delay of each level, from level 1."""
         levels = []
         for item in self.message_delay_level.split():
-            if not (item[:-1].isdigit() and item[-1] in _UNIT_MS):
+            if not (item.isascii() and item[:-1].isdigit() and item[-1] in _UNIT_MS):
                 raise ValueError(f"message_delay_level item {item!r} is no delay such as 10s")
             levels.append(int(item[:-1]) * _UNIT_MS[item[-1]])
         return tuple(levels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -48,10 +48,52 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
     if isinstance(keys, np.ndarray):
         if keys.dtype.kind not in "SUO" or keys.ndim != 1:
             raise TypeError(f"keys must be text, got numpy {keys.dtype} of {keys.ndim} dimensions")
-        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+        keys = decoded_items(keys)
     elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
         return _hash_arrow(keys, topic)
+    elif not isinstance(keys, Iterable):
+        raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     return hash_str_keys(keys if isinstance(keys, list) else list(keys), topic)
+
+
+def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
+    """Items of a numpy text array as a list; bytes are UTF-8, else ValueError naming the item."""
+    items: list[Any] = array.tolist()
+    for number, item in enumerate(items):
+        if isinstance(item, bytes):
+            try:
+                items[number] = item.decode()
+            except UnicodeDecodeError:
+                raise ValueError(f"keys[{number}] is not UTF-8") from None
+    return items
+
+
+def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
+    """Integers as an int64 array; TypeError and ValueError with the argument's name."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must be one-dimensional") from None
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional")
+    if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.tolist()):
+        raise ValueError(f"{name} holds a number outside 64 bits")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.max() > MAX_TIMESTAMP:
+        raise ValueError(f"{name} holds a number outside 64 bits")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def checked_max_num(max_num: Any) -> int:
+    """A limit on answers: int >= 0, cut to 64 bits."""
+    if isinstance(max_num, bool) or not isinstance(max_num, int | np.integer):
+        raise TypeError(f"max_num must be int, got {type(max_num).__name__}")
+    if max_num < 0:
+        raise ValueError(f"max_num must not be negative, got {max_num}")
+    return min(int(max_num), MAX_ANSWERS)
 
 
 def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
@@ -65,9 +107,9 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise TypeError(f"keys must be an Arrow string array, got {array.type}")
-    if array.null_count:
-        raise ValueError(f"keys hold {array.null_count} nulls")
     array = array.cast(pa.large_string())
+    if array.null_count:  # asked of the plain array: a dictionary may hold null values
+        raise ValueError(f"keys hold {array.null_count} nulls")
     _, offsets, data = array.buffers()
     if len(array) == 0:
         return np.empty(0, np.int32)
@@ -150,8 +192,8 @@ class IndexFile:
         if not self._writable:
             raise StoreReadOnlyError(f"{self.path}: index file is open read only")
         hashes = hash_keys(keys)
-        offsets = np.ascontiguousarray(phy_offsets, dtype=np.int64)
-        times = np.ascontiguousarray(store_timestamps, dtype=np.int64)
+        offsets = int64_array(phy_offsets, "phy_offsets")
+        times = int64_array(store_timestamps, "store_timestamps")
         if not len(hashes) == len(offsets) == len(times):
             raise ValueError("keys, phy_offsets and store_timestamps must have one length")
         done = 0
@@ -179,13 +221,15 @@ class IndexFile:
         begin, end: ms, compared with the stored whole seconds. Keys are not compared, only hashes.
         Source: IndexFile#selectPhyOffset.
         """
-        counts, values = self.view.select(hash_keys(keys), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
+        first, last = to_ms(begin, "begin"), to_ms(end, "end")
+        counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
         return list_array(counts, values)
 
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
         """select_phy_offset_many for one key."""
-        _, values = self.view.select(hash_keys([key]), max_num, to_ms(begin, "begin"), to_ms(end, "end"))
+        first, last = to_ms(begin, "begin"), to_ms(end, "end")
+        _, values = self.view.select(hash_keys([key]), checked_max_num(max_num), first, last)
         answer: list[int] = values.tolist()
         return answer
 
@@ -351,10 +395,12 @@ class Index:
 
 def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
     """Index files of a directory in order; other names are skipped, as RocketMQ does."""
-    if not directory.is_dir():
+    try:
+        entries = sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
     paths = []
-    for path in sorted(directory.iterdir()):
+    for path in entries:
         if INDEX_NAME.fullmatch(path.name) and path.is_file():
             if path.stat().st_size:
                 paths.append(path)

@@ -225,7 +225,7 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
 
     Raises CorruptFileError when it is damaged or grows past PLAIN_BODY_LIMIT. Source: MessageDecoder#decode.
     """
-    if not sys_flag & L.SYS_FLAG_COMPRESSED:
+    if not raw or not sys_flag & L.SYS_FLAG_COMPRESSED:
         return raw
     kind = (sys_flag & L.SYS_FLAG_COMPRESSION_MASK) >> L.SYS_FLAG_COMPRESSION_SHIFT
     name = _COMPRESSION.get(kind)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
+from rmq.index import decoded_items
 from rmq.message import StoredMessage, inner_messages
 
 if TYPE_CHECKING:
@@ -188,7 +189,9 @@ def key_list(keys: Any) -> list[str]:
         keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
                 if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
     elif isinstance(keys, np.ndarray):
-        keys = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+        keys = decoded_items(keys)
+    elif not isinstance(keys, Iterable):
+        raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     items: list[str] = list(keys)
     for number, key in enumerate(items):
         if key is None:

@@ -19,7 +19,7 @@ from rmq.config import StoreConfig
 from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
 from rmq.errors import StoreClosedError
 from rmq.geometry import foreign_index, foreign_queues
-from rmq.index import MAX_TIMESTAMP, Index, hash_keys, list_array
+from rmq.index import MAX_TIMESTAMP, Index, checked_max_num, hash_keys, list_array
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
@@ -198,14 +198,10 @@ class StoreReader(ABC):
         max_num is capped at max_msgs_num_batch. Source: RocketMQ IndexService#queryOffset.
         """
         self._check_open()
-        if isinstance(max_num, bool) or not isinstance(max_num, int):
-            raise TypeError(f"max_num must be int, got {type(max_num).__name__}")
-        if max_num < 0:
-            raise ValueError(f"max_num must not be negative, got {max_num}")
         _encoded(topic, "topic")
         self._uncovered()
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
-        return list_array(*self._index.select(hash_keys(keys, topic), max_num, first, last))
+        return list_array(*self._index.select(hash_keys(keys, topic), checked_max_num(max_num), first, last))
 
     # ---- by id ----
 
@@ -222,6 +218,8 @@ class StoreReader(ABC):
         if isinstance(id, int | np.integer):
             return self._at(int(id))
         if not isinstance(id, str):
+            if len(id) != 3:
+                raise ValueError(f"id must be (topic, queue_id, queue_offset), got {len(id)} items")
             place_topic, queue_id, queue_offset = id
             answer = self.pull(place_topic, queue_id, queue_offset, 1)
             if answer.messages and answer.messages[0].queue_offset == queue_offset:
@@ -336,12 +334,14 @@ class StoreReader(ABC):
 
         self._check_open()
         names = checked_columns(columns)
-        if isinstance(topics, str):
-            raise TypeError("topics must be a sequence of str, not one str")
+        if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
+            raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
         wanted = None if topics is None else [_encoded(topic, "topics") for topic in topics]
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
-            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**31:
-                raise ValueError(f"{name} must be an int in [1, 2**31)")
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise TypeError(f"{name} must be int, got {type(number).__name__}")
+            if not 1 <= number < 2**31:
+                raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end = self._log_end()

@@ -30,10 +30,12 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     """Column names as a tuple; None: all but the raw ones. TypeError, ValueError naming what is wrong."""
     if columns is None:
         return COLUMNS
-    if isinstance(columns, str):
-        raise TypeError("columns must be a sequence of names, not one str")
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise TypeError(f"columns must be a sequence of names, got {type(columns).__name__}")
     names = tuple(columns)
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"columns must be names, got {type(name).__name__}")
         if name not in KINDS:
             raise ValueError(f"columns: no column {name!r}; there are: {', '.join(KINDS)}")
     if len(set(names)) != len(names):

@@ -130,18 +130,16 @@ class Store(StoreReader):
         make_directory(self.path)
 
     def _open_to_write(self, config: StoreConfig, repair: bool) -> None:
-        self._make_root()
+        _put_rules(config)  # what is wrong with it shows before anything is made
         check_readable(self._paths)
+        self._make_root()
         check_writable(self._paths)
         lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
         self._release.callback(lock.close)
         meta = read_meta(self._paths)
         is_new = meta is None and not any(path.is_dir() for path in self._paths.commit_logs)
         self.config = settle_config(self._paths, config, meta)
-        rules = PutRules(max_message_size=self.config.max_message_size, max_record_size=self.config.max_record_size,
-                         allow_v2=self.config.allows_v2_records, append_crc=self.config.enabled_append_prop_crc,
-                         drop_last_separator=self.config.drops_last_separator,
-                         store_host=self.config.store_host)  # fmt: skip
+        rules = _put_rules(self.config)
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         clean = not self._paths.abort.exists()
@@ -340,3 +338,9 @@ class Store(StoreReader):
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
+
+
+def _put_rules(config: StoreConfig) -> PutRules:
+    return PutRules(max_message_size=config.max_message_size, max_record_size=config.max_record_size,
+                    allow_v2=config.allows_v2_records, append_crc=config.enabled_append_prop_crc,
+                    drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip

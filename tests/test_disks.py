@@ -170,17 +170,16 @@ def test_a_user_who_may_not_write_reads_and_is_refused() -> None:
 # ---- files that change under a reader --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index", "rmq/marks"])
 @pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_file_cut_under_an_open_store_kills_nobody(tmp_path: Path, part: str, mode: str) -> None:
+def test_a_queue_file_cut_under_an_open_store_kills_nobody(tmp_path: Path, mode: str) -> None:
     with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
         store.put_many([message(i) for i in range(50)])
 
     def work() -> None:
         store = rmq.open(tmp_path / "s", mode)
         assert_holds(store, list(range(50)))
-        root = tmp_path / "s" / part
-        for path in [root] if root.is_file() else [path for path in root.rglob("*") if path.is_file()]:
+        root = tmp_path / "s" / "consumequeue"
+        for path in [path for path in root.rglob("*") if path.is_file()]:
             os.truncate(path, 0)
         for call in CALLS[1:]:
             with suppress(rmq.RmqError, OSError, KeyError):
