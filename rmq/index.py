@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
-from rmq._core._javahash import hash_str_keys, hash_utf8_keys
 from rmq._core._message import to_ms
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
+from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
 from rmq.paths import INDEX_NAME, next_index_name
 from rmq.segment import MappedFile, make_directory
 
@@ -34,98 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
-MAX_ANSWERS = 2**31 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024
-
-
-def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
-    """Index key hashes of keys: list of str, numpy S/U/object array, Arrow string array of any kind.
-
-    topic: hash `topic#key`; None: the keys are whole index keys. TypeError and ValueError name the item.
-    """
-    if isinstance(keys, str):
-        raise TypeError("keys must be a sequence of str, not one str")
-    if isinstance(keys, np.ndarray):
-        if keys.dtype.kind not in "SUO" or keys.ndim != 1:
-            raise TypeError(f"keys must be text, got numpy {keys.dtype} of {keys.ndim} dimensions")
-        keys = decoded_items(keys)
-    elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
-        return _hash_arrow(keys, topic)
-    elif not isinstance(keys, Iterable):
-        raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
-    return hash_str_keys(keys if isinstance(keys, list) else list(keys), topic)
-
-
-def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
-    """Items of a numpy text array as a list; bytes are UTF-8, else ValueError naming the item."""
-    items: list[Any] = array.tolist()
-    for number, item in enumerate(items):
-        if isinstance(item, bytes):
-            try:
-                items[number] = item.decode()
-            except UnicodeDecodeError:
-                raise ValueError(f"keys[{number}] is not UTF-8") from None
-    return items
-
-
-def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
-    """Integers as an int64 array; TypeError and ValueError with the argument's name."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{name} must be one-dimensional") from None
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional")
-    if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.tolist()):
-        raise ValueError(f"{name} holds a number outside 64 bits")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.dtype.kind == "u" and array.max() > MAX_TIMESTAMP:
-        raise ValueError(f"{name} holds a number outside 64 bits")
-    return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def checked_max_num(max_num: Any) -> int:
-    """A limit on answers: int >= 0, cut to 64 bits."""
-    if isinstance(max_num, bool) or not isinstance(max_num, int | np.integer):
-        raise TypeError(f"max_num must be int, got {type(max_num).__name__}")
-    if max_num < 0:
-        raise ValueError(f"max_num must not be negative, got {max_num}")
-    return min(int(max_num), MAX_ANSWERS)
-
-
-def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
-    import pyarrow as pa
-
-    if hasattr(keys, "combine_chunks") and not isinstance(keys, pa.RecordBatch | pa.Table):
-        keys = keys.combine_chunks()
-    elif hasattr(keys, "__arrow_c_stream__") and not isinstance(keys, pa.Array):
-        keys = pa.chunked_array(keys).combine_chunks()
-    array = keys if isinstance(keys, pa.Array) else pa.array(keys)
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise TypeError(f"keys must be an Arrow string array, got {array.type}")
-    array = array.cast(pa.large_string())
-    if array.null_count:  # asked of the plain array: a dictionary may hold null values
-        raise ValueError(f"keys hold {array.null_count} nulls")
-    _, offsets, data = array.buffers()
-    if len(array) == 0:
-        return np.empty(0, np.int32)
-    starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
-    return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
-
-
-def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
-    """Arrow list<int64> with counts[i] values in row i."""
-    import pyarrow as pa
-
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    if offsets[-1] > MAX_ANSWERS:
-        raise ValueError("more than 2**31 answers in one call: ask for fewer keys")
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
 
 class IndexFile:

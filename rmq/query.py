@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
-from rmq.index import decoded_items
 from rmq.message import StoredMessage, inner_messages
 
 if TYPE_CHECKING:
@@ -177,25 +176,3 @@ def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMes
     own = [StoredMessage(fields) for fields in inner]
     carrying = [item for item in own if key is not None and (key in item.keys or key == item.uniq_key)]
     yield from reversed(carrying or own)
-
-
-def key_list(keys: Any) -> list[str]:
-    """Keys as a list of str; TypeError and ValueError name the item."""
-    if isinstance(keys, str):
-        raise TypeError("keys must be a sequence of str, not one str")
-    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
-                if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
-    elif isinstance(keys, np.ndarray):
-        keys = decoded_items(keys)
-    elif not isinstance(keys, Iterable):
-        raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
-    items: list[str] = list(keys)
-    for number, key in enumerate(items):
-        if key is None:
-            raise ValueError(f"keys[{number}] is null")
-        if not isinstance(key, str):
-            raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
-    return items

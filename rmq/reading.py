@@ -19,11 +19,12 @@ from rmq.config import StoreConfig
 from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
 from rmq.errors import StoreClosedError
 from rmq.geometry import foreign_index, foreign_queues
-from rmq.index import MAX_TIMESTAMP, Index, checked_max_num, hash_keys, list_array
+from rmq.index import MAX_TIMESTAMP, Index
+from rmq.keys import checked_max_num, hash_keys, key_list, list_array
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
-from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, key_list, messages_at, unwrap
+from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
 
 if TYPE_CHECKING:

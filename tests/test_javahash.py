@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rmq
 from rmq._core._javahash import decode_text, hash_slot, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash
-from rmq.index import hash_keys
+from rmq.keys import hash_keys
 
 SLOTS = 5_000_000
 
@@ -271,7 +271,7 @@ def test_what_holds_no_text_is_refused(keys: Any) -> None:
 
 
 def test_numpy_bytes_that_are_no_utf8_are_refused() -> None:
-    with pytest.raises(ValueError, match="utf-8"):
+    with pytest.raises(ValueError, match="is not UTF-8"):
         hash_keys(np.array([b"a", b"\xff"]))
 
 

@@ -56,7 +56,8 @@ cdef class RecordBatch:
         """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
 
         begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
-        each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that many bytes.
+        each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that
+        many bytes.
         """
         cdef const uint8_t[::1] view = segment
         cdef int64_t segment_size = view.shape[0]
