@@ -258,7 +258,8 @@ def test_stubs_match_the_compiled_modules() -> None:
     # stubtest is silent about a private module that has no stub at all.
     assert [name for name in core_names() if not (CORE / f"{name}.pyi").is_file()] == []
     modules = [f"rmq._core.{name}" for name in core_names()]
-    run("-m", "mypy.stubtest", *modules, "--allowlist", ALLOWLIST, "--ignore-unused-allowlist")
+    options = ("--mypy-config-file", "pyproject.toml", "--allowlist", ALLOWLIST, "--ignore-unused-allowlist")
+    run("-m", "mypy.stubtest", *modules, *options)
 
 
 # ---- golden files --------------------------------------------------------------------------------
