@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from rmq._core._record cimport RecordRow
+from rmq._core._recordbatch cimport RecordBatch
 
 
 @cython.final
@@ -14,9 +15,9 @@ cdef class GrowingBuffer:
         int64_t size
         int64_t room
         Py_ssize_t _shape
-    cdef uint8_t *take(self, int64_t size) except NULL
-    cdef int add(self, const uint8_t *data, int64_t size) except -1
-    cdef int add_i32(self, int64_t value) except -1
+    cdef uint8_t *take(self, int64_t size) except NULL nogil
+    cdef int add(self, const uint8_t *data, int64_t size) except -1 nogil
+    cdef int add_i32(self, int64_t value) except -1 nogil
 
 
 @cython.final
@@ -29,6 +30,12 @@ cdef class ColumnBuilder:
         readonly int64_t data_size      # bytes of the variable-length columns so far
         list _kinds
         list _buffers                   # per column: list of GrowingBuffer
-    cdef _map(self, GrowingBuffer starts, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
-              GrowingBuffer values, RecordRow *row)
-    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1
+    cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
+                      int32_t stop) except -1 nogil
+    cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
+                    GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil
+    cdef int _map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends, GrowingBuffer values,
+                  RecordRow *row) except -1 nogil
+    cdef int _long_map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
+                       GrowingBuffer values, RecordRow *row) except -1 with gil
+    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1 nogil

@@ -4,7 +4,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units, rmq_utf8_repair
@@ -30,6 +30,7 @@ cdef dict BUFFERS = {"int32": 1, "int64": 1, "timestamp": 1, "binary": 2, "text"
 cdef tuple ORDER = tuple(KINDS)
 cdef dict HOST_TEXT = {}
 cdef int HOST_TEXT_LIMIT = 65536
+cdef int MAP_LIMIT = 64             # names of one record that are compared one by one
 
 
 @cython.final
@@ -44,7 +45,7 @@ cdef class GrowingBuffer:
     def __len__(self):
         return self.size
 
-    cdef uint8_t *take(self, int64_t size) except NULL:
+    cdef uint8_t *take(self, int64_t size) except NULL nogil:
         """Room for `size` more bytes, counted as written."""
         cdef int64_t room
         cdef uint8_t *data
@@ -52,23 +53,25 @@ cdef class GrowingBuffer:
             room = max(self.room * 2, self.size + size, <int64_t>256)
             data = <uint8_t *>realloc(self.data, <size_t>room)
             if data == NULL:
-                raise MemoryError()
+                with gil:
+                    raise MemoryError()
             self.data = data
             self.room = room
         self.size += size
         return self.data + self.size - size
 
-    cdef int add(self, const uint8_t *data, int64_t size) except -1:
+    cdef int add(self, const uint8_t *data, int64_t size) except -1 nogil:
         cdef uint8_t *p = self.take(size)
         if size:
             memcpy(p, data, <size_t>size)
         return 0
 
-    cdef int add_i32(self, int64_t value) except -1:
+    cdef int add_i32(self, int64_t value) except -1 nogil:
         """Native byte order, as Arrow has it. OverflowError past 2^31 - 1: the batch must end before."""
-        if value > OFFSET_LIMIT:
-            raise OverflowError("a column batch holds at most 2 GiB")
         cdef int32_t item = <int32_t>value
+        if value > OFFSET_LIMIT:
+            with gil:
+                raise OverflowError("a column batch holds at most 2 GiB")
         memcpy(self.take(4), &item, 4)
         return 0
 
@@ -123,7 +126,7 @@ cdef class ColumnBuilder:
                 offsets = buffers[position]
                 offsets.add_i32(0)
 
-    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1:
+    cdef int _text(self, GrowingBuffer data, const uint8_t *p, int64_t size) except -1 nogil:
         """Append UTF-8; what is malformed reads as U+FFFD, as in Java."""
         cdef int malformed = 0
         cdef int64_t written
@@ -151,42 +154,54 @@ cdef class ColumnBuilder:
         self.count += max(0, stop - first)
 
     def _append_column(self, int which, list buffers, RecordBatch batch, int32_t first, int32_t stop):
-        cdef int32_t i
-        cdef int64_t number
-        cdef int32_t number32
-        cdef RecordRow *row
         cdef GrowingBuffer one = buffers[0]
-        cdef GrowingBuffer two = buffers[1] if len(buffers) > 1 else None
-        cdef GrowingBuffer three = buffers[2] if len(buffers) > 2 else None
-        cdef GrowingBuffer four = buffers[3] if len(buffers) > 3 else None
-        cdef GrowingBuffer five = buffers[4] if len(buffers) > 4 else None
-        cdef const uint8_t *cursor
-        cdef const uint8_t *end
-        cdef const uint8_t *piece
-        cdef int64_t size
-        cdef Property item
-        cdef bytes host
-        cdef int host_size
-        cdef uint8_t *out
+        cdef GrowingBuffer two = buffers[1] if len(buffers) > 1 else one
+        cdef GrowingBuffer three = buffers[2] if len(buffers) > 2 else two
+        cdef GrowingBuffer four = buffers[3] if len(buffers) > 3 else three
+        cdef GrowingBuffer five = buffers[4] if len(buffers) > 4 else four
+        if which == 8 or which == 10:
+            self._hosts(which == 8, one, two, batch, first, stop)
+        elif len(buffers) == 1:
+            with nogil:
+                self._numbers(which, one, batch, first, stop)
+        else:
+            with nogil:
+                self._texts(which, one, two, three, four, five, batch, first, stop)
+        if len(buffers) > 1:
+            self.data_size = max(self.data_size, two.size, three.size, five.size)
+
+    cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
+                      int32_t stop) except -1 nogil:
+        cdef int32_t i, number32
+        cdef int64_t number
+        cdef RecordRow *row
         for i in range(first, stop):
             row = &batch.rows[i]
-            if which == 1 or which == 4 or which == 5 or which == 6 or which == 11 or which == 13:
-                number32 = (row.queue_id if which == 1 else row.size if which == 4 else row.flag if which == 5
-                            else row.sys_flag if which == 6 else row.reconsume_times if which == 11 else row.body_crc)
-                memcpy(one.take(4), &number32, 4)
-            elif which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
+            if which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
                 number = (row.queue_offset if which == 2 else row.phy_offset if which == 3
                           else row.born_timestamp if which == 7 else row.store_timestamp if which == 9
                           else row.prepared_transaction_offset)
-                memcpy(one.take(8), &number, 8)
-            elif which == 0:        # topic
+                memcpy(out.take(8), &number, 8)
+            else:
+                number32 = (row.queue_id if which == 1 else row.size if which == 4 else row.flag if which == 5
+                            else row.sys_flag if which == 6 else row.reconsume_times if which == 11 else row.body_crc)
+                memcpy(out.take(4), &number32, 4)
+        return 0
+
+    cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
+                    GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil:
+        cdef int32_t i
+        cdef int host_size
+        cdef int64_t size
+        cdef RecordRow *row
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef uint8_t *out
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            if which == 0:          # topic
                 self._text(two, row.base + row.topic_position, row.topic_size)
-                one.add_i32(two.size)
-            elif which == 8 or which == 10:         # hosts
-                host_size = L.HOST_IPV6_SIZE if row.sys_flag & (
-                    L.SYS_FLAG_BORN_HOST_IPV6 if which == 8 else L.SYS_FLAG_STORE_HOST_IPV6) else L.HOST_IPV4_SIZE
-                host = _host_text(born_host_of(row) if which == 8 else store_host_of(row), host_size)
-                two.add(<const uint8_t *><const char *>host, len(host))
                 one.add_i32(two.size)
             elif which == 14 or which == 20:        # body as stored; the caller decompresses
                 two.add(row.base + row.body_position, row.body_size)
@@ -215,15 +230,50 @@ cdef class ColumnBuilder:
                         two.add_i32(three.size)
                 one.add_i32(two.size // 4 - 1)
             elif which == 15:       # properties: map offsets, key offsets, keys, value offsets, values
-                self._map(one, two, three, four, five, row)
+                self._map(two, three, four, five, row)
                 one.add_i32(two.size // 4 - 1)
-        if two is not None:
-            self.data_size = max(self.data_size, two.size, three.size if three is not None else 0,
-                                 five.size if five is not None else 0)
+        return 0
 
-    cdef _map(self, GrowingBuffer starts, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
-              GrowingBuffer values, RecordRow *row):
+    def _hosts(self, bint born, GrowingBuffer offsets, GrowingBuffer data, RecordBatch batch, int32_t first,
+               int32_t stop):
+        cdef int32_t i
+        cdef RecordRow *row
+        cdef bytes text
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            is_v6 = row.sys_flag & (L.SYS_FLAG_BORN_HOST_IPV6 if born else L.SYS_FLAG_STORE_HOST_IPV6)
+            text = _host_text(born_host_of(row) if born else store_host_of(row),
+                              L.HOST_IPV6_SIZE if is_v6 else L.HOST_IPV4_SIZE)
+            data.add(<const uint8_t *><const char *>text, len(text))
+            offsets.add_i32(data.size)
+
+    cdef int _map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends, GrowingBuffer values,
+                  RecordRow *row) except -1 nogil:
         """Items of one row; a name that comes again replaces the value of its first place, as in a Java map."""
+        cdef const uint8_t *cursor = row.base + row.properties_position
+        cdef const uint8_t *end = cursor + row.properties_size
+        cdef Property items[64]
+        cdef Property item
+        cdef int count = 0, i
+        while next_property(&cursor, end, False, &item):
+            i = 0
+            while i < count and (items[i].name_size != item.name_size
+                                 or memcmp(items[i].name, item.name, <size_t>item.name_size) != 0):
+                i += 1
+            if i == MAP_LIMIT:
+                return self._long_map(name_ends, names, value_ends, values, row)
+            items[i] = item
+            count = max(count, i + 1)
+        for i in range(count):
+            self._text(names, items[i].name, items[i].name_size)
+            name_ends.add_i32(names.size)
+            self._text(values, items[i].value, items[i].value_size)
+            value_ends.add_i32(values.size)
+        return 0
+
+    cdef int _long_map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
+                       GrowingBuffer values, RecordRow *row) except -1 with gil:
+        """_map for more names than are looked through one by one."""
         cdef const uint8_t *cursor = row.base + row.properties_position
         cdef const uint8_t *end = cursor + row.properties_size
         cdef Property item
@@ -236,6 +286,7 @@ cdef class ColumnBuilder:
             name_ends.add_i32(names.size)
             self._text(values, <const uint8_t *><const char *>value, len(value))
             value_ends.add_i32(values.size)
+        return 0
 
     def finish(self):
         """(count, {name: tuple of buffers}) and start anew. Offsets are native int32; validity is one byte per row."""

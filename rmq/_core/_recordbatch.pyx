@@ -4,7 +4,7 @@
 Source: RocketMQ CommitLog#checkMessageAndReturnSize, MessageDecoder#decode.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
@@ -27,6 +27,22 @@ from rmq._core._record cimport (
 )
 
 import numpy as np
+
+
+cdef struct Span:
+    const uint8_t *data         # borrowed; NULL for None
+    int64_t size
+
+
+cdef int _borrow(bytes data, Span *span) except -1:
+    """The bytes of an object that outlives the span."""
+    span.data = <const uint8_t *>PyBytes_AS_STRING(data) if data is not None else NULL
+    span.size = len(data) if data is not None else 0
+    return 0
+
+
+cdef inline bint _is_span(const uint8_t *p, int64_t size, const Span *span) noexcept nogil:
+    return size == span.size and memcmp(p, span.data, <size_t>size) == 0
 
 
 @cython.final
@@ -156,29 +172,30 @@ cdef class RecordBatch:
 
     def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807):
         """Keep rows with one of `topics` (bytes; None: any) and a store timestamp in [begin, end]; returns how many."""
-        cdef int32_t kept = 0, i
+        cdef int32_t kept = 0, i, k, count = -1 if topics is None else <int32_t>len(topics)
         cdef RecordRow *row
-        cdef list names = None if topics is None else list(topics)
-        cdef Py_ssize_t k
-        cdef bytes name
-        cdef bint match
-        for i in range(self.count):
-            row = &self.rows[i]
-            if row.store_timestamp < begin or row.store_timestamp > end:
-                continue
-            if names is not None:
-                match = False
-                for k in range(len(names)):
-                    name = names[k]
-                    if len(name) == row.topic_size and memcmp(<const char *>name, row.base + row.topic_position,
-                                                              row.topic_size) == 0:
-                        match = True
-                        break
-                if not match:
-                    continue
-            if kept != i:
-                self.rows[kept] = row[0]
-            kept += 1
+        cdef list names = list(topics) if topics is not None else []
+        cdef Span *wanted = <Span *>calloc(len(names) + 1, sizeof(Span))
+        if wanted == NULL:
+            raise MemoryError()
+        try:
+            for k in range(max(count, 0)):
+                _borrow(names[k], &wanted[k])
+            with nogil:
+                for i in range(self.count):
+                    row = &self.rows[i]
+                    if row.store_timestamp < begin or row.store_timestamp > end:
+                        continue
+                    k = 0
+                    while k < count and not _is_span(row.base + row.topic_position, row.topic_size, &wanted[k]):
+                        k += 1
+                    if k == count:
+                        continue
+                    if kept != i:
+                        self.rows[kept] = row[0]
+                    kept += 1
+        finally:
+            free(wanted)
         self.count = kept
         return kept
 
@@ -188,22 +205,28 @@ cdef class RecordBatch:
         A topic of None matches every topic. ROLLBACK messages never match, as RocketMQ does not index them.
         """
         cdef Py_ssize_t i
-        cdef bytes topic, key
         cdef RecordRow *row
+        cdef Span *pairs
         if wanted.shape[0] != self.count:
             raise ValueError("wanted must have one number per row")
         result = np.zeros(self.count, np.bool_)
         cdef uint8_t[::1] out = result.view(np.uint8)
-        for i in range(self.count):
-            row = &self.rows[i]
-            if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
-                continue
-            key = keys[wanted[i]]
-            topic = topics[wanted[i]]
-            if topic is not None and (len(topic) != row.topic_size or memcmp(
-                    <const char *>topic, row.base + row.topic_position, row.topic_size) != 0):
-                continue
-            out[i] = row_has_key(row, <const uint8_t *><const char *>key, len(key))
+        pairs = <Span *>calloc(2 * <size_t>self.count + 1, sizeof(Span))
+        if pairs == NULL:
+            raise MemoryError()
+        try:
+            for i in range(self.count):
+                _borrow(topics[wanted[i]], &pairs[2 * i])
+                _borrow(keys[wanted[i]], &pairs[2 * i + 1])
+            with nogil:
+                for i in range(self.count):
+                    row = &self.rows[i]
+                    if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK and (
+                            pairs[2 * i].data == NULL
+                            or _is_span(row.base + row.topic_position, row.topic_size, &pairs[2 * i])):
+                        out[i] = row_has_key(row, pairs[2 * i + 1].data, pairs[2 * i + 1].size)
+        finally:
+            free(pairs)
         return result
 
     def find_keys(self, set items not None):
@@ -283,13 +306,16 @@ cdef class RecordBatch:
     def numbers(self, str field not None):
         """int64 array of one field: phy_offset, size, queue, queue_offset, store_timestamp or sys_flag."""
         cdef int32_t i
+        cdef RecordRow *row
         result = np.empty(self.count, np.int64)
         cdef int64_t[::1] out = result
         cdef int which = ("phy_offset", "size", "queue", "queue_offset", "store_timestamp", "sys_flag").index(field)
-        for i in range(self.count):
-            out[i] = (self.rows[i].phy_offset if which == 0 else self.rows[i].size if which == 1
-                      else self.rows[i].queue if which == 2 else self.rows[i].queue_offset if which == 3
-                      else self.rows[i].store_timestamp if which == 4 else self.rows[i].sys_flag)
+        with nogil:
+            for i in range(self.count):
+                row = &self.rows[i]
+                out[i] = (row.phy_offset if which == 0 else row.size if which == 1 else row.queue if which == 2
+                          else row.queue_offset if which == 3 else row.store_timestamp if which == 4
+                          else row.sys_flag)
         return result
 
     def fields(self, int32_t i):
