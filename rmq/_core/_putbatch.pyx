@@ -20,6 +20,7 @@ from rmq._core._message import check_topic, parse_host, without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
+cdef uint8_t NOTHING = 0
 cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
 
 
@@ -53,11 +54,11 @@ cdef class TextColumn:
         return self.offsets.shape[0] - 1
 
     cdef inline const uint8_t *at(self, Py_ssize_t i, int64_t *size) noexcept nogil:
-        """First byte and size of string i; size -1 when null. An empty string has a pointer that may not be read."""
+        """First byte and size of string i; size -1 when null. The pointer is never NULL, as memcpy asks."""
         size[0] = self.offsets[i + 1] - self.offsets[i]
         if self.missing.shape[0] and self.missing[i]:
             size[0] = -1
-        return &self.data[0] + self.offsets[i] if self.data.shape[0] else NULL
+        return &self.data[0] + self.offsets[i] if self.data.shape[0] else &NOTHING
 
 
 cdef object _fault(Py_ssize_t row, str text, kind=IllegalMessageError):
