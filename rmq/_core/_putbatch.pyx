@@ -234,6 +234,7 @@ cdef class PutBatch:
         cdef bint own_keys, own_uniq, own_tags
         cdef int64_t[::1] starts
         self._reserve(count)
+        self._room(1)  # so that rows without properties have an address too
         starts = np.zeros(count + 1, np.int64)
         self._source = (topic, body, raw_properties)
         _set_numbers(self.rows, count, numbers)
