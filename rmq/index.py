@@ -318,7 +318,7 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
         elif INDEX_NAME.fullmatch(path.name) and remove_empty:
             raise CorruptFileError(path, 0, "no regular file stands where an index file belongs")
         else:
-            logger.warning("%s: no index file, skipped", path)
+            logger.debug("%s: no index file, skipped", path)
     return paths
 
 

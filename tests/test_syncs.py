@@ -265,7 +265,7 @@ def test_one_sync_serves_all_that_wait(tmp_path: Path, disk: Disk) -> None:
         disk.delay = 0
         assert faults == []
         assert len(numbers(store)) == 161
-        assert disk.syncs("commitlog") <= 80  # one each would be 160
+        assert disk.syncs("commitlog") <= 60  # one each would be 160; eight at a time 20
 
 
 # ---- a sync that fails -----------------------------------------------------------------------------------
@@ -328,7 +328,12 @@ def fail_by_time(store: rmq.Store) -> None:
         (fail_by_put, "/commitlog/", {"flush_disk_type": "SYNC_FLUSH"}),
         (fail_by_time, "/commitlog/", {"flush_interval_commit_log": 20}),
         (fail_by_time, "/commitlog/", {"flush_interval_commit_log": 20, "flush_disk_type": "SYNC_FLUSH"}),
-        *((fail_by_flush, part, {}) for part in ("", "/commitlog/", "/consumequeue/", "/index/", "/checkpoint", "/marks")),
+        (fail_by_flush, "", {}),
+        (fail_by_flush, "/commitlog/", {}),
+        (fail_by_flush, "/consumequeue/", {}),
+        (fail_by_flush, "/index/", {}),
+        (fail_by_flush, "/checkpoint", {}),
+        (fail_by_flush, "/marks", {}),
     ],
 )
 def test_after_a_failed_sync_nothing_is_put_until_it_is_opened_again(
