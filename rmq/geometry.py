@@ -16,7 +16,7 @@ from rmq.paths import SEGMENT_NAME, StorePaths
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
-KEPT = (*GEOMETRY, "rocketmq_version")
+KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 
 def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None) -> StoreConfig:
@@ -30,8 +30,8 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
         known.update(_geometry_of_files(paths, config))
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
-            if name == "rocketmq_version":
-                known[name] = config.rocketmq_version  # the same files may be written on as another version
+            if name not in GEOMETRY:
+                known[name] = getattr(config, name)  # the same files may be written on in another way
                 continue
             raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
     return dataclasses.replace(config, **known)

@@ -121,7 +121,8 @@ def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64]
     lost = pairs[~loaded, 1]
     lost = lost[(lost >= log.min_phy_offset) & (lost < log_end)]
     if len(lost):
-        raise log.no_record(int(lost[0]), "an index entry points here, where no whole record lies")
+        raise log.no_record(int(lost[0]), "an index entry points here, where no whole record lies; "
+                            "repair=True derives the index again")  # fmt: skip
     return mask
 
 

@@ -75,8 +75,8 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -
         queue.cut_where(limit, partial(stands, queue))
         if queue.max_offset != before:
             queues.touch(queue)
-            logger.warning("%s: dropped units %d to %d, whose records are not in the log", queue.directory,
-                           queue.max_offset, before - 1)  # fmt: skip
+            logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
+                           queue.directory, queue.max_offset, before - 1)  # fmt: skip
 
 
 def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from rmq.logend import (
     LogEnd,
     end_past_damage,
     find_end,
+    fits,
     look_behind,
     start_without_marks,
     was_left_alone,
@@ -70,6 +71,8 @@ class Visible:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
         queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=0)
+        if mark is not None and self._is_outdated(mark, queue_end):
+            mark = None
         if mark is not None:
             manifest = read_manifest(self._paths)
             lost = lost_queues(log, self._queues, manifest, mark.derived_phy_offset)
@@ -95,6 +98,13 @@ class Visible:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
             cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
+
+    def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
+        """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""
+        if not self._is_clean or not self._log.segments or fits(self._log, mark):
+            return False
+        start = start_without_marks(self._log, True, Checkpoint(self._paths.checkpoint), queue_end)
+        return find_end(self._log, start, self._log.max_phy_offset).phy_offset >= mark.durable_phy_offset
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published."""

@@ -204,3 +204,36 @@ def test_a_broker_that_ran_in_between_is_noticed(tmp_path: Path) -> None:
         assert [m.uniq_key for m in store.query(sent[1].topic, "u1")] == ["u1"]
     assert digests(path, "commitlog", "consumequeue", "index") == before
     assert check(path) == []
+
+
+def test_the_record_crc_stays_on_without_being_asked_for_again(tmp_path: Path) -> None:
+    config = rmq.StoreConfig(**SMALL, enabled_append_prop_crc=True)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put(rmq.Message("a", b"1"))
+    with rmq.open(tmp_path / "s", "r+") as store:
+        store.put(rmq.Message("a", b"2"))
+        assert all("__CRC32#" in message.properties for message in store.pull("a").messages)
+    with rmq.open(tmp_path / "s", "r+", config=rmq.StoreConfig(enabled_append_prop_crc=False)) as store:
+        assert "__CRC32#" not in store.lookup(store.put(rmq.Message("a", b"3")).phy_offset).properties
+
+
+def test_a_mark_below_which_a_broker_cut_and_went_on_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG, clock=Clock()) as store:
+        results = store.put_many([rmq.Message("a", b"x" * 40, queue_id=i % 2) for i in range(20)])
+    shutil.copytree(path / "rmq", tmp_path / "old-marks")
+    segment = path / "commitlog" / f"{0:020d}"
+    cut = int(results.phy_offset[15])
+    segment.write_bytes(segment.read_bytes()[:cut] + bytes(4096 - cut))
+    with rmq.open(path, "r+", repair=True, clock=Clock()) as store:
+        for i in range(20):
+            store.put(rmq.Message("a", b"y" * 47, queue_id=i % 2))
+        seen, bodies = store.topics(), store.scan(columns=["body"]).read_all()
+    shutil.rmtree(path / "rmq")
+    shutil.copytree(tmp_path / "old-marks", path / "rmq")
+    with rmq.open(path) as store:
+        assert store.topics() == seen
+        assert store.scan(columns=["body"]).read_all() == bodies
+        assert [len(store.pull("a", queue, 0, 99).messages) for queue in (0, 1)] == [18, 17]
+    with pytest.raises(rmq.CorruptFileError):
+        rmq.open(path, "r+")
