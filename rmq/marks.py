@@ -180,31 +180,29 @@ def holder_pid(paths: StorePaths) -> int | None:
         return None
 
 
-def keep_cut(paths: StorePaths, source: Path, position: int, data: bytes, reason: str) -> Path:
-    """Keep bytes that are about to be taken off a file, with a line that says what they are; both synced."""
+def _free_name(paths: StorePaths, stem: str) -> Path:
+    """A name in cut/ that no file has: time, stem and, when needed, a number."""
     make_directory(paths.cut)
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{source.name}-{position}"
-    target = paths.cut / f"{stem}.bin"
-    number = 0
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stem}"
+    target, number = paths.cut / f"{stem}.bin", 0
     while target.exists():
         number += 1
         target = paths.cut / f"{stem}-{number}.bin"
+    return target
+
+
+def keep_cut(paths: StorePaths, source: Path, position: int, data: bytes, reason: str) -> None:
+    """Keep bytes that are about to be taken off a file, with a line that says what they are; both synced."""
+    target = _free_name(paths, f"{source.name}-{position}")
     write_atomically(target, data)
     line = f"{len(data)} bytes from byte {position} of {source}: {reason}\n"
     write_atomically(target.with_suffix(".txt"), line.encode())
     logger.warning("kept %s", line.rstrip())
-    return target
 
 
 def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
     """Move a whole derived file out of the store; its line says why. Durable."""
-    make_directory(paths.cut)
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{source.name}"
-    target = paths.cut / f"{stem}.bin"
-    number = 0
-    while target.exists():
-        number += 1
-        target = paths.cut / f"{stem}-{number}.bin"
+    target = _free_name(paths, source.name)
     write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode())
     os.replace(source, target)
     sync_directory(paths.cut)

@@ -31,4 +31,6 @@ cdef class IndexFileView:
     cdef bint _collect(self, int32_t key_hash, OffsetList *out) noexcept nogil
     cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
                        int32_t *at, int32_t *done) noexcept nogil
+    cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
+                      const int32_t[::1] found)
     cdef int _check(self) except -1

@@ -312,15 +312,12 @@ cdef class IndexFileView:
             position = previous
         return True
 
-    def select(self, const int32_t[::1] key_hashes not None, int64_t max_num, int64_t begin, int64_t end,
-               const int32_t[::1] found=None):
-        """Raw answers for a batch of key hashes: (counts int32, phy offsets int64), each key's newest first.
-
-        max_num caps each key's answers, less found[i] that it has from newer files. No hash may be negative.
-        """
+    cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
+                      const int32_t[::1] found):
+        """(counts, phy offsets) of each key's chain: RocketMQ's walk when raw, else every entry."""
         cdef Py_ssize_t i, keys = key_hashes.shape[0]
         cdef OffsetList out
-        cdef int64_t before, room
+        cdef int64_t before
         cdef bint ok = True
         self._check()
         for i in range(keys):
@@ -335,8 +332,11 @@ cdef class IndexFileView:
             with nogil:
                 for i in range(keys):
                     before = out.count
-                    room = max_num - (found[i] if found is not None else 0)
-                    ok = self._select(key_hashes[i], room, begin, end, &out)
+                    if raw:
+                        ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin, end,
+                                          &out)
+                    else:
+                        ok = self._collect(key_hashes[i], &out)
                     if not ok:
                         break
                     count[i] = <int32_t>(out.count - before)
@@ -346,32 +346,17 @@ cdef class IndexFileView:
         finally:
             free(out.items)
 
+    def select(self, const int32_t[::1] key_hashes not None, int64_t max_num, int64_t begin, int64_t end,
+               const int32_t[::1] found=None):
+        """Raw answers for a batch of key hashes: (counts int32, phy offsets int64), each key's newest first.
+
+        max_num caps each key's answers, less found[i] that it has from newer files. No hash may be negative.
+        """
+        return self._walk(key_hashes, True, max_num, begin, end, found)
+
     def collect(self, const int32_t[::1] key_hashes not None):
         """Every entry of the key hashes: (counts int32, phy offsets int64), whatever its time. For exact queries."""
-        cdef Py_ssize_t i, keys = key_hashes.shape[0]
-        cdef OffsetList out
-        cdef int64_t before
-        cdef bint ok = True
-        self._check()
-        for i in range(keys):
-            if key_hashes[i] < 0:
-                raise ValueError(f"key_hashes[{i}] is negative")
-        counts = np.empty(keys, np.int32)
-        cdef int32_t[::1] count = counts
-        memset(&out, 0, sizeof(out))
-        try:
-            with nogil:
-                for i in range(keys):
-                    before = out.count
-                    ok = self._collect(key_hashes[i], &out)
-                    if not ok:
-                        break
-                    count[i] = <int32_t>(out.count - before)
-            if not ok:
-                raise MemoryError()
-            return counts, _to_array(&out)
-        finally:
-            free(out.items)
+        return self._walk(key_hashes, False, 0, 0, 0, None)
 
     # ---- whole file ----
 
