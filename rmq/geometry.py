@@ -78,6 +78,11 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
                     yield int(entry.name), entry.stat().st_size
 
 
+def has_segments(paths: StorePaths) -> bool:
+    """Whether the commit log has any segment."""
+    return next(_segments(paths.commit_logs), None) is not None
+
+
 def _common_size(segments: Iterator[tuple[int, int]]) -> int:
     """Segment size that most files have; 0 for no files. Opening names the file that differs."""
     counts: dict[int, int] = {}

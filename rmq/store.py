@@ -29,7 +29,7 @@ from rmq.errors import (
     UnsupportedFormatError,
 )
 from rmq.flushing import Flusher
-from rmq.geometry import KEPT, check_readable, check_writable, settle_config
+from rmq.geometry import KEPT, check_readable, check_writable, has_segments, settle_config
 from rmq.index import Index
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
@@ -77,7 +77,8 @@ class Store(StoreReader):
         self.path = Path(path)
         self.mode = mode
         self._clock = clock
-        self._paths = StorePaths(self.path, config.store_path_commit_log)
+        # Absolute: files are opened when they are needed, maybe from another working directory.
+        self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
         self._ambiguous, self._ambiguous_end = [], 0
         try:
             if mode == "r":
@@ -137,7 +138,6 @@ class Store(StoreReader):
         lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
         self._release.callback(lock.close)
         meta = read_meta(self._paths)
-        is_new = meta is None and not any(path.is_dir() for path in self._paths.commit_logs)
         self.config = settle_config(self._paths, config, meta)
         rules = _put_rules(self.config)
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
@@ -147,7 +147,7 @@ class Store(StoreReader):
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._release.callback(self._leave_as_found, clean)
-        is_own = is_new or (meta is not None and meta.get("origin") == "rmq")
+        is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         self._open_parts(writable=True, is_own=is_own)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
