@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import logging
 import os
 import struct
-import threading
-import time
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +60,7 @@ READS: dict[str, Callable[[rmq.Store, int, rmq.PutResult], Any]] = {
     "query": lambda s, i, r: [m.phy_offset for m in s.query("T", f"key{i}")] == [r.phy_offset],
     "query by uniq_key": lambda s, i, r: [m.body for m in s.query("T", f"uniq{i}")] == [b"%05d" % i],
     "query newest": lambda s, i, r: [m.phy_offset for m in s.query("T", "all", limit=1)] == [r.phy_offset],
-    "query_many": lambda s, i, r: s.query_many("T", ["no", f"key{i}"]).table["phy_offset"].to_pylist() == [r.phy_offset],
+    "query_many": lambda s, i, r: s.query_many("T", ["no", f"key{i}"]).table["body"].to_pylist() == [b"%05d" % i],
     "select": lambda s, i, r: r.phy_offset in s.select_phy_offset_many("T", [f"key{i}"])[0].as_py(),
     "pull": lambda s, i, r: [m.body for m in s.pull("T", 0, i).messages] == [b"%05d" % i],
     "topics": lambda s, i, r: s.topics() == {"T": {0: (0, i + 1)}},
@@ -115,7 +111,7 @@ def test_records_that_were_not_indexed_are_found_and_indexed_later(tmp_path: Pat
             for phase in (0, 1):
                 seen = range(turn * 40 + phase * 40)
                 assert [int(found.body) for found in store.query("T", "all", limit=None)] == list(seen)[::-1]
-                assert [int(found.body) for i in seen[::17] for found in store.query("T", f"key{i}")] == list(seen[::17])
+                assert all([int(found.body) for found in store.query("T", f"key{i}")] == [i] for i in seen[::17])
                 if not phase:
                     store.put_many([message(turn * 40 + i) for i in range(40)])
         with rmq.open(tmp_path / "s") as reader:
@@ -143,19 +139,22 @@ MESSAGES = [rmq.Message(**{name: dict(value) if name == "properties" else value 
                            zip(FIELDS, row, strict=True)}) for row in zip(*FIELDS.values(), strict=True)]  # fmt: skip
 
 
-class Capsule:
-    """An object that shows nothing but one Arrow method."""
+class Stream:
+    """Shows nothing but one Arrow method; so does Array."""
 
-    def __init__(self, name: str, data: Any) -> None:
-        setattr(type(self), name, lambda self, requested=None: getattr(data, name)(requested))
+    def __init__(self, data: pa.Table) -> None:
+        self._data = data
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._data.__arrow_c_stream__(requested_schema)
 
 
-class Stream(Capsule):
-    pass
+class Array:
+    def __init__(self, data: pa.RecordBatch) -> None:
+        self._data = data
 
-
-class Array(Capsule):
-    pass
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._data.__arrow_c_array__(requested_schema)
 
 
 SOURCES: dict[str, Callable[[], Any]] = {
@@ -168,8 +167,8 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "chunked table": lambda: pa.concat_tables([TABLE.slice(i, 7) for i in range(0, ROWS, 7)]),
     "record batch": lambda: TABLE.combine_chunks().to_batches()[0],
     "reader": lambda: TABLE.to_reader(max_chunksize=11),
-    "stream capsule": lambda: Stream("__arrow_c_stream__", TABLE),
-    "array capsule": lambda: Array("__arrow_c_array__", TABLE.to_batches()[0]),
+    "stream capsule": lambda: Stream(TABLE),
+    "array capsule": lambda: Array(TABLE.to_batches()[0]),
     "other types": lambda: TABLE.cast(pa.schema({
         "topic": pa.large_string(), "body": pa.large_binary(), "keys": pa.large_list(pa.large_string()),
         "tags": pa.string_view(), "queue_id": pa.int64(), "properties": pa.map_(pa.string(), pa.string())})),
@@ -304,7 +303,8 @@ def test_a_foreign_topics_json_is_kept_and_only_grows(tmp_path: Path) -> None:
     put_to(tmp_path / "s", ("Orders", 4), ("New", 0))
     document = json.loads(path.read_text())
     orders = {"attributes": {"queue.type": "SimpleCQ"}, "order": True, "perm": 4, "readQueueNums": 8,
-              "topicFilterType": "MULTI_TAG", "topicName": "Orders", "topicSysFlag": 1, "writeQueueNums": 5}  # fmt: skip
+              "topicFilterType": "MULTI_TAG", "topicName": "Orders", "topicSysFlag": 1,
+              "writeQueueNums": 5}  # fmt: skip
     assert set(document["topicConfigTable"]) == {"Orders", 'a":{1:2}', "New"}
     assert document["topicConfigTable"]["Orders"] == orders
     assert document["topicConfigTable"]['a":{1:2}'] == {"perm": 2, "readQueueNums": 1, "writeQueueNums": 1}
@@ -326,7 +326,7 @@ def test_a_topics_json_that_is_none_is_left_alone(
 
 
 def test_topics_json_is_not_written_when_nothing_changed(tmp_path: Path) -> None:
-    put_to(tmp_path / "s", ("Orders", 2))
+    put_to(tmp_path / "s", ("Orders", 0))
     path = tmp_path / "s/config/topics.json"
     path.write_text(FOREIGN)  # has what is put below
     before = path.stat()
@@ -427,7 +427,8 @@ def test_a_broker_conf_is_read(tmp_path: Path) -> None:
         "file_reserved_time": 48, "flush_disk_type": "SYNC_FLUSH", "mapped_file_size_commit_log": 8192,
         "store_path_commit_log": "/data/rocketmq/store/commitlog", "mapped_file_size_consume_queue": 420,
         "max_hash_slot_num": 50, "max_index_num": 300, "max_message_size": 65536, "message_index_enable": False,
-        "enabled_append_prop_crc": True, "disk_max_used_space_ratio": 88, "message_delay_level": "1s 5s 10s"}  # fmt: skip
+        "enabled_append_prop_crc": True, "disk_max_used_space_ratio": 88,
+        "message_delay_level": "1s 5s 10s"}  # fmt: skip
     config = rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
     assert dataclasses.asdict(config) == dataclasses.asdict(rmq.StoreConfig()) | given
 
