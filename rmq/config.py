@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -15,6 +16,9 @@ UNIT_SIZE = 20
 RECORD_SLACK = 65536
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INT_MAX = 2**31 - 1
+_PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.S)
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +93,7 @@ class StoreConfig:
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
         with open(file, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                text = line.decode("utf-8", errors="replace").strip()
-                if not text or text.startswith(("#", "!")):
-                    continue
-                name, _, value = (part.strip() for part in text.partition("="))
+            for number, name, value in _java_properties(lines):
                 snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
                 if snake not in known:
                     continue
@@ -123,6 +123,10 @@ class StoreConfig:
         return int(match[1]), int(match[2]), int(match[3])
 
     @property
+    def _is_alpha(self) -> bool:
+        return self.rocketmq_version == "5.0.0-ALPHA"
+
+    @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Delay of each level, from level 1."""
         levels = []
@@ -135,7 +139,7 @@ class StoreConfig:
     @property
     def max_record_size(self) -> int:
         """Largest record that a put may make: whole record up to 4.9.3, later body limit and slack apart."""
-        if self.version <= (4, 9, 3):
+        if self.version <= (4, 9, 3) or self._is_alpha:
             return min(self.max_message_size, self.mapped_file_size_commit_log - 8)
         return min(self.max_message_size + RECORD_SLACK, self.mapped_file_size_commit_log - 8)
 
@@ -166,4 +170,31 @@ class StoreConfig:
     @property
     def checkpoint_longs(self) -> int:
         """How many of the checkpoint's fields the version knows."""
-        return 3 if self.version < (5, 0, 0) else 4 if self.version < (5, 1, 1) else 5
+        if self.version < (5, 0, 0) or self._is_alpha:
+            return 3
+        return 4 if self.version < (5, 1, 1) else 5
+
+
+def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:
+    """(line number, name, value) of a Java properties file. Source: java.util.Properties#load, ISO 8859-1."""
+    logical, first = "", 0
+    for number, line in enumerate(lines, 1):
+        text = line.decode("latin-1").rstrip("\r\n").lstrip(" \t\f")
+        if not logical and (not text or text[0] in "#!"):
+            continue
+        first = first if logical else number
+        logical += text
+        if (len(logical) - len(logical.rstrip("\\"))) % 2:
+            logical = logical[:-1]
+            continue
+        match = _PROPERTY.match(logical)
+        assert match is not None  # every text has a name, at least the empty one
+        yield first, _unescaped(match[1]), _unescaped(logical[match.end() :])
+        logical = ""
+
+
+def _unescaped(text: str) -> str:
+    def plain(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] else _CONTROL.get(match[2], match[2])
+
+    return _ESCAPE.sub(plain, text).strip()

@@ -224,9 +224,12 @@ class ConsumeQueue:
         try:
             os.ftruncate(descriptor, self._segment_size)
             os.fsync(descriptor)
+            sync_directory(self.directory)
+        except OSError:
+            os.unlink(path)
+            raise
         finally:
             os.close(descriptor)
-        sync_directory(self.directory)
 
     def cut(self, max_offset: int) -> None:
         """End the queue at a queue offset: units from there on are zero, later segments are gone."""

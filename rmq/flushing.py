@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import weakref
@@ -31,6 +32,8 @@ class Flusher:
         self._flush_lock = threading.RLock()
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
+        self._sync_ends = threading.Condition()
+        self._is_syncing = False
         self._synced = store.log.position
         self._flushed = store.log.position
         self._last_timestamp = 0
@@ -62,26 +65,37 @@ class Flusher:
             try:
                 self.dispatch()
             except OSError as error:
+                self._note(error)
                 self._dispatch_failure = error  # these messages are stored; the next put tries again first
                 logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
 
     # ---- sync ----
 
     def sync_log(self, end: int) -> None:
-        """The log is on disk up to `end`. One sync serves all that wait for it. Raises OSError when it failed."""
-        with self._flush_lock:
+        """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
+        with self._sync_ends:
+            while self._is_syncing and self._synced < end:
+                self._sync_ends.wait()
             if self._synced >= end:
                 return
-            self._raise_failure()
-            with self._put_lock:
-                target, segments = self._store.log.position, list(self._store.log.unsynced)
-            try:
+            self._is_syncing = True
+        target = -1
+        try:
+            with self._flush_lock:
+                self._raise_failure()
+                with self._put_lock:
+                    position, segments = self._store.log.position, list(self._store.log.unsynced)
                 for segment in segments:
                     segment.file.sync()
-            except OSError as error:
-                self.failure = error
-                raise
-            self._synced = target
+                target = position
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+        finally:
+            with self._sync_ends:
+                self._is_syncing = False
+                self._synced = max(self._synced, target)
+                self._sync_ends.notify_all()
 
     def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
@@ -89,7 +103,11 @@ class Flusher:
         with self._flush_lock:
             self._raise_failure()
             with self._put_lock:
-                self.dispatch()
+                try:
+                    self.dispatch()
+                except OSError as error:
+                    self._note(error)
+                    raise
                 end, timestamp = store.log.position, self._last_timestamp
                 segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
                 index_files = store.index.take_unsynced()
@@ -111,7 +129,15 @@ class Flusher:
             except OSError as error:
                 self.failure = error
                 raise
-            self._synced = self._flushed = end
+            self._flushed = end
+            with self._sync_ends:
+                self._synced = max(self._synced, end)
+                self._sync_ends.notify_all()
+
+    def _note(self, error: OSError) -> None:
+        """A full disk passes; after any other error of the disk nothing is trusted."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self.failure = error
 
     def _raise_failure(self) -> None:
         if self.failure is not None:

@@ -17,8 +17,7 @@ from rmq._core._message import to_ms
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
-from rmq.errors import StoreClosedError
-from rmq.geometry import foreign_index, foreign_queues
+from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import MAX_TIMESTAMP, Index
 from rmq.keys import checked_max_num, hash_keys, key_list, list_array
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
@@ -45,6 +44,8 @@ class StoreReader(ABC):
     _index: Index
     _closed: bool
     _pid: int
+    _foreign_queues: UnsupportedFormatError | None
+    _foreign_index: UnsupportedFormatError | None
     _ambiguous: list[tuple[int, int]]
     _ambiguous_end: int
 
@@ -99,9 +100,8 @@ class StoreReader(ABC):
         return found
 
     def _check_queues(self) -> None:
-        foreign = foreign_queues(self._paths)
-        if foreign is not None:
-            raise foreign
+        if self._foreign_queues is not None:
+            raise self._foreign_queues
 
     def _batch_queues(self, topic: str | None = None, queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:
         root = self._paths.batch_consume_queue
@@ -164,9 +164,8 @@ class StoreReader(ABC):
     def _find(self, topic: str, keys: list[str], begin: Any, end: Any, limit: int | None,
               complete: bool) -> tuple[Found, int, bool]:  # fmt: skip
         self._check_open()
-        foreign = foreign_index(self._paths)
-        if foreign is not None:
-            raise foreign
+        if self._foreign_index is not None:
+            raise self._foreign_index
         _check_limit(limit)
         name = _encoded(topic, "topic")
         items: list[Item] = [(name, _encoded(key, "key")) for key in keys]

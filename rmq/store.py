@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
 from rmq._core._putbatch import PutBatch, PutRules
@@ -29,15 +29,25 @@ from rmq.errors import (
     UnsupportedFormatError,
 )
 from rmq.flushing import Flusher
-from rmq.geometry import KEPT, check_readable, check_writable, has_segments, settle_config
+from rmq.geometry import (
+    KEPT,
+    check_readable,
+    check_writable,
+    foreign_index,
+    foreign_queues,
+    has_segments,
+    settle_config,
+)
 from rmq.index import Index
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
-from rmq.message import PutResult, PutResults
+from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
 from rmq.visible import Visible
+
+_Answer = TypeVar("_Answer")
 
 
 def system_clock() -> int:
@@ -71,9 +81,9 @@ class Store(StoreReader):
     def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],
                  repair: bool) -> None:  # fmt: skip
         self._closed = True  # until everything is open
-        self._opened = False
         self._pid = os.getpid()
         self._release = contextlib.ExitStack()
+        undo = contextlib.ExitStack()  # what an open that fails takes back
         self.path = Path(path)
         self.mode = mode
         self._clock = clock
@@ -84,11 +94,13 @@ class Store(StoreReader):
             if mode == "r":
                 self._open_to_read(config)
             else:
-                self._open_to_write(config, repair)
+                self._open_to_write(config, repair, undo)
         except BaseException:
+            undo.close()
             self._release.close()
             raise
-        self._closed, self._opened = False, True
+        self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
+        self._closed = False
         if mode != "r":
             self._flusher.start()
 
@@ -130,7 +142,7 @@ class Store(StoreReader):
             raise FileNotFoundError(f"{self.path}: no such store directory")
         make_directory(self.path)
 
-    def _open_to_write(self, config: StoreConfig, repair: bool) -> None:
+    def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
         _put_rules(config)  # what is wrong with it shows before anything is made
         check_readable(self._paths)
         self._make_root()
@@ -146,7 +158,9 @@ class Store(StoreReader):
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
-        self._release.callback(self._leave_as_found, clean)
+        if clean:
+            undo.callback(self._paths.abort.unlink, missing_ok=True)
+            undo.callback(self._paths.owner.unlink, missing_ok=True)
         is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         self._open_parts(writable=True, is_own=is_own)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
@@ -171,12 +185,6 @@ class Store(StoreReader):
         self._marks.show(self._log.position)
         self._flusher.flush()
 
-    def _leave_as_found(self, clean: bool) -> None:
-        """An open that failed leaves a clean store clean."""
-        if clean and not self._opened:
-            self._paths.owner.unlink(missing_ok=True)
-            self._paths.abort.unlink(missing_ok=True)
-
     # ---- putting ----
 
     def _check_writable(self) -> None:
@@ -195,7 +203,7 @@ class Store(StoreReader):
         self._check_writable()
         if not isinstance(message, Message):
             raise TypeError(f"expected Message, got {type(message).__name__}")
-        return self._put_chunk(lambda batch: batch.load([message]))[0]
+        return self._put_chunk(lambda batch: batch.load([message]), _only_result)
 
     def put_batch(self, messages: Iterable[Message]) -> PutResults:
         """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
@@ -208,7 +216,7 @@ class Store(StoreReader):
         check_batch(items)
         if not items:
             return PutResults([])
-        return self._put_chunk(lambda batch: batch.load(items, batch=True), whole=True)
+        return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
 
     @overload
     def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
@@ -236,18 +244,19 @@ class Store(StoreReader):
         stored = 0
         for count, load in chunks:
             try:
-                part = self._put_chunk(load, results=results)
+                part = self._put_chunk(load, _all_results if results else _no_results)
             except (IllegalMessageError, TypeError) as error:
                 row = getattr(error, "row", None)
                 error.row = stored + row if row is not None else stored  # type: ignore[union-attr]
                 error.stored = stored  # type: ignore[union-attr]
                 raise
             stored += count
-            if results:
+            if part is not None:
                 parts.append(part)
         return PutResults.joined(parts) if results else stored
 
-    def _put_chunk(self, load: Callable[[PutBatch], None], *, whole: bool = False, results: bool = True) -> PutResults:
+    def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
+                   whole: bool = False) -> _Answer:  # fmt: skip
         with self._put_lock:
             self._check_writable()
             self._flusher.settle()
@@ -260,7 +269,7 @@ class Store(StoreReader):
                 timestamp = to_ms(self._clock(), "clock")
                 end = self._log.append(batch, timestamp, self._table, whole=whole)
                 waits, count = batch.waits, len(batch)
-                answer = PutResults([(*batch.results(), timestamp)] if results else [])
+                answer = answer_of(batch, timestamp)
             finally:
                 batch.release()
             self._marks.show(end)
@@ -318,7 +327,7 @@ class Store(StoreReader):
                 self._flusher.flush(closing=True)
                 self._paths.owner.unlink(missing_ok=True)
                 self._paths.abort.unlink(missing_ok=True)
-                sync_directory(self.path)
+                sync_directory(self._paths.root)
         finally:
             self._release.close()
 
@@ -334,10 +343,25 @@ class Store(StoreReader):
         if not getattr(self, "_closed", True) and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
             self._closed = True
+            if self.mode != "r":
+                self._flusher.stop()
             self._release.close()
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
+
+
+def _only_result(batch: PutBatch, timestamp: int) -> PutResult:
+    topic, queue_id, queue_offset, phy_offset, size, host = batch.result(0)
+    return PutResult(topic, queue_id, queue_offset, phy_offset, size, timestamp, format_offset_msg_id(host, phy_offset))
+
+
+def _all_results(batch: PutBatch, timestamp: int) -> PutResults:
+    return PutResults([(*batch.results(), timestamp)])
+
+
+def _no_results(batch: PutBatch, timestamp: int) -> None:
+    return None
 
 
 def _put_rules(config: StoreConfig) -> PutRules:

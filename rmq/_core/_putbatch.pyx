@@ -422,6 +422,14 @@ cdef class PutBatch:
                 position += row.size
         return position
 
+    def result(self, int32_t i):
+        """Row i as encoded: topic, queue_id, queue_offset, phy_offset, size, store host (bytes)."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        cdef PutRow *row = &self.rows[i]
+        return ((<const char *>row.topic)[:row.topic_size].decode(), row.queue_id, row.queue_offset, row.phy_offset,
+                row.size, (<const char *>row.store_host)[:row.store_host_size])
+
     def results(self):
         """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; store hosts (list)."""
         cdef Py_ssize_t i
