@@ -17,8 +17,8 @@ help: ## this list
 demo: $(VENV)/.demo ## run examples/flights.py
 	$(PY) examples/flights.py
 
-test: $(VENV)/.dev ## run the tests
-	$(PY) -m pytest -q $(PYTEST_ARGS)
+test: $(VENV)/.dev ## run all tests
+	$(PY) -m pytest -q -m 'slow or not slow' $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .

@@ -20,6 +20,8 @@ from conftest import digests
 
 import rmq
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "mapped_file_size_commit_log": 4096,
     "mapped_file_size_consume_queue": 200,

@@ -17,6 +17,8 @@ import pytest
 
 import rmq
 
+pytestmark = pytest.mark.slow
+
 # ---- another process reads while this one writes ---------------------------------------------------------
 
 READER = """

@@ -18,6 +18,8 @@ import oracle
 import pytest
 from oracle import ExpectedIndex, IndexFile, Record, Unit, encode_record
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 T0 = 1_700_000_000_000
