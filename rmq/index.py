@@ -61,16 +61,13 @@ class IndexFile:
         self._view: IndexFileView | None = None
         self._file = MappedFile(self.path, size=size, writable=writable, create=create)
         try:
-            if writable:
-                self._file.reserve(0, self._entries_at, self._entries_at + RESERVE_AHEAD)
             self._view = IndexFileView(
                 self._file.map, hash_slot_num=max_hash_slot_num, index_num=max_index_num, writable=writable,
                 count_every_put=config.counts_every_index_put)  # fmt: skip
             if create:
+                self._reserve()
                 self._file.sync_all()
                 self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
-            if writable:
-                self._reserve()
         except BaseException:
             if self._view is not None:
                 self._view.release()
@@ -86,7 +83,9 @@ class IndexFile:
         return self._view
 
     def _reserve(self) -> int:
-        """Blocks for the entries to come; returns how many more entries they hold."""
+        """Blocks for the slots, once, and for the entries to come; returns how many more entries they hold."""
+        if self._file.reserved == 0:
+            self._file.reserve(0, self._entries_at, self._entries_at)
         at = self._entries_at + self.view.index_count * L.ENTRY_SIZE
         self._file.reserve(at - L.ENTRY_SIZE, min(self._file.size, at + L.ENTRY_SIZE), RESERVE_AHEAD)
         self.view.limit((self._file.reserved - self._entries_at) // L.ENTRY_SIZE)
@@ -173,6 +172,7 @@ class IndexFile:
 
     def reset(self, header: bytes) -> str:
         """Take the file back to what it was with this header, zeros behind; "" or what is wrong."""
+        self._reserve()
         wrong = self.view.restore(header)
         if wrong:
             return wrong

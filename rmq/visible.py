@@ -49,8 +49,12 @@ class Visible:
         self._lock = threading.RLock()
         self._is_live = is_locked(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
+        # Beside a writer each of these may be newer than the one before it, never older.
         self._read_mark()
+        self._manifest = read_manifest(paths) if self._mark is not None else None
+        index.refresh()
         queues.load()
+        log.refresh()
         self._derived = False
         self._index_is_whole = False
         self._start()
@@ -74,13 +78,12 @@ class Visible:
         if mark is not None and self._is_outdated(mark, queue_end):
             mark = None
         if mark is not None:
-            manifest = read_manifest(self._paths)
-            lost = lost_queues(log, self._queues, manifest, mark.derived_phy_offset)
+            lost = lost_queues(log, self._queues, self._manifest, mark.derived_phy_offset)
             for key in lost:
                 self._queues.open(*key).forget_files()
             dispatcher.fills_gaps = bool(lost)
             dispatcher.queue_phy_offset = log.min_phy_offset if lost else mark.derived_phy_offset
-            self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, manifest)
+            self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, self._manifest)
             start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
             if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
                 self.end = start  # what of it is gone or damaged shows when it is read
