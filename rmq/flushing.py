@@ -112,7 +112,7 @@ class Flusher:
                 segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
                 index_files = store.index.take_unsynced()
                 mark, manifest = self._mark(end), self._manifest(closing)
-                topics = self._new_topics()
+                known, topics = self._known_queues, self._new_topics()
             try:
                 for segment in segments:
                     segment.file.sync()
@@ -122,12 +122,17 @@ class Flusher:
                     file.flush()
                 self._write_checkpoint(timestamp, bool(segments))
                 self._marks.write(mark)
+            except OSError as error:
+                self.failure = error
+                raise
+            try:
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                 if topics:
                     merge_topics(store.paths.topics_json, topics)
             except OSError as error:
-                self.failure = error
+                self._note(error)
+                self._written, self._known_queues = (-1, -1, -1), known  # the next flush writes them
                 raise
             self._flushed = end
             with self._sync_ends:

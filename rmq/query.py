@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core._javahash import hash_str_keys
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
@@ -135,11 +136,12 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
     numbers: list[int] = []
     offsets: list[int] = []
     shared = RecordBatch() if uncovered else None
+    hashes = np.unique(hash_str_keys([key.decode() for _, key in wanted])) if uncovered else np.empty(0, np.int32)
     for first, last in uncovered:
         for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
             places = batch.numbers("phy_offset")
-            for row, item in batch.find_keys(set(wanted)):
+            for row, item in batch.find_keys(set(wanted), hashes):
                 for number in wanted[item]:
                     numbers.append(number)
                     offsets.append(int(places[row]))

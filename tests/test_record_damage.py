@@ -18,6 +18,7 @@ import pytest
 
 from rmq._core import _record
 from rmq._core._consumequeue import pack_units
+from rmq._core._javahash import hash_str_keys
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import (
     CHECK_BODY_CRC,
@@ -332,7 +333,7 @@ def use(data: bytes, checks: int) -> None:
     batch.has_keys()
     batch.has_inner_batches()
     assert batch.match([b"T"], [b"k"], np.zeros(len(batch), np.int64)).shape == (len(batch),)
-    assert batch.find_keys({(b"T", b"k"), (None, b"k1")}) is not None
+    assert batch.find_keys({(b"T", b"k"), (None, b"k1")}, np.unique(hash_str_keys(["k", "k1"]))) is not None
     batch.ambiguous()
     pack_units(batch, DELAYS)
     resync(data, BASE, BASE, BASE + len(data))

@@ -41,6 +41,8 @@ cdef class PutBatch:
         readonly bint waits                 # some message asks SYNC_FLUSH to wait for it
         int32_t _capacity
     cdef int _reserve(self, Py_ssize_t count) except -1
-    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1
-    cdef int _room(self, int64_t size) except -1
-    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1
+    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil
+    cdef int _room(self, int64_t size) except -1 nogil
+    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists) except -1 nogil
+    cdef int64_t _without_crc(self, PutRow *row) except -1

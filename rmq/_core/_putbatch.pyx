@@ -97,27 +97,31 @@ cdef class PutBatch:
             memset(self.rows, 0, <size_t>count * sizeof(PutRow))
         return 0
 
-    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1:
+    cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil:
         """Settle version, properties, CRC and size of row i; the first check that fails raises with .row."""
         cdef PutRow *row = &self.rows[i]
-        cdef PutRules rules = self.rules
         cdef int64_t size
-        if row.body_size > rules.max_message_size:
-            raise _fault(i, f"body has {row.body_size} bytes, more than {rules.max_message_size}", MessageTooLargeError)
-        row.is_v2 = rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
+        if row.body_size > self.rules.max_message_size:
+            with gil:
+                raise _fault(i, f"body has {row.body_size} bytes, more than {self.rules.max_message_size}",
+                             MessageTooLargeError)
+        row.is_v2 = self.rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
         if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
-            raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
+            with gil:
+                raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
         if row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
-            raise _fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
-        row.append_crc = rules.append_crc
-        if rules.append_crc:
+            with gil:
+                raise _fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
+        row.append_crc = self.rules.append_crc
+        if self.rules.append_crc:
             row.separate_crc = not batch and row.properties_size > 0 and \
                 row.properties[row.properties_size - 1] != L.PROPERTY_END
             row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
-        elif rules.drop_last_separator and not raw and row.properties_size > 0:
+        elif self.rules.drop_last_separator and not raw and row.properties_size > 0:
             row.properties_size -= 1
         if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
-            raise _fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+            with gil:
+                raise _fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
         row.sys_flag &= ~HOST_FLAGS
         if row.born_host_size == L.HOST_IPV6_SIZE:
             row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
@@ -126,8 +130,10 @@ cdef class PutBatch:
         size = L.RECORD_FIXED_SIZE + <int64_t>row.body_size + row.topic_size + row.properties_size + \
             (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
             (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)
-        if size > rules.max_record_size:
-            raise _fault(i, f"record has {size} bytes, more than {rules.max_record_size}", MessageTooLargeError)
+        if size > self.rules.max_record_size:
+            with gil:
+                raise _fault(i, f"record has {size} bytes, more than {self.rules.max_record_size}",
+                             MessageTooLargeError)
         row.size = <int32_t>size
         return 0
 
@@ -186,19 +192,20 @@ cdef class PutBatch:
 
     # ---- columns ----
 
-    cdef int _room(self, int64_t size) except -1:
+    cdef int _room(self, int64_t size) except -1 nogil:
         cdef uint8_t *arena
         cdef int64_t room
         if self._arena_size + size > self._arena_room:
             room = max(self._arena_room * 2, self._arena_size + size, <int64_t>65536)
             arena = <uint8_t *>realloc(self._arena, <size_t>room)
             if arena == NULL:
-                raise MemoryError()
+                with gil:
+                    raise MemoryError()
             self._arena = arena
             self._arena_room = room
         return 0
 
-    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1:
+    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil:
         """Append `name 0x01 value 0x02` to the property string being built; 1 when the text breaks the string."""
         cdef uint8_t *p
         if memchr(name, 1, name_size) != NULL or memchr(name, 2, name_size) != NULL or \
@@ -231,7 +238,7 @@ cdef class PutBatch:
         cdef const uint8_t *p
         cdef const uint8_t *name
         cdef int malformed
-        cdef bint own_keys, own_uniq, own_tags
+        cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
         cdef int64_t[::1] starts
         self._reserve(count)
         self._room(1)  # so that rows without properties have an address too
@@ -239,94 +246,114 @@ cdef class PutBatch:
         self._source = (topic, body, raw_properties)
         _set_numbers(self.rows, count, numbers)
         _set_hosts(self.rows, count, hosts, self.rules.store_host)
-        for i in range(count):
-            row = &self.rows[i]
-            row.topic = topic.at(i, &size)
-            row.topic_size = <int32_t>size
-            if size <= 0:
-                raise _fault(i, "topic is null or empty")
-            if i == 0 or not _same_topic(row, &self.rows[i - 1]):
-                _check_row_topic(i, row)
-            row.body = body.at(i, &size)
-            if size < 0 or size > 0x7FFFFFFF:
-                raise _fault(i, "body is null or over 2 GiB")
-            row.body_size = <int32_t>size
-            start = self._arena_size
-            if raw_properties is not None:
-                row.properties = raw_properties.at(i, &size)
-                if size > L.PROPERTIES_SIZE_LIMIT:
-                    raise _fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
-                row.properties_size = <int32_t>max(size, <int64_t>0)
-                starts[i] = -1
-                if self.rules.append_crc and size > 0:
-                    encoded = without_property((<const char *>row.properties)[:size], b"__CRC32#")
-                    self._room(len(encoded))
-                    memcpy(self._arena + start, <const char *>encoded, len(encoded))
-                    self._arena_size += len(encoded)
-                    row.properties_size = <int32_t>len(encoded)
-                    starts[i] = start
-                continue
-            own_keys = self._keys_of(i, keys, key_lists)
-            own_uniq = own_tags = False
-            if uniq_key is not None:
-                p = uniq_key.at(i, &size)
-                own_uniq = size >= 0
-                if own_uniq and self._item("UNIQ_KEY", 8, p, size):
-                    raise _fault(i, "uniq_key holds 0x01 or 0x02")
-            if tags is not None:
-                p = tags.at(i, &size)
-                own_tags = size >= 0
-                if own_tags and self._item("TAGS", 4, p, size):
-                    raise _fault(i, "tags hold 0x01 or 0x02")
-            if maps is not None:
-                for k in range(maps[i], maps[i + 1]):
-                    name = names.at(k, &name_size)
-                    p = values.at(k, &size)
-                    if size < 0:
-                        continue
-                    if name_size <= 0:
-                        raise _fault(i, "properties hold an empty name")
-                    if (own_keys and name_size == 4 and memcmp(name, "KEYS", 4) == 0) or \
-                            (own_tags and name_size == 4 and memcmp(name, "TAGS", 4) == 0) or \
-                            (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
-                            (self.rules.append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
-                        continue
-                    if self._item(<const char *>name, name_size, p, size):
-                        raise _fault(i, "properties hold 0x01 or 0x02")
-            if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
-                raise _fault(i, f"properties have {self._arena_size - start} bytes, more than "
-                                f"{L.PROPERTIES_SIZE_LIMIT}")
-            row.properties_size = <int32_t>(self._arena_size - start)
-            starts[i] = start
-        for i in range(count):
-            row = &self.rows[i]
-            # The arena moved while it grew: only now are the addresses final.
-            if starts[i] >= 0:
-                row.properties = self._arena + starts[i]
-            if has_property(row.properties, row.properties_size, "INNER_NUM", 9):
-                raise _fault(i, "property INNER_NUM marks inner batches, which are not written")
-            if row.sys_flag & REFUSED_FLAGS:
-                raise _fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
-            if row.queue_id < 0:
-                raise _fault(i, "queue_id is negative")
-            if not self.waits and waits(row.properties, row.properties_size):
-                self.waits = True
-            malformed = 0
-            if starts[i] >= 0 and raw_properties is None:
-                rmq_utf16_units(row.properties, row.properties_size, &malformed)
-            if malformed:
-                raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
-            units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
-            self._finish(i, units, raw_properties is not None, False)
+        with nogil:
+            for i in range(count):
+                row = &self.rows[i]
+                row.topic = topic.at(i, &size)
+                row.topic_size = <int32_t>size
+                if size <= 0:
+                    with gil:
+                        raise _fault(i, "topic is null or empty")
+                if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                    with gil:
+                        _check_row_topic(i, row)
+                row.body = body.at(i, &size)
+                if size < 0 or size > 0x7FFFFFFF:
+                    with gil:
+                        raise _fault(i, "body is null or over 2 GiB")
+                row.body_size = <int32_t>size
+                start = self._arena_size
+                if raw_properties is not None:
+                    row.properties = raw_properties.at(i, &size)
+                    if size > L.PROPERTIES_SIZE_LIMIT:
+                        with gil:
+                            raise _fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+                    row.properties_size = <int32_t>max(size, <int64_t>0)
+                    starts[i] = -1
+                    if append_crc and size > 0:
+                        with gil:
+                            starts[i] = self._without_crc(row)
+                    continue
+                own_keys = self._keys_of(i, keys, key_lists)
+                own_uniq = own_tags = False
+                if uniq_key is not None:
+                    p = uniq_key.at(i, &size)
+                    own_uniq = size >= 0
+                    if own_uniq and self._item("UNIQ_KEY", 8, p, size):
+                        with gil:
+                            raise _fault(i, "uniq_key holds 0x01 or 0x02")
+                if tags is not None:
+                    p = tags.at(i, &size)
+                    own_tags = size >= 0
+                    if own_tags and self._item("TAGS", 4, p, size):
+                        with gil:
+                            raise _fault(i, "tags hold 0x01 or 0x02")
+                if maps is not None:
+                    for k in range(maps[i], maps[i + 1]):
+                        name = names.at(k, &name_size)
+                        p = values.at(k, &size)
+                        if size < 0:
+                            continue
+                        if name_size <= 0:
+                            with gil:
+                                raise _fault(i, "properties hold an empty name")
+                        if (own_keys and name_size == 4 and memcmp(name, "KEYS", 4) == 0) or \
+                                (own_tags and name_size == 4 and memcmp(name, "TAGS", 4) == 0) or \
+                                (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
+                                (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
+                            continue
+                        if self._item(<const char *>name, name_size, p, size):
+                            with gil:
+                                raise _fault(i, "properties hold 0x01 or 0x02")
+                if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
+                    with gil:
+                        raise _fault(i, f"properties have {self._arena_size - start} bytes, more than "
+                                        f"{L.PROPERTIES_SIZE_LIMIT}")
+                row.properties_size = <int32_t>(self._arena_size - start)
+                starts[i] = start
+            for i in range(count):
+                row = &self.rows[i]
+                # The arena moved while it grew: only now are the addresses final.
+                if starts[i] >= 0:
+                    row.properties = self._arena + starts[i]
+                if has_property(row.properties, row.properties_size, "INNER_NUM", 9):
+                    with gil:
+                        raise _fault(i, "property INNER_NUM marks inner batches, which are not written")
+                if row.sys_flag & REFUSED_FLAGS:
+                    with gil:
+                        raise _fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
+                if row.queue_id < 0:
+                    with gil:
+                        raise _fault(i, "queue_id is negative")
+                if not self.waits and waits(row.properties, row.properties_size):
+                    self.waits = True
+                malformed = 0
+                if starts[i] >= 0 and raw_properties is None:
+                    rmq_utf16_units(row.properties, row.properties_size, &malformed)
+                if malformed:
+                    with gil:
+                        raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
+                units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
+                self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
 
-    def _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists):
+    cdef int64_t _without_crc(self, PutRow *row) except -1:
+        """Copy a row's raw properties without an incoming CRC property; returns where they start in the arena."""
+        cdef int64_t start = self._arena_size
+        cdef bytes encoded = without_property((<const char *>row.properties)[:row.properties_size], b"__CRC32#")
+        self._room(len(encoded))
+        memcpy(self._arena + start, <const char *>encoded, len(encoded))
+        self._arena_size += len(encoded)
+        row.properties_size = <int32_t>len(encoded)
+        return start
+
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists) except -1 nogil:
         """Append KEYS of row i; whether it has any."""
         cdef Py_ssize_t k, first, last
         cdef int64_t size, start = self._arena_size
         cdef const uint8_t *p
         if keys is None:
-            return False
+            return 0
         first, last = i, i + 1
         if key_lists is not None:
             first, last = <Py_ssize_t>key_lists[i], <Py_ssize_t>key_lists[i + 1]
@@ -334,17 +361,21 @@ cdef class PutBatch:
             p = keys.at(k, &size)
             if size < 0:
                 if key_lists is not None:
-                    raise _fault(i, "keys hold a null")
+                    with gil:
+                        raise _fault(i, "keys hold a null")
                 continue
             if size == 0 or memchr(p, 0x20, size) != NULL:
-                raise _fault(i, "a key is empty or holds a space")
+                with gil:
+                    raise _fault(i, "a key is empty or holds a space")
             if self._arena_size == start:
                 if self._item("KEYS", 4, p, size):
-                    raise _fault(i, "a key holds 0x01 or 0x02")
+                    with gil:
+                        raise _fault(i, "a key holds 0x01 or 0x02")
             else:
                 # Reopen the item: the next key goes where its 0x02 stands.
                 if memchr(p, 1, size) != NULL or memchr(p, 2, size) != NULL:
-                    raise _fault(i, "a key holds 0x01 or 0x02")
+                    with gil:
+                        raise _fault(i, "a key holds 0x01 or 0x02")
                 self._room(size + 1)
                 self._arena[self._arena_size - 1] = 0x20
                 memcpy(self._arena + self._arena_size, p, size)

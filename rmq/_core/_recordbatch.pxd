@@ -16,3 +16,4 @@ cdef class RecordBatch:
         readonly int32_t count      # rows filled
         readonly int stop           # SCAN_*
         readonly int64_t next_phy_offset   # where the next scan starts; at a stop with an error: the bad byte
+    cdef bint _may_carry(self, const RecordRow *row, const int32_t *hashes, Py_ssize_t count) noexcept nogil

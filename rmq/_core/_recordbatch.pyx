@@ -11,7 +11,7 @@ from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i64
-from rmq._core._javahash cimport decode_utf8
+from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
     PARSE_PROPERTIES,
@@ -43,6 +43,18 @@ cdef int _borrow(bytes data, Span *span) except -1:
 
 cdef inline bint _is_span(const uint8_t *p, int64_t size, const Span *span) noexcept nogil:
     return size == span.size and memcmp(p, span.data, <size_t>size) == 0
+
+
+cdef inline bint _is_among(int32_t key_hash, const int32_t *hashes, Py_ssize_t count) noexcept nogil:
+    """Binary search."""
+    cdef Py_ssize_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if hashes[middle] < key_hash:
+            low = middle + 1
+        else:
+            high = middle
+    return low < count and hashes[low] == key_hash
 
 
 @cython.final
@@ -229,9 +241,27 @@ cdef class RecordBatch:
             free(pairs)
         return result
 
-    def find_keys(self, set items not None):
+    cdef bint _may_carry(self, const RecordRow *row, const int32_t *hashes, Py_ssize_t count) noexcept nogil:
+        """Whether a key of the row has one of the sorted hashes."""
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef int64_t size
+        if row.uniq_key_size > 0 and _is_among(key_hash_of(rmq_hash_utf8(
+                row.base + row.uniq_key_position, row.uniq_key_size, 0)), hashes, count):
+            return True
+        if row.keys_size > 0:
+            cursor = row.base + row.keys_position
+            end = cursor + row.keys_size
+            while next_key(&cursor, end, &piece, &size):
+                if _is_among(key_hash_of(rmq_hash_utf8(piece, size, 0)), hashes, count):
+                    return True
+        return False
+
+    def find_keys(self, set items not None, const int32_t[::1] hashes not None):
         """Pairs (row, (topic, key)) for each distinct item (topic bytes, key bytes) that a row carries.
 
+        hashes: index key hashes of the items' keys alone, ascending; only rows that have one are looked at closely.
         Rows must have parsed properties. With topic None an item matches every topic. Source: IndexService#buildIndex.
         """
         cdef int32_t i
@@ -241,7 +271,12 @@ cdef class RecordBatch:
         cdef const uint8_t *piece
         cdef int64_t size
         cdef list found = []
-        for i in range(self.count):
+        near = np.zeros(self.count, np.uint8)
+        cdef uint8_t[::1] is_near = near
+        with nogil:
+            for i in range(self.count):
+                is_near[i] = hashes.shape[0] > 0 and self._may_carry(&self.rows[i], &hashes[0], hashes.shape[0])
+        for i in np.flatnonzero(near):
             row = &self.rows[i]
             if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
                 continue
