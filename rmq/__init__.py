@@ -7,6 +7,8 @@ Names are loaded when first used: `import rmq` alone costs next to nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rmq.version import __version__
+
 if TYPE_CHECKING:
     from rmq._core._javahash import index_key_hash, java_hash
     from rmq._core._message import Message
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedFormatError,
     )
     from rmq.index import MAX_TIMESTAMP, IndexFile
+    from rmq.info import StoreInfo
     from rmq.message import (
         PullResult,
         PullStatus,
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
     )
     from rmq.query import QueryManyResult, QueryResult
     from rmq.store import Store, open
-
-__version__ = "0.1.0"
 
 __all__ = [
     "MAX_TIMESTAMP",
@@ -53,10 +54,12 @@ __all__ = [
     "Store",
     "StoreClosedError",
     "StoreConfig",
+    "StoreInfo",
     "StoreLockedError",
     "StoreReadOnlyError",
     "StoredMessage",
     "UnsupportedFormatError",
+    "__version__",
     "index_key_hash",
     "java_hash",
     "open",
@@ -70,6 +73,7 @@ _HOMES = {
     "rmq.config": ("StoreConfig",),
     "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "rmq.index": ("MAX_TIMESTAMP", "IndexFile"),
+    "rmq.info": ("StoreInfo",),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
                     "parse_uniq_key"),
     "rmq.query": ("QueryManyResult", "QueryResult"),

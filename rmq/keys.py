@@ -128,3 +128,30 @@ def key_list(keys: Any) -> list[str]:
         if not isinstance(key, str):
             raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
     return items
+
+
+def encoded(text: Any, name: str) -> bytes:
+    """UTF-8 of a topic or key; TypeError, ValueError with the argument's name."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be str, got {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
+
+
+def int64_offset(value: Any, name: str) -> int:
+    """An offset as int; TypeError, ValueError with the argument's name."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be int, got {type(value).__name__}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is outside 64 bits")
+    return int(value)
+
+
+def check_limit(limit: Any) -> None:
+    """A limit on messages: int >= 1, or None for all."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer)):
+        raise TypeError(f"limit must be int, got {type(limit).__name__}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")

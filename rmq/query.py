@@ -28,13 +28,15 @@ class QueryResult(list[StoredMessage]):
     """Messages that carry a key, newest first.
 
     complete: every part of the log that the query is about was covered by an index file or scanned.
-    truncated: more messages match than the limit let through.
+    truncated: more messages match than the limit let through. scanned_size: bytes of the log that no index file covers
+    and that were scanned.
     """
 
-    def __init__(self, messages: Sequence[StoredMessage], complete: bool, truncated: bool) -> None:
+    def __init__(self, messages: Sequence[StoredMessage], complete: bool, truncated: bool, scanned_size: int) -> None:
         super().__init__(messages)
         self.complete = complete
         self.truncated = truncated
+        self.scanned_size = scanned_size
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Found:
     numbers: npt.NDArray[np.int64]
     phy_offsets: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
+    scanned_size: int
 
 
 def find(log: CommitLog, items: Sequence[Item],
@@ -87,11 +90,12 @@ def find(log: CommitLog, items: Sequence[Item],
         found_offsets.append(matched[:, 1])
         np.add.at(counts, matched[:, 0], 1)
         low, high = high, high * 4
-    return _settle(np.concatenate(found_numbers), np.concatenate(found_offsets), len(items), limit)
+    scanned_size = sum(last - first for first, last in uncovered)
+    return _settle(np.concatenate(found_numbers), np.concatenate(found_offsets), len(items), limit, scanned_size)
 
 
 def _settle(numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], count: int,
-            limit: int | None) -> Found:  # fmt: skip
+            limit: int | None, scanned_size: int) -> Found:  # fmt: skip
     """Order, drop repeats, cut at the limit."""
     order = np.lexsort((-offsets, numbers))
     numbers, offsets = numbers[order], offsets[order]
@@ -100,10 +104,10 @@ def _settle(numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], coun
         numbers, offsets = numbers[fresh], offsets[fresh]
     totals = np.bincount(numbers, minlength=count)
     if limit is None:
-        return Found(numbers, offsets, np.zeros(count, np.bool_))
+        return Found(numbers, offsets, np.zeros(count, np.bool_), scanned_size)
     rank = np.arange(len(numbers)) - np.repeat(np.cumsum(totals) - totals, totals)
     kept = rank < limit
-    return Found(numbers[kept], offsets[kept], totals > limit)
+    return Found(numbers[kept], offsets[kept], totals > limit, scanned_size)
 
 
 def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64], log_end: int, begin: int,

@@ -19,12 +19,15 @@ from rmq.config import StoreConfig
 from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
 from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import MAX_TIMESTAMP, Index
-from rmq.keys import checked_max_num, hash_keys, key_list, list_array
+from rmq.info import StoreInfo, describe
+from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_offset, key_list, list_array
+from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
+from rmq.segment import is_locked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,6 +115,20 @@ class StoreReader(ABC):
                     and queue_id in (None, int(directory.name)):  # fmt: skip
                 yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
 
+    def info(self) -> StoreInfo:
+        """Who wrote the store, how it was left, its bounds, and what its queues and index cover.
+
+        Cost: a few records for each queue. Raises StoreClosedError, CorruptFileError.
+        """
+        self._check_open()
+        if self._foreign_queues is None:
+            self._derive()
+        log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()
+        foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
+        return describe(self._paths, self._log, self._queues, self._index, self.config, log_end=log_end,
+                        uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
+                        is_open=self.mode != "r" or is_locked(self._paths.lock))  # fmt: skip
+
     # ---- by key ----
 
     def query(self, topic: str, key: str, *, begin: Any = None, end: Any = None, limit: int | None = 32,
@@ -127,7 +144,7 @@ class StoreReader(ABC):
         found, log_end, is_complete = self._find(topic, [key], begin, end, limit, complete)
         stored = messages_at(self._log, found.phy_offsets, log_end)
         messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
-        return QueryResult(messages, is_complete, bool(found.truncated[0]))
+        return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
 
     def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
                    columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
@@ -166,9 +183,9 @@ class StoreReader(ABC):
         self._check_open()
         if self._foreign_index is not None:
             raise self._foreign_index
-        _check_limit(limit)
-        name = _encoded(topic, "topic")
-        items: list[Item] = [(name, _encoded(key, "key")) for key in keys]
+        check_limit(limit)
+        name = encoded(topic, "topic")
+        items: list[Item] = [(name, encoded(key, "key")) for key in keys]
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered = self._unindexed()
@@ -198,7 +215,7 @@ class StoreReader(ABC):
         max_num is capped at max_msgs_num_batch. Source: RocketMQ IndexService#queryOffset.
         """
         self._check_open()
-        _encoded(topic, "topic")
+        encoded(topic, "topic")
         self._uncovered()
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
         return list_array(*self._index.select(hash_keys(keys, topic), checked_max_num(max_num), first, last))
@@ -243,10 +260,10 @@ class StoreReader(ABC):
         raise KeyError(phy_offset)
 
     def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
-        key = _encoded(uniq_key, "id")
+        key = encoded(uniq_key, "id")
         log_end, uncovered = self._unindexed()
         topics = sorted({name for name, _ in self._queues.queues}) if topic is None else [topic]
-        item: Item = (None if topic is None else _encoded(topic, "topic"), key)
+        item: Item = (None if topic is None else encoded(topic, "topic"), key)
         _, offsets = self._index.collect(hash_str_keys([f"{name}#{uniq_key}" for name in topics]))
         candidates = np.zeros(len(offsets), np.int64), offsets
         found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
@@ -259,7 +276,7 @@ class StoreReader(ABC):
     # ---- by queue ----
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
-        _encoded(topic, "topic")
+        encoded(topic, "topic")
         if isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer):
             raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
         self._check_queues()
@@ -278,7 +295,7 @@ class StoreReader(ABC):
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
         self._check_open()
-        place = _offset(queue_offset, "queue_offset")
+        place = int64_offset(queue_offset, "queue_offset")
         if isinstance(limit, bool) or not isinstance(limit, int | np.integer):
             raise TypeError(f"limit must be int, got {type(limit).__name__}")
         if limit < 0:
@@ -336,7 +353,7 @@ class StoreReader(ABC):
         names = checked_columns(columns)
         if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
             raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
-        wanted = None if topics is None else [_encoded(topic, "topics") for topic in topics]
+        wanted = None if topics is None else [encoded(topic, "topics") for topic in topics]
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
             if isinstance(number, bool) or not isinstance(number, int):
                 raise TypeError(f"{name} must be int, got {type(number).__name__}")
@@ -346,8 +363,8 @@ class StoreReader(ABC):
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end = self._log_end()
         low = self._log.min_phy_offset
-        start = low if begin_phy_offset is None else _offset(begin_phy_offset, "begin_phy_offset")
-        stop = log_end if end_phy_offset is None else _offset(end_phy_offset, "end_phy_offset")
+        start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
+        stop = log_end if end_phy_offset is None else int64_offset(end_phy_offset, "end_phy_offset")
         start, stop = (self._log.align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
         batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
@@ -368,27 +385,3 @@ class StoreReader(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a Store cannot be pickled: pass its path {str(self.path)!r} and open it there")
-
-
-def _encoded(text: Any, name: str) -> bytes:
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be str, got {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
-
-
-def _offset(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be int, got {type(value).__name__}")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} is outside 64 bits")
-    return int(value)
-
-
-def _check_limit(limit: Any) -> None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer)):
-        raise TypeError(f"limit must be int, got {type(limit).__name__}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")

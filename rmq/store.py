@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
 from rmq._core._putbatch import PutBatch, PutRules
@@ -108,7 +108,7 @@ class Store(StoreReader):
 
     def _open_to_read(self, config: StoreConfig) -> None:
         if not self.path.is_dir():
-            raise FileNotFoundError(f"{self.path}: no such store directory")
+            self._refuse_path()
         check_readable(self._paths)
         if not self._paths.looks_like_store():
             raise UnsupportedFormatError(self.path, "no message store: no commitlog directory", "nothing reads it")
@@ -138,9 +138,14 @@ class Store(StoreReader):
             if self.mode == "r+" and not self._paths.looks_like_store():
                 raise FileNotFoundError(f"{self.path}: no store in it")
             return
-        if self.mode == "r+":
-            raise FileNotFoundError(f"{self.path}: no such store directory")
+        if self.mode == "r+" or self.path.exists():
+            self._refuse_path()
         make_directory(self.path)
+
+    def _refuse_path(self) -> NoReturn:
+        if self.path.exists():
+            raise NotADirectoryError(f"{self.path}: not a directory, so no store")
+        raise FileNotFoundError(f"{self.path}: no such store directory")
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
         _put_rules(config)  # what is wrong with it shows before anything is made
@@ -231,8 +236,8 @@ class Store(StoreReader):
 
         Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller) with one store
         timestamp and contiguous. A chunk is checked whole before its first byte is written: a bad row raises with .row
-        and .stored (messages stored before), and nothing of its chunk is kept. topic, queue_id: for every row; columns:
-        message field -> column name. results=False returns the count only.
+        and .stored (messages stored before; an OSError has it too), and nothing of its chunk is kept. topic, queue_id:
+        for every row; columns: message field -> column name. results=False returns the count only.
         """
         self._check_writable()
         if not is_tabular(messages) and (topic is not None or queue_id is not None or columns is not None):
@@ -249,6 +254,9 @@ class Store(StoreReader):
                 row = getattr(error, "row", None)
                 error.row = stored + row if row is not None else stored  # type: ignore[union-attr]
                 error.stored = stored  # type: ignore[union-attr]
+                raise
+            except OSError as error:
+                error.stored = stored  # type: ignore[attr-defined]
                 raise
             stored += count
             if part is not None:

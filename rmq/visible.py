@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 
 from rmq._core._record import SCAN_BAD_MAGIC
+from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import QueueGapError, QueueSet
@@ -190,6 +191,8 @@ class Visible:
                 if file.begin_phy_offset > covered and not self._is_keyless(covered, file.begin_phy_offset):
                     ranges.append((covered, file.begin_phy_offset))
                 covered = max(covered, file.end_phy_offset)
+            if self._is_clean and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
+                covered = self._record_after(covered)  # a clean end leaves no record half indexed
             ranges.append((covered, self.end))
             return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
 
@@ -203,7 +206,7 @@ class Visible:
         return True
 
     def _record_after(self, phy_offset: int) -> int:
-        for batch in self._log.records(phy_offset, self.end):
+        for batch in self._log.records(phy_offset, self.end, batch=RecordBatch(1)):
             offsets = batch.numbers("phy_offset")
             sizes = batch.numbers("size")
             return int(offsets[0] + sizes[0]) if self._index_has(phy_offset) else phy_offset

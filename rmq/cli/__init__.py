@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line `rmq`: thin verbs over the library. A verb's module is loaded when the verb is used."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from rmq.errors import CorruptFileError, RmqError
+from rmq.version import __version__
+
+NOT_FOUND, USAGE, DAMAGE, FAILED = 1, 2, 3, 4
+INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+PIPE_CLOSED = 141  # and one that SIGPIPE ended
+VERBS = {
+    "info": "rmq.cli.info",
+    "topics": "rmq.cli.info",
+    "query": "rmq.cli.find",
+    "get": "rmq.cli.find",
+    "cat": "rmq.cli.cat",
+    "ingest": "rmq.cli.ingest",
+    "completion": "rmq.cli.completion",
+}
+
+
+class Fault(Exception):
+    """Ends a verb with one line on stderr and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Verbs(click.Group):
+    """The verbs, and one place where errors become a line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(VERBS[cmd_name]), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise click.UsageError(f"no verb {args[0]!r}{did_you_mean(args[0], VERBS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            answer = super().invoke(ctx)
+            sys.stdout.flush()
+            return answer
+        except (Fault, click.ClickException, click.exceptions.Exit):
+            raise
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except CorruptFileError as error:
+            raise Fault(str(error), DAMAGE) from error
+        except RmqError as error:
+            raise Fault(str(error), FAILED) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                _drop_output()
+                raise click.exceptions.Exit(PIPE_CLOSED) from None
+            raise Fault(reason_of(error), FAILED) from error
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
+             complete_var: str | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # fmt: skip
+        """Run and exit. Every error is one line."""
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.UsageError as error:
+            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+                click.echo(error.format_message(), err=True)
+                sys.exit(USAGE)
+            path = error.ctx.command_path if error.ctx else "rmq"
+            _complain(f"{error.format_message()} (see {path} --help)")
+            code = USAGE
+        except click.ClickException as error:
+            _complain(error.format_message())
+            code = error.exit_code
+        except Fault as error:
+            _complain(str(error))
+            code = error.code
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """A question with the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    lowered = {item.lower(): item for item in known}
+    if name.lower() in lowered:
+        near = [lowered[name.lower()]]
+    return f"; did you mean {' or '.join(repr(item) for item in near)}?" if near else ""
+
+
+def reason_of(error: OSError) -> str:
+    """The path and what the system said, without Python's error number."""
+    if error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return error.strerror or str(error)
+
+
+def printable(text: str) -> str:
+    """Text in which nothing moves a terminal's cursor: control and format characters are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def _complain(message: str) -> None:
+    click.echo(f"rmq: {printable(message)}", err=True)
+
+
+def _drop_output() -> None:
+    """Whoever read stdout is gone: what is still buffered goes nowhere, quietly."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="rmq", message="%(prog)s %(version)s")
+def main() -> None:
+    """Apache RocketMQ's message store: look into it, find messages, fill it.
+
+    STORE is a store's directory: a broker's, a backup, or one that rmq wrote. Reading verbs change nothing and work
+    beside a running broker.
+
+    Exit codes: 0 done or found, 1 not found, 2 wrong arguments or input, 3 damage found, 4 the system's or the store's
+    own error, 130 stopped by Ctrl-C.
+    """
+    logging.basicConfig(format="rmq: %(message)s", level=logging.WARNING)

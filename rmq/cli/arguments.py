@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that several verbs take: the store, its broker.conf, the output form, times."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from rmq.cli import did_you_mean
+from rmq.cli.output import FORMS
+from rmq.config import StoreConfig
+from rmq.store import Store
+from rmq.store import open as open_any
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_AGO = re.compile(r"-(?:\d+(?:ms|[smhdw]))+")
+_AGO_PART = re.compile(r"(\d+)(ms|[smhdw])")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_INT64 = 2**63
+
+
+class TimeType(click.ParamType):  # type: ignore[type-arg]
+    """Ms since 1970, ISO 8601 (UTC when it names no zone), a span before now such as -2h, or `now`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        now = time.time_ns() // 1_000_000
+        if text == "now":
+            return now
+        if re.fullmatch(r"\d+", text) and int(text) < _INT64:
+            return int(text)
+        if _AGO.fullmatch(text):
+            ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _AGO_PART.findall(text))
+            return max(now - ago, -_INT64)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(f"{value!r} is no time: ms since 1970, ISO 8601 such as 2026-11-21T05:00Z, or -2h, -30m, -7d",
+                      param, ctx)  # fmt: skip
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+class LimitType(click.ParamType):  # type: ignore[type-arg]
+    """A number of at least 1, or `all` (None)."""
+
+    name = "number|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "all":
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if not 1 <= number < _INT64:
+            self.fail(f"{value!r} is no limit: a number from 1 on, or all", param, ctx)
+        return number
+
+
+TIME = TimeType()
+LIMIT = LimitType()
+
+
+def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        with open_any(ctx.params["store"]) as store:
+            return [CompletionItem(topic) for topic in store.topics() if topic.startswith(incomplete)]
+    except Exception:
+        return []  # the shell is no place for errors
+
+
+def store_argument(command: _Command) -> _Command:
+    """STORE, and --conf for stores whose files do not tell everything."""
+    command = click.option("--conf", type=click.Path(path_type=Path, dir_okay=False),
+                           help="The broker's own broker.conf: sizes and paths that the files do not tell.")(command)
+    return click.argument("store", type=click.Path(path_type=Path))(command)
+
+
+def topic_argument(**options: Any) -> Callable[[_Command], _Command]:
+    """TOPIC, completed from the store."""
+    return click.argument("topic", shell_complete=_complete_topic, **options)
+
+
+form_option = click.option("-o", "--output", "form", type=click.Choice(FORMS),
+                           help="Default: table on a terminal, jsonl on a pipe.")  # fmt: skip
+
+
+def open_store(path: Path, conf: Path | None, mode: str = "r") -> Store:
+    """The store, opened; a broker.conf or geometry that does not fit is a usage error."""
+    try:
+        return open_any(path, mode, config=StoreConfig.from_broker_conf(conf) if conf else None)
+    except ValueError as error:
+        hint = "" if conf else "; --conf FILE can tell"
+        raise click.UsageError(f"{error}{hint}") from error
+
+
+def no_topic(store: Store, topic: str) -> str:
+    """Why nothing was found under a topic that the store does not have."""
+    return f"{store.path}: no topic {topic!r}{did_you_mean(topic, store.topics())}"

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq cat`: a topic's messages in order, and those that come."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import select
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import click
+
+from rmq.cli import NOT_FOUND, Fault, printable
+from rmq.cli.arguments import (
+    LIMIT,
+    TIME,
+    form_option,
+    no_topic,
+    open_store,
+    store_argument,
+    topic_argument,
+)
+from rmq.cli.output import FIELDS, Output, message_row, note
+from rmq.message import StoredMessage
+from rmq.store import Store
+
+PAGE = 512  # messages of one pull
+POLL_SECONDS = 0.2
+
+
+@click.command()
+@store_argument
+@topic_argument()
+@click.option("-q", "--queue", type=click.IntRange(0, 2**31 - 1),
+              help="One queue only. Without it the queues are merged in log order.")
+@click.option("--from", "begin", type=TIME, help="Only messages stored at or after this time.")
+@click.option("--until", "end", type=TIME, help="Only messages stored at or before this time.")
+@click.option("--limit", type=LIMIT, default="all", show_default=True, help="Messages to show.")
+@click.option("--tags", help='Only messages with these tags: "A || B".')
+@click.option("-f", "--format", "template", metavar="FORMAT",
+              help=r"Print this for each message: {keys} {body} and other names of fields, \n, \t.")
+@click.option("--follow", is_flag=True, help="Go on with messages as they come, until Ctrl-C.")
+@form_option
+def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int | None, limit: int | None,
+        tags: str | None, template: str | None, follow: bool, conf: Path | None, form: str | None) -> None:  # fmt: skip
+    r"""Messages of TOPIC, oldest first.
+
+    TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h. Times are found by
+    binary search: exact unless the broker's clock went back.
+
+    FORMAT names fields in braces: topic queue_id queue_offset phy_offset size store_timestamp born_timestamp keys tags
+    uniq_key offset_msg_id properties body ..., as in '{store_timestamp} {keys} {body}\n'.
+    """
+    if template is not None and form is not None:
+        raise click.UsageError("-f and -o exclude each other")
+    write = _template_writer(template) if template is not None else Output(form).messages
+    with open_store(store, conf) as opened:
+        queues = opened.topics().get(topic)
+        if queues is None and not follow:
+            raise Fault(no_topic(opened, topic), NOT_FOUND)
+        if queue is not None and not follow and queue not in (queues or {}):
+            known = ", ".join(str(number) for number in queues or {})
+            raise Fault(f"{opened.path}: topic {topic!r} has no queue {queue}, but {known}", NOT_FOUND)
+        reader = QueueReader(opened, topic, queue, begin, end, tags)
+        messages = reader.stored()
+        shown = write(islice(messages, limit))
+        if limit is not None and shown == limit and next(messages, None) is not None and not follow:
+            note(f"--limit {limit:,} reached; more messages follow")
+        while follow and (limit is None or shown < limit):
+            sys.stdout.flush()
+            _wait()
+            shown += write(islice(reader.stored(), None if limit is None else limit - shown))
+
+
+class QueueReader:
+    """Reads queues of a topic from where it stopped the last time."""
+
+    def __init__(self, store: Store, topic: str, queue_id: int | None, begin: int | None, end: int | None,
+                 tags: str | None) -> None:  # fmt: skip
+        self._store = store
+        self._topic = topic
+        self._queue_id = queue_id
+        self._begin, self._end = begin, end
+        self._tags = tags
+        self._next: dict[int, int] = {}
+
+    def stored(self) -> Iterator[StoredMessage]:
+        """What is there now and was not given yet; of several queues in log order."""
+        queues = self._store.topics().get(self._topic, {})
+        chosen = [queue_id for queue_id in queues if self._queue_id in (None, queue_id)]
+        streams = [self._of_queue(queue_id, *queues[queue_id]) for queue_id in chosen]
+        return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda message: message.phy_offset)
+
+    def _of_queue(self, queue_id: int, low: int, high: int) -> Iterator[StoredMessage]:
+        if queue_id not in self._next:
+            self._next[queue_id] = low if self._begin is None else \
+                self._store.search_offset(self._topic, queue_id, self._begin)  # fmt: skip
+        while (at := max(self._next[queue_id], low)) < high:
+            page = self._store.pull(self._topic, queue_id, at, PAGE, tags=self._tags)
+            if page.next_queue_offset <= at:
+                return
+            for message in page.messages:
+                if message.queue_offset >= high:
+                    self._next[queue_id] = message.queue_offset
+                    return
+                self._next[queue_id] = message.queue_offset + 1
+                if self._is_in_time(message):
+                    yield message
+            self._next[queue_id] = page.next_queue_offset
+            if self._end is not None and page.messages and page.messages[0].store_timestamp > self._end:
+                return
+
+    def _is_in_time(self, message: StoredMessage) -> bool:
+        after = self._begin is None or message.store_timestamp >= self._begin
+        return after and (self._end is None or message.store_timestamp <= self._end)
+
+
+def _wait() -> None:
+    """Sleep a little; BrokenPipeError when whoever reads stdout has gone."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    events = poll.poll(POLL_SECONDS * 1000)
+    if any(flags & (select.POLLERR | select.POLLHUP) for _, flags in events):
+        raise BrokenPipeError(32, "stdout was closed")
+
+
+def _template_writer(template: str) -> Any:
+    text = template.replace(r"\n", "\n").replace(r"\t", "\t")
+    text = text if text.endswith("\n") else text + "\n"
+    is_terminal = sys.stdout.isatty()
+    try:
+        names = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise click.UsageError(f"-f: {error}") from None
+    if names - set(FIELDS):
+        raise click.UsageError(f"-f names no field {min(names - set(FIELDS))!r}; there are: {' '.join(FIELDS)}")
+
+    def write(messages: Iterable[StoredMessage]) -> int:
+        count = 0
+        for message in messages:
+            row = {name: " ".join(value) if isinstance(value, list) else "" if value is None else value
+                   for name, value in message_row(message).items()}  # fmt: skip
+            try:
+                line = text.format_map(row)
+            except (ValueError, LookupError, AttributeError, TypeError) as error:
+                raise click.UsageError(f"-f: {error}") from None
+            sys.stdout.write("\n".join(map(printable, line.split("\n"))) if is_terminal else line)
+            count += 1
+        return count
+
+    return write

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq query` and `rmq get`: messages by key, one message by id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from rmq.cli import NOT_FOUND, Fault
+from rmq.cli.arguments import (
+    LIMIT,
+    TIME,
+    form_option,
+    no_topic,
+    open_store,
+    store_argument,
+    topic_argument,
+)
+from rmq.cli.output import FIELDS, TIME_FIELDS, Output, body_text, message_row, note, people_size, people_time
+from rmq.message import StoredMessage
+from rmq.store import Store
+
+_PLACE = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,19})")
+_HEX = re.compile(r"[0-9A-Fa-f]+")
+_BODY_LIMIT = 4096  # characters of a body that a table shows
+
+
+@click.command()
+@store_argument
+@topic_argument()
+@click.argument("key")
+@click.option("--begin", type=TIME, help="Only messages stored at or after this time.")
+@click.option("--end", type=TIME, help="Only messages stored at or before this time.")
+@click.option("--limit", type=LIMIT, default=32, show_default=True, help="Newest messages to show, or all.")
+@form_option
+def query(store: Path, topic: str, key: str, begin: int | None, end: int | None, limit: int | None, conf: Path | None,
+          form: str | None) -> None:  # fmt: skip
+    """Messages of TOPIC by KEY, newest first.
+
+    KEY is one of a message's keys or its unique key.
+
+    TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h.
+    """
+    output = Output(form)
+    with open_store(store, conf) as opened:
+        found = opened.query(topic, key, begin=begin, end=end, limit=limit)
+        output.messages(found)
+        if found.scanned_size:
+            note(f"{people_size(found.scanned_size)} of the log are in no index file and were scanned")
+        if found.truncated:
+            note(f"only the newest {len(found):,} are shown; --limit all shows the rest")
+        if not found:
+            raise Fault(_why_none(opened, topic, key), NOT_FOUND)
+
+
+def _why_none(store: Store, topic: str, key: str) -> str:
+    return f"{store.path}: no message of {topic!r} has the key {key!r}" if topic in store.topics() \
+        else no_topic(store, topic)  # fmt: skip
+
+
+@click.command()
+@store_argument
+@click.argument("id")
+@click.option("--topic", help="Look for a unique key in this topic only.")
+@form_option
+def get(store: Path, id: str, topic: str | None, conf: Path | None, form: str | None) -> None:
+    """One message by its ID.
+
+    ID is an offset message id (32 or 56 hex digits), a unique key, TOPIC/QUEUE/OFFSET, or a phy offset (digits).
+    """
+    output = Output(form)
+    with open_store(store, conf) as opened:
+        try:
+            message = _lookup(opened, id, topic)
+        except KeyError:
+            hint = no_topic(opened, topic) if topic is not None and topic not in opened.topics() else \
+                f"{opened.path}: no message has the id {id!r}{_length_hint(id)}"  # fmt: skip
+            raise Fault(hint, NOT_FOUND) from None
+        output.facts(message_row(message), _shown(message))
+
+
+def _lookup(store: Store, id: str, topic: str | None) -> StoredMessage:
+    place = _PLACE.fullmatch(id)
+    if place:
+        try:
+            return store.lookup((place[1], int(place[2]), int(place[3])))
+        except (KeyError, ValueError):
+            pass  # a unique key may look like this too
+    elif id.isascii() and id.isdigit() and len(id) < 20:
+        try:
+            return store.lookup(int(id))
+        except KeyError:
+            pass
+    return store.lookup(id, topic=topic)
+
+
+def _length_hint(id: str) -> str:
+    if _HEX.fullmatch(id) and 24 <= len(id) <= 64 and len(id) not in (32, 56):
+        return f"; an offset message id has 32 or 56 digits, this has {len(id)}"
+    return ""
+
+
+def _shown(message: StoredMessage) -> dict[str, str]:
+    shown = {}
+    for name in FIELDS[:-2]:
+        value = getattr(message, name)
+        if name in TIME_FIELDS:
+            shown[name] = f"{people_time(value)} UTC"
+        elif name == "keys":
+            shown[name] = " ".join(value)
+        elif name == "properties":
+            shown[name] = ", ".join(f"{item}={text}" for item, text in value.items())
+        else:
+            shown[name] = "" if value is None else str(value)
+    body, encoding = body_text(message.body)
+    rest = f" … {len(body) - _BODY_LIMIT:,} more characters" if len(body) > _BODY_LIMIT else ""
+    shown["body"] = f"{'hex ' if encoding == 'hex' else ''}{body[:_BODY_LIMIT]}{rest}"
+    return shown

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq info` and `rmq topics`: what a store is and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
+from rmq.cli.arguments import form_option, no_topic, open_store, store_argument, topic_argument
+from rmq.cli.output import Output, Row, counted, iso_time, people_size, people_time
+from rmq.errors import CorruptFileError
+from rmq.geometry import GEOMETRY
+from rmq.info import StoreInfo
+from rmq.store import Store
+
+_STATES = {
+    "closed": "closed cleanly",
+    "open": "open: a process is writing it",
+    "not closed": "not closed: its writer was killed, or this is a copy of an open store",
+}
+_COLUMNS = ("topic", "queue_id", "min_queue_offset", "max_queue_offset", "first_timestamp", "last_timestamp")
+
+
+@click.command()
+@store_argument
+@form_option
+def info(store: Path, conf: Path | None, form: str | None) -> None:
+    """What STORE is and how it was left.
+
+    Who wrote it, its bounds and times, what of the log its queues and its index cover.
+    """
+    output = Output(form)
+    with open_store(store, conf) as opened:
+        found = opened.info()
+    output.facts(_exact(found), _shown(found))
+
+
+def _exact(found: StoreInfo) -> dict[str, Any]:
+    row: dict[str, Any] = {name: value for name, value in vars(found).items() if name != "config"}
+    row["begin_timestamp"], row["end_timestamp"] = iso_time(found.begin_timestamp), iso_time(found.end_timestamp)
+    row["unindexed_size"] = found.unindexed_size
+    return {**row, **{name: getattr(found.config, name) for name in GEOMETRY}}
+
+
+def _shown(found: StoreInfo) -> dict[str, str]:
+    size, config = found.max_phy_offset - found.min_phy_offset, found.config
+    shown = {
+        "store": found.path,
+        "written by": f"{found.written_by}, {found.generation}" if found.written_by != "RocketMQ" else found.generation,
+        "signs": "; ".join(found.signs) or "none",
+        "state": _STATES[found.state],
+        "messages": f"{found.message_count:,} in {counted(found.queue_count, 'queue')} of "
+                    f"{counted(found.topic_count, 'topic')}",
+        "log": f"{size:,} bytes ({people_size(size)}) in {counted(found.segment_count, 'segment')}, phy offsets "
+               f"{found.min_phy_offset:,} to {found.max_phy_offset:,}",
+        "times (UTC)": f"{people_time(found.begin_timestamp)} to {people_time(found.end_timestamp)}"
+                       if found.begin_timestamp is not None else "no messages",
+        "queues": f"{counted(found.units_behind, 'message')} not in the files of the queues, derived from the log"
+                  if found.units_behind else "cover the whole log",
+        "index": _index_line(found, size),
+        "geometry": f"segments of {config.mapped_file_size_commit_log:,} bytes, queue segments of "
+                    f"{config.mapped_file_size_consume_queue:,}; index files of {config.max_hash_slot_num:,} slots and "
+                    f"{config.max_index_num:,} entries",
+    }  # fmt: skip
+    if found.cut_files:
+        shown["kept"] = f"{counted(len(found.cut_files), 'piece')} that recovery cut off, in rmq/cut/"
+    if found.others:
+        shown["not read"] = ", ".join(found.others)
+    return shown
+
+
+def _index_line(found: StoreInfo, size: int) -> str:
+    files = f"{counted(found.index_entry_count, 'entry')} in {counted(found.index_file_count, 'file')}"
+    if not found.unindexed_size:
+        return f"{files}, covers the whole log"
+    part = found.unindexed_size / size
+    return (f"{files}; no file covers {found.unindexed_size:,} bytes ({people_size(found.unindexed_size)}, {part:.1%} "
+            f"of the log): queries scan them")  # fmt: skip
+
+
+@click.command()
+@store_argument
+@topic_argument(required=False)
+@form_option
+def topics(store: Path, topic: str | None, conf: Path | None, form: str | None) -> None:
+    """The queues of STORE, or of one TOPIC.
+
+    For each its offsets [min, max) and the times of its first and its last message.
+    """
+    output = Output(form)
+    damage: list[CorruptFileError] = []
+    with open_store(store, conf) as opened:
+        rows = list(_queues(opened, topic, damage))
+        if topic is not None and not rows:
+            raise Fault(no_topic(opened, topic), NOT_FOUND)
+    output.rows(rows, _queue_cells)
+    if damage:
+        raise Fault(str(damage[0]), DAMAGE)
+
+
+def _queues(store: Store, topic: str | None, damage: list[CorruptFileError]) -> Iterator[dict[str, Any]]:
+    for name, queues in store.topics().items():
+        if topic not in (None, name):
+            continue
+        for queue_id, (low, high) in queues.items():
+            ends = (low, high - 1) if low < high else ()
+            first, last = [_time_at(store, name, queue_id, place, damage) for place in ends] or (None, None)
+            yield dict(zip(_COLUMNS, (name, queue_id, low, high, first, last), strict=True))
+
+
+def _queue_cells(row: Row) -> dict[str, str]:
+    topic, queue_id, low, high, first, last = row.values()
+    return {"topic": printable(topic), "queue": str(queue_id), "min": f"{low:,}", "max": f"{high:,}",
+            "first (UTC)": _second(first), "last (UTC)": _second(last)}  # fmt: skip
+
+
+def _second(time: str | int | None) -> str:
+    return "" if time is None else str(time).replace("T", " ").partition(".")[0]
+
+
+def _time_at(store: Store, topic: str, queue_id: int, queue_offset: int,
+             damage: list[CorruptFileError]) -> str | int | None:  # fmt: skip
+    try:
+        messages = store.pull(topic, queue_id, queue_offset, 1).messages
+    except CorruptFileError as error:
+        damage.append(error)
+        return None
+    return iso_time(messages[0].store_timestamp) if messages else None

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq ingest`: files of rows into a store, in batches."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._message import check_topic
+from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
+from rmq.cli.arguments import form_option, open_store, store_argument
+from rmq.cli.output import Output, counted, make_console, note
+from rmq.errors import IllegalMessageError
+from rmq.keys import hash_keys
+from rmq.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmq.cli.sources import Rows, Source
+
+SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
+
+
+@click.command()
+@store_argument
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--topic", required=True, help="Topic of the messages.")
+@click.option("--key-column", "key_columns", multiple=True, metavar="COLUMN",
+              help="Its text is a key of the message. May be given several times.")
+@click.option("--tags-column", metavar="COLUMN", help="Its text is the message's tag.")
+@click.option("--body-column", metavar="COLUMN", help="Its text or bytes are the body. Default: the row as JSON.")
+@click.option("--queues", type=click.IntRange(1, 65536), default=1, show_default=True,
+              help="Queues to spread over: by hash of the first key, in turn without one.")
+@click.option("--format", "input_form", type=click.Choice(("csv", "jsonl", "parquet")),
+              help="Default: by the file's name.")
+@click.option("--delimiter", help="Of CSV. Default: a comma, in .tsv files a tab.")
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that are broken or make no message, and count them.")
+@form_option
+def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[str, ...], tags_column: str | None,
+           body_column: str | None, queues: int, input_form: str | None, delimiter: str | None, skip_bad: bool,
+           conf: Path | None, form: str | None) -> None:  # fmt: skip
+    """Put the rows of FILEs into STORE.
+
+    FILE is CSV, JSONL or Parquet; the store is made when it is missing. FILE may be - for stdin (with --format), and
+    CSV and JSONL may end in .gz. At the end everything is on disk. A bad row stops the work: what stands before it is
+    kept, and counted. So does Ctrl-C.
+    """
+    from rmq.cli.sources import Source, SourceError, Wanted
+
+    _check(topic, input_form, files, delimiter)
+    names = dict.fromkeys([*key_columns, *([tags_column] if tags_column else [])])
+    wanted = Wanted(tuple(names), body_column)
+    output = Output(form)
+    started = time.monotonic()
+    work = Ingest(topic, key_columns, tags_column, queues, skip_bad)
+    stopped = False
+    try:
+        sources = [Source(path, input_form, delimiter, wanted) for path in files]
+        with open_store(store, conf, "a") as opened, _interruptible() as interrupted:
+            stopped = work.run(opened, sources, interrupted)
+    except SourceError as error:
+        raise Fault(f"{error}{work.count()}", USAGE) from error
+    except OSError as error:
+        raise OSError(error.errno, f"{reason_of(error)}{work.count()}") from error
+    seconds = time.monotonic() - started
+    row = {"stored": work.stored, "skipped": work.skipped, "seconds": round(seconds, 3),
+           "rows_per_second": round(work.stored / max(seconds, 1e-9))}  # fmt: skip
+    rate = f"in {seconds:.1f} s ({row['rows_per_second']:,} a second)"
+    output.facts(row, {"stored": f"{counted(work.stored, 'message')} {rate}", "skipped": counted(work.skipped, "row")})
+    if work.skipped > SHOWN_ROWS:
+        note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
+    if stopped:
+        raise Fault(f"stopped by Ctrl-C{work.count()}", INTERRUPTED)
+
+
+def _check(topic: str, input_form: str | None, files: tuple[str, ...], delimiter: str | None) -> None:
+    try:
+        check_topic(topic)
+    except ValueError as error:
+        raise click.UsageError(f"--topic: {error}") from None
+    if "-" in files and input_form is None:
+        raise click.UsageError("stdin has no name that tells its format: pass --format")
+    if delimiter is not None and (len(delimiter.encode()) != 1 or delimiter in '"\r\n'):
+        raise click.UsageError(f"--delimiter must be one character, got {delimiter!r}")
+
+
+class Ingest:
+    """Rows to messages, and the count of what became of them."""
+
+    def __init__(self, topic: str, key_columns: tuple[str, ...], tags_column: str | None, queues: int,
+                 skip_bad: bool) -> None:  # fmt: skip
+        self.stored = 0
+        self.skipped = 0
+        self._topic = topic
+        self._key_columns = key_columns
+        self._tags_column = tags_column
+        self._queues = queues
+        self._skip_bad = skip_bad
+        self._began = False
+        self._turn = 0
+        self._unseen = {*key_columns, *([tags_column] if tags_column else [])}
+
+    def count(self) -> str:
+        """What to say of an end before the end."""
+        return f"; {counted(self.stored, 'message')} stored before" if self._began else ""
+
+    def run(self, store: Store, sources: list[Source], interrupted: list[int]) -> bool:
+        """Put all rows; True when Ctrl-C stopped it."""
+        self._began = True
+        with _progress(sources) as show:
+            for source in sources:
+                for rows in source.rows():
+                    self._put(store, source, rows)
+                    self._unseen -= {name for name, text in rows.columns.items() if text.null_count < len(text)}
+                    show(source, self.stored)
+                    if interrupted:
+                        return True
+                source.close()
+        if self._unseen and self.stored:
+            note(f"no row has a {' or a '.join(repr(name) for name in sorted(self._unseen))}")
+        return False
+
+    def _put(self, store: Store, source: Source, rows: Rows) -> None:
+        bad = rows.bad
+        first_bad = None if self._skip_bad or not bad else bad[0]
+        if first_bad is not None:  # what stands before it is kept
+            rows = _first_rows(rows, int(np.searchsorted(rows.numbers, first_bad[0])))
+        else:
+            for number, reason in bad:
+                self._leave_out(source, number, reason)
+        batch = self._messages(rows)
+        at = 0
+        while at < batch.num_rows:
+            before = self.stored
+            try:
+                self.stored += store.put_many(batch.slice(at), topic=self._topic, results=False)
+                break
+            except IllegalMessageError as error:
+                row = error.row or 0
+                if row > (error.stored or 0):  # the rows of its chunk that stand before it
+                    part = batch.slice(at + (error.stored or 0), row - (error.stored or 0))
+                    store.put_many(part, topic=self._topic, results=False)
+                self.stored = before + row
+                self._leave_out(source, int(rows.numbers[at + row]), _reason(error))
+                at += row + 1
+            except OSError as error:
+                self.stored = before + getattr(error, "stored", 0)
+                raise
+        if first_bad is not None:
+            self._leave_out(source, *first_bad)
+
+    def _leave_out(self, source: Source, number: int, reason: str) -> None:
+        from rmq.cli.sources import SourceError
+
+        error = SourceError(source.path, number, reason)
+        if not self._skip_bad:
+            raise error
+        self.skipped += 1
+        if self.skipped <= SHOWN_ROWS:
+            note(f"skipped {error}")
+
+    def _messages(self, rows: Rows) -> pa.RecordBatch:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns: dict[str, Any] = {"body": rows.body}
+        keys = [pc.if_else(pc.equal(rows.columns[name], ""), None, rows.columns[name]) for name in self._key_columns]
+        if len(keys) == 1:
+            columns["keys"] = keys[0]
+        elif keys:
+            columns["keys"] = _lists(keys)
+        if self._tags_column:
+            tags = rows.columns[self._tags_column]
+            columns["tags"] = pc.if_else(pc.equal(tags, ""), None, tags)
+        if self._queues > 1:
+            columns["queue_id"] = self._queue_ids(keys, len(rows.body))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _queue_ids(self, keys: list[pa.Array], count: int) -> npt.NDArray[np.int64]:
+        """Rows with a key by its Java hash, as RocketMQ's SelectMessageQueueByHash; the others in turn."""
+        import pyarrow.compute as pc
+
+        turns = (self._turn + np.arange(count)) % self._queues
+        self._turn = (self._turn + count) % self._queues
+        if not keys:
+            return turns
+        first = pc.coalesce(*keys)
+        hashed = hash_keys(pc.fill_null(first, "")).astype(np.int64) % self._queues
+        return np.where(first.is_null().to_numpy(zero_copy_only=False), turns, hashed)
+
+
+def _reason(error: IllegalMessageError) -> str:
+    """Without the row number in the chunk, which says nothing here."""
+    text = str(error)
+    return text.partition(": ")[2] if text.startswith("row ") else text
+
+
+def _lists(keys: list[pa.Array]) -> pa.Array:
+    """One list of the non-null keys for each row."""
+    import pyarrow as pa
+
+    count, width = len(keys[0]), len(keys)
+    order = np.arange(count * width).reshape(width, count).T.ravel()
+    flat = pa.concat_arrays(keys).take(pa.array(order))
+    valid = flat.is_valid().to_numpy(zero_copy_only=False)
+    offsets = np.r_[0, np.cumsum(valid.reshape(count, width).sum(axis=1))]
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat.drop_null())
+
+
+def _first_rows(rows: Rows, count: int) -> Rows:
+    from rmq.cli.sources import Rows
+
+    return Rows(rows.numbers[:count], rows.body[:count], {name: text[:count] for name, text in rows.columns.items()})
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """SIGINT is noted, not raised, so that it never falls between a put and its count; a second one is raised."""
+    noted: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread: signals go elsewhere
+        yield noted
+        return
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress(sources: list[Source]) -> Iterator[Any]:
+    """A function (source, rows) that moves a bar on a terminal's stderr."""
+    if not sys.stderr.isatty():
+        yield lambda source, rows: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    total = sum(source.size for source in sources)
+    console = make_console(stderr=True)
+    started = time.monotonic()
+    with Progress(BarColumn(None), TaskProgressColumn(), TextColumn("{task.fields[rows]}"), TimeRemainingColumn(),
+                  console=console, transient=True) as bar:  # fmt: skip
+        task = bar.add_task("", total=total or None, rows="")
+        done: dict[str, int] = {}
+
+        def show(source: Source, rows: int) -> None:
+            done[source.path] = source.position
+            rate = rows / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=sum(done.values()), rows=f"{rows:,} rows, {rate:,.0f}/s")
+
+        yield show

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How answers are shown: a table for people, jsonl and csv for programs. Notes and errors go to stderr.
+
+Times are UTC everywhere. A table rounds sizes and cuts long text to the terminal; jsonl and csv are exact.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.cli import printable
+from rmq.message import StoredMessage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FORMS = ("table", "jsonl", "csv")
+FIELDS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "store_timestamp", "born_timestamp", "store_host",
+          "born_host", "offset_msg_id", "uniq_key", "keys", "tags", "properties", "flag", "sys_flag", "reconsume_times",
+          "prepared_transaction_offset", "body_crc", "body", "body_encoding")  # fmt: skip
+TIME_FIELDS = ("store_timestamp", "born_timestamp")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_GAP = 2  # columns between two of a table
+_WIDEST = 40  # of any column but the last
+_LEAST = 12  # of the last one and of those that may be cut; with less room each row becomes a block of lines
+_TEXTS = ("topic", "tags", "keys", "body")  # columns that may be cut
+
+Row = Mapping[str, Any]
+
+
+def iso_time(ms: int | None) -> str | int | None:
+    """ISO 8601 in UTC with milliseconds; a number that is no year's stays a number."""
+    if ms is None:
+        return None
+    try:
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return ms
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def people_time(ms: int | None) -> str:
+    """The same for a table."""
+    return str(iso_time(ms) if ms is not None else "").replace("T", " ").removesuffix("Z")
+
+
+def people_size(size: int) -> str:
+    """Bytes with three figures: 999 B, 1.19 MB."""
+    if size < 1000:
+        return f"{size} B"
+    power = min(6, (len(str(size)) - 1) // 3)
+    if round(size / 1000**power) == 1000 and power < 6:
+        power += 1
+    value = size / 1000**power
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {_SIZE_UNITS[power]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: 1 row, 1,000 rows."""
+    return f"{number:,} {noun if number == 1 else ('entries' if noun == 'entry' else noun + 's')}"
+
+
+def body_text(body: bytes) -> tuple[str, str]:
+    """(text, "utf-8"), or (digits, "hex") when the body is not UTF-8."""
+    try:
+        return body.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return body.hex(), "hex"
+
+
+def message_row(message: StoredMessage) -> dict[str, Any]:
+    """A message's fields under their names, as jsonl shows them."""
+    body, encoding = body_text(message.body)
+    row: dict[str, Any] = {"body": body, "body_encoding": encoding}
+    for name in FIELDS[:-2]:
+        value = getattr(message, name)
+        row[name] = iso_time(value) if name in TIME_FIELDS else list(value) if name == "keys" else value
+    return {name: row[name] for name in FIELDS}
+
+
+def note(text: str) -> None:
+    """A remark about the answer, on stderr."""
+    click.echo(f"rmq: {printable(text)}", err=True)
+
+
+class Output:
+    """Writes rows to stdout in one form."""
+
+    def __init__(self, form: str | None) -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self.form = form or ("table" if self.is_terminal else "jsonl")
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace", **({} if self.is_terminal else {"encoding": "utf-8"}))
+        self._csv: Any = None
+        self._table: Table | None = None
+
+    def rows(self, rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
+        """Write rows of exact values; `shown` gives a table's cells under their headings. Returns how many."""
+        if self.form == "table":
+            cells = [shown(row) for row in rows]
+            if cells:
+                Table(list(cells[0])).write([list(row.values()) for row in cells])
+            return len(cells)
+        return self._write_all(rows)
+
+    def _write_all(self, rows: Iterable[Row]) -> int:
+        count = 0
+        for row in rows:
+            self._write(row)
+            count += 1
+        return count
+
+    def messages(self, messages: Iterable[StoredMessage], *, show_topic: bool = False) -> int:
+        """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
+        if self.form != "table":
+            return self._write_all(message_row(message) for message in messages)
+        names = ["time (UTC)", *(["topic"] if show_topic else []), "queue", "offset", "tags", "keys", "body"]
+        table = self._table = self._table or Table(names)
+        count = 0
+        for page in _pages(messages, 100):
+            table.write([_message_cells(message, show_topic) for message in page])
+            count += len(page)
+        return count
+
+    def facts(self, exact: Row, shown: Row) -> None:
+        """One thing's facts: `exact` for programs, `shown` as lines of name and text for people."""
+        if self.form == "table":
+            width = max(len(name) for name in shown)
+            console = make_console()
+            for name, text in shown.items():
+                console.print(_name_line(name, width, str(text)), highlight=False)
+        elif self.form == "csv":
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(("name", "value"))
+            writer.writerows((name, _csv_cell(value)) for name, value in exact.items())
+        else:
+            self._write(exact)
+
+    def _write(self, row: Row) -> None:
+        if self.form == "jsonl":
+            text = json.dumps(row, ensure_ascii=self.is_terminal and not _is_printable(row))
+            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+            return
+        if self._csv is None:
+            self._csv = csv.writer(sys.stdout, lineterminator="\n")
+            self._csv.writerow(row)
+        self._csv.writerow([_csv_cell(value) for value in row.values()])
+
+
+class Table:
+    """Rows in columns, whose widths the first page decides; on a narrow terminal a block of lines for each row."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._widths: list[int] = []
+        self._console = make_console()
+
+    def write(self, rows: list[list[str]]) -> None:
+        from rich.cells import cell_len, set_cell_size
+
+        if not self._widths:
+            self._decide([[cell_len(cell) for cell in row] for row in rows])
+            if not self._is_block:
+                self._line([set_cell_size(name, width) for name, width in zip(self._names, self._widths, strict=True)],
+                           style="bold")  # fmt: skip
+        for row in rows:
+            if self._is_block:
+                for number, (name, cell) in enumerate(zip(self._names, row, strict=True)):
+                    lead = name if number == 0 else f"  {name}"
+                    room = max(1, self._console.width - len(lead) - 1)
+                    self._console.print(f"{lead} {_cropped(cell, room)}", markup=False, highlight=False, soft_wrap=True)
+            else:
+                cells = [_cropped(cell, width) for cell, width in zip(row, self._widths, strict=True)]
+                self._line([set_cell_size(cell, width) for cell, width in zip(cells, self._widths, strict=True)])
+
+    def _decide(self, sizes: list[list[int]]) -> None:
+        widest = [max([len(name), *(row[i] for row in sizes)]) for i, name in enumerate(self._names)]
+        self._widths = [min(width, _WIDEST) for width in widest[:-1]]
+        least = min(widest[-1], _LEAST) if self._names[-1] in _TEXTS else widest[-1]
+        while (room := self._console.width - sum(self._widths) - _GAP * len(self._widths)) < least:
+            number = max(range(len(self._widths)), key=lambda i: self._widths[i] if self._names[i] in _TEXTS else 0)
+            if self._names[number] not in _TEXTS or self._widths[number] <= _LEAST:
+                break
+            self._widths[number] -= 1
+        self._widths.append(min(widest[-1], max(room, 0)))
+        self._is_block = room < least
+
+    def _line(self, cells: list[str], style: str | None = None) -> None:
+        self._console.print((" " * _GAP).join(cells).rstrip(), style=style, markup=False, highlight=False,
+                            soft_wrap=True)  # fmt: skip
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """rich's console for stdout or stderr; NO_COLOR and a pipe mean plain text."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=None if sys.stdout.isatty() or stderr else shutil.get_terminal_size().columns)
+
+
+def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[StoredMessage]]:
+    page: list[StoredMessage] = []
+    for message in messages:
+        page.append(message)
+        if len(page) == size:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _message_cells(message: StoredMessage, show_topic: bool) -> list[str]:
+    body, encoding = body_text(message.body[:400]) if len(message.body) > 400 else body_text(message.body)
+    if encoding == "hex":
+        body = body_text(message.body)[0][:400]
+    cells = [people_time(message.store_timestamp), *([message.topic] if show_topic else []), str(message.queue_id),
+             str(message.queue_offset), message.tags or "", " ".join(message.keys) or message.uniq_key or "",
+             body]  # fmt: skip
+    return [printable(cell) for cell in cells]
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return " ".join(str(item) for item in value)
+    return value
+
+
+def _is_printable(row: Row) -> bool:
+    return all(str(value).isprintable() for value in row.values())
+
+
+def _cropped(text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
+
+
+def _name_line(name: str, width: int, text: str) -> Any:
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(width=width, style="bold")
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(name), Text(printable(text)))
+    return grid
