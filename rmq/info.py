@@ -73,8 +73,8 @@ class StoreInfo:
         return sum(end - begin for begin, end in self.unindexed)
 
 
-def describe(paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index, config: StoreConfig, *, log_end: int,
-             uncovered: list[tuple[int, int]], meta: dict[str, Any] | None, foreign: list[str],
+def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index, config: StoreConfig, *,
+             log_end: int, uncovered: list[tuple[int, int]], meta: dict[str, Any] | None, foreign: list[str],
              is_open: bool) -> StoreInfo:  # fmt: skip
     """StoreInfo of opened parts whose queues are level with the log. Cost: a few records for each queue."""
     used = {key: queue for key, queue in queues.queues.items() if queue.max_offset}
@@ -83,7 +83,7 @@ def describe(paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index, 
     own = meta is not None
     writer = {None: "RocketMQ", "rmq": "rmq"}.get(meta.get("origin") if meta else None, "RocketMQ and rmq")
     return StoreInfo(
-        path=str(paths.root),
+        path=path,
         written_by=writer,
         generation=f"as RocketMQ {config.rocketmq_version}" if own else generation(signs),
         signs=tuple(sign.fact for sign in signs),

@@ -125,7 +125,7 @@ class StoreReader(ABC):
             self._derive()
         log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
-        return describe(self._paths, self._log, self._queues, self._index, self.config, log_end=log_end,
+        return describe(str(self.path), self._paths, self._log, self._queues, self._index, self.config, log_end=log_end,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
                         is_open=self.mode != "r" or is_locked(self._paths.lock))  # fmt: skip
 

@@ -94,6 +94,9 @@ def topic_argument(**options: Any) -> Callable[[_Command], _Command]:
 
 form_option = click.option("-o", "--output", "form", type=click.Choice(FORMS),
                            help="Default: table on a terminal, jsonl on a pipe.")  # fmt: skip
+template_option = click.option(
+    "-f", "--format", "template", metavar="FORMAT",
+    help=r"In place of -o: this line for each message, with fields in braces, such as '{keys}\t{body}'.")  # fmt: skip
 
 
 def open_store(path: Path, conf: Path | None, mode: str = "r") -> Store:

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import heapq
-import re
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from string import Formatter
-from typing import Any
 
 import click
 
-from rmq.cli import NOT_FOUND, Fault, printable
+from rmq.cli import NOT_FOUND, Fault
 from rmq.cli.arguments import (
     LIMIT,
     TIME,
@@ -23,9 +20,10 @@ from rmq.cli.arguments import (
     no_topic,
     open_store,
     store_argument,
+    template_option,
     topic_argument,
 )
-from rmq.cli.output import FIELDS, Output, message_row, note
+from rmq.cli.output import Output, note
 from rmq.message import StoredMessage
 from rmq.store import Store
 
@@ -42,9 +40,8 @@ POLL_SECONDS = 0.2
 @click.option("--until", "end", type=TIME, help="Only messages stored at or before this time.")
 @click.option("--limit", type=LIMIT, default="all", show_default=True, help="Messages to show.")
 @click.option("--tags", help='Only messages with these tags: "A || B".')
-@click.option("-f", "--format", "template", metavar="FORMAT",
-              help=r"Print this for each message: {keys} {body} and other names of fields, \n, \t.")
 @click.option("--follow", is_flag=True, help="Go on with messages as they come, until Ctrl-C.")
+@template_option
 @form_option
 def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int | None, limit: int | None,
         tags: str | None, template: str | None, follow: bool, conf: Path | None, form: str | None) -> None:  # fmt: skip
@@ -56,9 +53,7 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
     FORMAT names fields in braces: topic queue_id queue_offset phy_offset size store_timestamp born_timestamp keys tags
     uniq_key offset_msg_id properties body ..., as in '{store_timestamp} {keys} {body}\n'.
     """
-    if template is not None and form is not None:
-        raise click.UsageError("-f and -o exclude each other")
-    write = _template_writer(template) if template is not None else Output(form).messages
+    output = Output(form, template)
     with open_store(store, conf) as opened:
         queues = opened.topics().get(topic)
         if queues is None and not follow:
@@ -68,13 +63,13 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
             raise Fault(f"{opened.path}: topic {topic!r} has no queue {queue}, but {known}", NOT_FOUND)
         reader = QueueReader(opened, topic, queue, begin, end, tags)
         messages = reader.stored()
-        shown = write(islice(messages, limit))
+        shown = output.messages(islice(messages, limit))
         if limit is not None and shown == limit and next(messages, None) is not None and not follow:
             note(f"--limit {limit:,} reached; more messages follow")
         while follow and (limit is None or shown < limit):
             sys.stdout.flush()
             _wait()
-            shown += write(islice(reader.stored(), None if limit is None else limit - shown))
+            shown += output.messages(islice(reader.stored(), None if limit is None else limit - shown))
 
 
 class QueueReader:
@@ -127,30 +122,3 @@ def _wait() -> None:
     events = poll.poll(POLL_SECONDS * 1000)
     if any(flags & (select.POLLERR | select.POLLHUP) for _, flags in events):
         raise BrokenPipeError(32, "stdout was closed")
-
-
-def _template_writer(template: str) -> Any:
-    text = template.replace(r"\n", "\n").replace(r"\t", "\t")
-    text = text if text.endswith("\n") else text + "\n"
-    is_terminal = sys.stdout.isatty()
-    try:
-        names = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
-    except ValueError as error:
-        raise click.UsageError(f"-f: {error}") from None
-    if names - set(FIELDS):
-        raise click.UsageError(f"-f names no field {min(names - set(FIELDS))!r}; there are: {' '.join(FIELDS)}")
-
-    def write(messages: Iterable[StoredMessage]) -> int:
-        count = 0
-        for message in messages:
-            row = {name: " ".join(value) if isinstance(value, list) else "" if value is None else value
-                   for name, value in message_row(message).items()}  # fmt: skip
-            try:
-                line = text.format_map(row)
-            except (ValueError, LookupError, AttributeError, TypeError) as error:
-                raise click.UsageError(f"-f: {error}") from None
-            sys.stdout.write("\n".join(map(printable, line.split("\n"))) if is_terminal else line)
-            count += 1
-        return count
-
-    return write

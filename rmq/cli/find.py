@@ -16,6 +16,7 @@ from rmq.cli.arguments import (
     no_topic,
     open_store,
     store_argument,
+    template_option,
     topic_argument,
 )
 from rmq.cli.output import FIELDS, TIME_FIELDS, Output, body_text, message_row, note, people_size, people_time
@@ -34,16 +35,17 @@ _BODY_LIMIT = 4096  # characters of a body that a table shows
 @click.option("--begin", type=TIME, help="Only messages stored at or after this time.")
 @click.option("--end", type=TIME, help="Only messages stored at or before this time.")
 @click.option("--limit", type=LIMIT, default=32, show_default=True, help="Newest messages to show, or all.")
+@template_option
 @form_option
-def query(store: Path, topic: str, key: str, begin: int | None, end: int | None, limit: int | None, conf: Path | None,
-          form: str | None) -> None:  # fmt: skip
+def query(store: Path, topic: str, key: str, begin: int | None, end: int | None, limit: int | None,
+          template: str | None, conf: Path | None, form: str | None) -> None:  # fmt: skip
     """Messages of TOPIC by KEY, newest first.
 
     KEY is one of a message's keys or its unique key.
 
     TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h.
     """
-    output = Output(form)
+    output = Output(form, template)
     with open_store(store, conf) as opened:
         found = opened.query(topic, key, begin=begin, end=end, limit=limit)
         output.messages(found)
@@ -64,13 +66,14 @@ def _why_none(store: Store, topic: str, key: str) -> str:
 @store_argument
 @click.argument("id")
 @click.option("--topic", help="Look for a unique key in this topic only.")
+@template_option
 @form_option
-def get(store: Path, id: str, topic: str | None, conf: Path | None, form: str | None) -> None:
+def get(store: Path, id: str, topic: str | None, template: str | None, conf: Path | None, form: str | None) -> None:
     """One message by its ID.
 
     ID is an offset message id (32 or 56 hex digits), a unique key, TOPIC/QUEUE/OFFSET, or a phy offset (digits).
     """
-    output = Output(form)
+    output = Output(form, template)
     with open_store(store, conf) as opened:
         try:
             message = _lookup(opened, id, topic)
@@ -78,7 +81,10 @@ def get(store: Path, id: str, topic: str | None, conf: Path | None, form: str | 
             hint = no_topic(opened, topic) if topic is not None and topic not in opened.topics() else \
                 f"{opened.path}: no message has the id {id!r}{_length_hint(id)}"  # fmt: skip
             raise Fault(hint, NOT_FOUND) from None
-        output.facts(message_row(message), _shown(message))
+        if template is not None:
+            output.messages([message])
+        else:
+            output.facts(message_row(message), _shown(message))
 
 
 def _lookup(store: Store, id: str, topic: str | None) -> StoredMessage:

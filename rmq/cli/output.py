@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,7 +97,10 @@ def note(text: str) -> None:
 class Output:
     """Writes rows to stdout in one form."""
 
-    def __init__(self, form: str | None) -> None:
+    def __init__(self, form: str | None, template: str | None = None) -> None:
+        if template is not None and form is not None:
+            raise click.UsageError("-f and -o exclude each other")
+        self._template = None if template is None else _checked_template(template)
         self.is_terminal = sys.stdout.isatty()
         self.form = form or ("table" if self.is_terminal else "jsonl")
         if hasattr(sys.stdout, "reconfigure"):
@@ -121,6 +126,8 @@ class Output:
 
     def messages(self, messages: Iterable[StoredMessage], *, show_topic: bool = False) -> int:
         """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
+        if self._template is not None:
+            return self._write_lines(self._template, messages)
         if self.form != "table":
             return self._write_all(message_row(message) for message in messages)
         names = ["time (UTC)", *(["topic"] if show_topic else []), "queue", "offset", "tags", "keys", "body"]
@@ -131,13 +138,29 @@ class Output:
             count += len(page)
         return count
 
+    def _write_lines(self, template: str, messages: Iterable[StoredMessage]) -> int:
+        count = 0
+        for message in messages:
+            row = {name: " ".join(value) if isinstance(value, list) else "" if value is None else value
+                   for name, value in message_row(message).items()}  # fmt: skip
+            try:
+                line = template.format_map(row)
+            except (ValueError, LookupError, AttributeError, TypeError) as error:
+                raise click.UsageError(f"-f: {error}") from None
+            sys.stdout.write("\n".join(map(printable, line.split("\n"))) if self.is_terminal else line)
+            count += 1
+        return count
+
     def facts(self, exact: Row, shown: Row) -> None:
         """One thing's facts: `exact` for programs, `shown` as lines of name and text for people."""
         if self.form == "table":
             width = max(len(name) for name in shown)
             console = make_console()
             for name, text in shown.items():
-                console.print(_name_line(name, width, str(text)), highlight=False)
+                for number, line in enumerate(_wrapped(text, console.width - width - _GAP)):
+                    label = (name if number == 0 else "").ljust(width + _GAP)
+                    console.print(f"[bold]{label}[/bold]", end="", highlight=False, soft_wrap=True)
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif self.form == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(("name", "value"))
@@ -206,6 +229,18 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if sys.stdout.isatty() or stderr else shutil.get_terminal_size().columns)
 
 
+def _checked_template(template: str) -> str:
+    r"""The line of -f with \n and \t as such, ended; UsageError when it names what is no field."""
+    text = template.replace(r"\n", "\n").replace(r"\t", "\t")
+    try:
+        names = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise click.UsageError(f"-f: {error}") from None
+    if names - set(FIELDS):
+        raise click.UsageError(f"-f names no field {min(names - set(FIELDS))!r}; there are: {' '.join(FIELDS)}")
+    return text if text.endswith("\n") else text + "\n"
+
+
 def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[StoredMessage]]:
     page: list[StoredMessage] = []
     for message in messages:
@@ -245,12 +280,10 @@ def _cropped(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
 
 
-def _name_line(name: str, width: int, text: str) -> Any:
-    from rich.table import Table as Grid
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of a text, broken between words and, where a word is too long, in it."""
+    from rich.console import Console
     from rich.text import Text
 
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(width=width, style="bold")
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(name), Text(printable(text)))
-    return grid
+    lines = Text(printable(text)).wrap(Console(), max(width, 8), overflow="fold")
+    return [line.plain.rstrip() for line in lines] or [""]
