@@ -7,10 +7,12 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_CONTROL = r"[\x00-\x1f]"
+_ESCAPED = np.zeros(256, np.bool_)  # bytes that JSON text does not hold as they are
+_ESCAPED[:0x20] = _ESCAPED[ord('"')] = _ESCAPED[ord("\\")] = True
 
 
 def json_objects(batch: pa.RecordBatch) -> pa.Array:
@@ -18,14 +20,17 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
 
     Numbers and booleans stay what they are, times become ISO 8601, bytes hex digits; null, NaN and infinity are null.
     """
-    names = [json.dumps(name, ensure_ascii=False) for name in batch.schema.names]
     parts: list[Any] = []
-    for number, (name, column) in enumerate(zip(names, batch.columns, strict=True)):
-        parts += [pa.scalar(f"{',' if number else '{'}{name}:", pa.large_string()), json_values(column)]
+    between = "{"
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        # Quotes that every value needs go with the text between the values: one join less for each column.
+        quote = '"' if _is_text(column.type) and not column.null_count else ""
+        values = _escaped(column.cast(pa.large_string())) if quote else json_values(column)
+        parts += [_text(f"{between}{json.dumps(name, ensure_ascii=False)}:{quote}"), values]
+        between = f"{quote},"
     if not parts:
-        return pa.repeat(pa.scalar("{}", pa.large_string()), batch.num_rows)
-    end, separator = pa.scalar("}", pa.large_string()), pa.scalar("", pa.large_string())
-    return pc.binary_join_element_wise(*parts, end, separator)
+        return pa.repeat(_text("{}"), batch.num_rows)
+    return pc.binary_join_element_wise(*parts, _text(f"{between[:-1]}}}"), _text(""))
 
 
 def json_values(column: pa.Array) -> pa.Array:
@@ -44,21 +49,33 @@ def json_values(column: pa.Array) -> pa.Array:
     else:
         values = (json.dumps(value, ensure_ascii=False, default=_plain) for value in column.to_pylist())
         texts = pa.array(values, pa.large_string())
-    return pc.coalesce(texts, pa.scalar("null", pa.large_string()))
+    return pc.coalesce(texts, _text("null"))
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def _text(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
+
+
 def _quoted(column: pa.Array) -> pa.Array:
     """Text between quotes, escaped; null stays null."""
-    if pc.any(pc.match_substring_regex(column, _CONTROL)).as_py():
-        values = (None if text is None else json.dumps(text, ensure_ascii=False) for text in column.to_pylist())
-        return pa.array(values, pa.large_string())
-    escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), '"', '\\"')
-    quote = pa.scalar('"', pa.large_string())
-    return pc.binary_join_element_wise(quote, escaped, quote, pa.scalar("", pa.large_string()))
+    return pc.binary_join_element_wise(_text('"'), _escaped(column), _text('"'), _text(""))
+
+
+def _escaped(column: pa.Array) -> pa.Array:
+    """Text as it stands between the quotes of JSON; null stays null."""
+    data = column.buffers()[2]
+    used = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    seen = np.flatnonzero(np.bincount(used[_ESCAPED[used]], minlength=256))
+    if len(seen) and seen[0] < 0x20:
+        texts = (None if text is None else json.dumps(text, ensure_ascii=False)[1:-1] for text in column.to_pylist())
+        return pa.array(texts, pa.large_string())
+    for byte in sorted(seen.tolist(), reverse=True):  # the backslash before what it escapes
+        column = pc.replace_substring(column, chr(byte), "\\" + chr(byte))
+    return column
 
 
 def _plain(value: Any) -> Any:
