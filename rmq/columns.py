@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transac
 _ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
 _PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
 CHUNK_ROWS = 8192
+Chunk = tuple[int, Callable[[PutBatch], None]]
 _TRANSACTION_MASK = 0xC
 _EMPTY = np.empty(0, np.uint8)
 
@@ -34,16 +35,18 @@ def is_tabular(messages: Any) -> bool:
     return hasattr(messages, "__arrow_c_stream__") or hasattr(messages, "__arrow_c_array__")
 
 
-def chunks_of(messages: Any) -> Iterator[pa.RecordBatch]:
+def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
     """Arrow record batches of anything with an Arrow C interface, one at a time."""
     import pyarrow as pa
 
-    if isinstance(messages, pa.RecordBatch):
-        yield messages
-    elif hasattr(messages, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(messages)
+    if isinstance(table, pa.RecordBatch):
+        yield table
+    elif hasattr(table, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(table)
+    elif hasattr(table, "__arrow_c_array__"):
+        yield pa.record_batch(table)
     else:
-        yield pa.record_batch(messages)
+        raise TypeError(f"expected Arrow data as before, got {type(table).__name__}")
 
 
 class ColumnReader:
@@ -257,20 +260,34 @@ def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
     return offsets - first, first, int(offsets[-1]) - first
 
 
-def list_chunks(messages: Iterable[Message]) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:
-    """(rows, loader) for each chunk of an iterable of Message."""
+def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
+               columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
+    """(rows, loader) for each chunk of what put_many was given; a table's columns are checked before its first."""
+    if is_tabular(messages):
+        return _table_chunks([messages], topic, queue_id, columns)
+    if isinstance(messages, Message | str | bytes) or not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be an iterable of Message or Arrow data, got {type(messages).__name__}")
     source = iter(messages)
+    head = list(islice(source, 1))
+    items = chain(head, source)
+    if head and is_tabular(head[0]):
+        return _table_chunks(items, topic, queue_id, columns)
+    if topic is not None or queue_id is not None or columns is not None:
+        raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
+    return _list_chunks(items)
+
+
+def _list_chunks(source: Iterator[Message]) -> Iterator[Chunk]:
     while chunk := list(islice(source, CHUNK_ROWS)):
         yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
 
 
-def table_chunks(messages: Any, topic: str | None, queue_id: int | None, columns: Mapping[str, str] | None,
-                  ) -> Iterator[tuple[int, Callable[[PutBatch], None]]]:  # fmt: skip
-    """(rows, loader) for each chunk of a table or stream; the columns are checked before the first."""
-    reader: ColumnReader | None = None
-    for table in chunks_of(messages):
-        if reader is None:
-            reader = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns)
+def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None,
+                  columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
+    reader, schema = None, None
+    for table in chain.from_iterable(map(_batches_of, tables)):
+        if reader is None or table.schema != schema:
+            reader, schema = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns), table.schema
         for first in range(0, table.num_rows, CHUNK_ROWS):
             chunk = table.slice(first, CHUNK_ROWS)
             yield chunk.num_rows, partial(reader.load, chunk)

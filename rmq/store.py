@@ -17,7 +17,7 @@ from rmq._core._message import Message, to_ms
 from rmq._core._putbatch import PutBatch, PutRules
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
-from rmq.columns import check_batch, is_tabular, list_chunks, table_chunks
+from rmq.columns import check_batch, put_chunks
 from rmq.commitlog import CommitLog
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.consumequeue import QueueSet
@@ -232,35 +232,28 @@ class Store(StoreReader):
                  columns: Mapping[str, str] | None = None, results: Literal[False]) -> int: ...  # fmt: skip
     def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
                  columns: Mapping[str, str] | None = None, results: bool = True) -> PutResults | int:  # fmt: skip
-        """Append many messages: an iterable of Message, or anything Arrow with message columns.
+        """Append many messages: an iterable of Message, anything Arrow with message columns, an iterable of such.
 
         Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller) with one store
         timestamp and contiguous. A chunk is checked whole before its first byte is written: a bad row raises with .row
-        and .stored (messages stored before; an OSError has it too), and nothing of its chunk is kept. topic, queue_id:
-        for every row; columns: message field -> column name. results=False returns the count only.
+        and .stored (messages stored before; every error has it), and nothing of its chunk is kept. topic, queue_id: for
+        every row; columns: message field -> column name. results=False returns the count only.
         """
         self._check_writable()
-        if not is_tabular(messages) and (topic is not None or queue_id is not None or columns is not None):
-            raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
-        if isinstance(messages, Message | str | bytes):
-            raise TypeError(f"messages must be an iterable of Message or Arrow data, got {type(messages).__name__}")
-        chunks = table_chunks(messages, topic, queue_id, columns) if is_tabular(messages) else list_chunks(messages)
+        chunks = put_chunks(messages, topic, queue_id, columns)
         parts: list[PutResults] = []
         stored = 0
-        for count, load in chunks:
-            try:
+        try:
+            for count, load in chunks:
                 part = self._put_chunk(load, _all_results if results else _no_results)
-            except (IllegalMessageError, TypeError) as error:
-                row = getattr(error, "row", None)
-                error.row = stored + row if row is not None else stored  # type: ignore[union-attr]
-                error.stored = stored  # type: ignore[union-attr]
-                raise
-            except OSError as error:
-                error.stored = stored  # type: ignore[attr-defined]
-                raise
-            stored += count
-            if part is not None:
-                parts.append(part)
+                stored += count
+                if part is not None:
+                    parts.append(part)
+        except (TypeError, ValueError, OSError) as error:
+            if isinstance(error, IllegalMessageError | TypeError):
+                error.row = stored + (getattr(error, "row", None) or 0)  # type: ignore[union-attr]
+            error.stored = stored  # type: ignore[union-attr]
+            raise
         return PutResults.joined(parts) if results else stored
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,

@@ -256,6 +256,26 @@ def test_a_scan_put_into_another_store_gives_the_same_messages(store: rmq.Store,
     assert list(map(dict, second["properties"].to_pylist())) == list(map(dict, first["properties"].to_pylist()))
 
 
+def test_a_generator_of_record_batches_is_taken_one_by_one(tmp_path: Path) -> None:
+    tables = [pa.record_batch({"body": ["a", "b"]}), pa.table({"body": [b"c"], "keys": ["k"]}),
+              pa.table({"body": ["d"]})]  # fmt: skip
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        assert store.put_many((table for table in tables), topic="T", results=False) == 4
+        assert [message.body for message in store.pull("T").messages] == [b"a", b"b", b"c", b"d"]
+        assert [message.body for message in store.query("T", "k")] == [b"c"]
+
+
+def test_a_fault_in_a_generator_of_tables_tells_what_was_stored(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        with pytest.raises(TypeError, match="expected Arrow data as before, got Message") as mixed:
+            store.put_many([pa.table({"body": ["a", "b"]}), rmq.Message("T", b"")], topic="T")
+        assert (mixed.value.stored, mixed.value.row) == (2, 2)
+        with pytest.raises(ValueError, match="no message field") as unknown:
+            store.put_many([pa.table({"body": ["c"]}), pa.table({"q": ["d"]})], topic="T")
+        assert unknown.value.stored == 1
+        assert store.topics() == {"T": {0: (0, 3)}}
+
+
 @pytest.mark.parametrize("rows", [1, 7, 8192])
 def test_raw_columns_put_into_another_store_give_the_same_log(tmp_path: Path, rows: int) -> None:
     bodies = [zlib.compress(b"packed" * 9), b"plain"]
