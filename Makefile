@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rm
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint build debug sanitize clean FORCE
+.PHONY: help demo test lint docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,6 +24,9 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_tidy.py
+
+docs: $(VENV)/.dev ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 build: $(VENV)/.built ## .venv with the package, its modules compiled in place
 

@@ -113,7 +113,8 @@ demo)
     ;;
 dev)
     [ -e "$VENV/.built" ] || "$0" build
-    mapfile -t needed < <(requirements "project['project']['optional-dependencies']['dev']")
+    extras="project['project']['optional-dependencies']"
+    mapfile -t needed < <(requirements "$extras['dev'] + $extras['docs']")
     install "${needed[@]}"
     touch "$VENV/.dev"
     ;;
