@@ -256,6 +256,18 @@ def test_a_scan_put_into_another_store_gives_the_same_messages(store: rmq.Store,
     assert list(map(dict, second["properties"].to_pylist())) == list(map(dict, first["properties"].to_pylist()))
 
 
+@pytest.mark.parametrize("field", ["keys", "tags", "uniq_key"])
+def test_a_separator_anywhere_in_a_text_is_refused(tmp_path: Path, field: str) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for length in range(1, 36):
+            for place in range(length):
+                for separator in "\1\2":
+                    text = "x" * place + separator + "x" * (length - place - 1)
+                    with pytest.raises(rmq.IllegalMessageError, match="0x01 or 0x02"):
+                        store.put_many(pa.table({"body": [b""], field: [text]}), topic="T")
+        assert store.put_many(pa.table({"body": [b""], field: ["\0\3" * 20 + "x"]}), topic="T", results=False) == 1
+
+
 def test_a_generator_of_record_batches_is_taken_one_by_one(tmp_path: Path) -> None:
     tables = [pa.record_batch({"body": ["a", "b"]}), pa.table({"body": [b"c"], "keys": ["k"]}),
               pa.table({"body": ["d"]})]  # fmt: skip

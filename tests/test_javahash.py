@@ -158,6 +158,17 @@ def test_utf8_keys_hash_like_str_keys(keys: list[str], topic: str | None) -> Non
     assert hash_keys(pa.array(keys, pa.string()), topic).tolist() == expected
 
 
+@pytest.mark.parametrize("other", ["", "\0", "\x7f", "ÿ", "é", "漢", "😀"])
+def test_every_length_and_every_place_of_another_character_hashes_right(other: str) -> None:
+    """Sixteen characters are hashed at a time: no length, and nothing that ends such a run, may matter."""
+    plain = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    keys = [plain[:place] + other + plain[place:length] for length in range(50) for place in range(length + 1)]
+    expected = [oracle.index_key_hash(f"T#{key}") for key in keys]
+    assert hash_str_keys(keys, "T").tolist() == expected
+    assert hash_keys(pa.array(keys), "T").tolist() == expected
+    assert [java_hash(key) for key in keys] == [oracle.java_hash(key) for key in keys]
+
+
 @pytest.mark.parametrize(("data", "text", "code"), MALFORMED)
 def test_malformed_utf8_reads_and_hashes_as_in_java(data: str, text: str, code: int) -> None:
     raw = bytes.fromhex(data)

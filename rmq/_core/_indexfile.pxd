@@ -24,6 +24,7 @@ cdef class IndexFileView:
         readonly int32_t hash_slot_num
         readonly int32_t index_num          # entry numbers run 1 .. index_num - 1
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil
+    cdef uint8_t *_slot(self, int32_t key_hash) noexcept nogil
     cdef int32_t _count(self) noexcept nogil
     cdef bint _put(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
     cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end,
@@ -31,6 +32,8 @@ cdef class IndexFileView:
     cdef bint _collect(self, int32_t key_hash, OffsetList *out) noexcept nogil
     cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
                        int32_t *at, int32_t *done) noexcept nogil
+    cdef void _prefetch_slots(self, const RecordRow *record) noexcept nogil
+    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count, bint slots_only) noexcept nogil
     cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
                       const int32_t[::1] found)
     cdef int _check(self) except -1

@@ -17,6 +17,11 @@ from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
+cdef extern from "prefetch.h" nogil:
+    void rmq_prefetch(const void *p) noexcept
+
+cdef int KEYS_AHEAD = 64            # slots and entries of that many keys are asked of memory together
+cdef int ROWS_AHEAD = 12            # slots are asked for so many rows before they are written
 cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
@@ -32,6 +37,12 @@ cdef bint _append(OffsetList *list_, int64_t item) noexcept nogil:
     list_.items[list_.count] = item
     list_.count += 1
     return True
+
+
+cdef int32_t _seed_of(const RecordRow *record) noexcept nogil:
+    """Hash of `topic#`, with which that of every key of the record begins."""
+    cdef int32_t seed = rmq_hash_utf8(record.base + record.topic_position, record.topic_size, 0)
+    return <int32_t>(31 * <uint32_t>seed + <uint32_t>HASH_OF_SEPARATOR)
 
 
 cdef object _to_array(OffsetList *list_):
@@ -81,6 +92,9 @@ cdef class IndexFileView:
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil:
         return self._base + L.INDEX_HEADER_SIZE + <int64_t>self.hash_slot_num * L.INDEX_SLOT_SIZE + \
             <int64_t>number * L.ENTRY_SIZE
+
+    cdef uint8_t *_slot(self, int32_t key_hash) noexcept nogil:
+        return self._base + L.INDEX_HEADER_SIZE + <int64_t>(key_hash % self.hash_slot_num) * L.INDEX_SLOT_SIZE
 
     cdef int32_t _count(self) noexcept nogil:
         """Number of the next entry; what is stored as 0 or less counts as 1, what lies outside as full."""
@@ -159,7 +173,7 @@ cdef class IndexFileView:
         cdef uint8_t *entry
         if count >= self._limit:
             return False
-        slot = self._base + L.INDEX_HEADER_SIZE + <int64_t>(key_hash % self.hash_slot_num) * L.INDEX_SLOT_SIZE
+        slot = self._slot(key_hash)
         previous = load_i32(slot)
         if previous <= 0 or previous > count:
             previous = 0
@@ -200,6 +214,8 @@ cdef class IndexFileView:
                 raise ValueError(f"key_hashes[{i}] is negative")
         with nogil:
             for i in range(count):
+                if i % KEYS_AHEAD == 0:
+                    self._prefetch(&key_hashes[i], min(KEYS_AHEAD, count - i), True)
                 if not self._put(key_hashes[i], phy_offsets[i], store_timestamps[i]):
                     count = i
                     break
@@ -228,10 +244,11 @@ cdef class IndexFileView:
             while row < batch.count:
                 if self._count() >= self._limit:
                     break
+                if row + ROWS_AHEAD < batch.count:
+                    self._prefetch_slots(&batch.rows[row + ROWS_AHEAD])
                 record = &batch.rows[row]
                 if record.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK:
-                    seed = rmq_hash_utf8(record.base + record.topic_position, record.topic_size, 0)
-                    seed = <int32_t>(31 * <uint32_t>seed + <uint32_t>HASH_OF_SEPARATOR)
+                    seed = _seed_of(record)
                     at = 0
                     if record.uniq_key_size > 0:
                         room = self._put_key(record, seed, record.base + record.uniq_key_position,
@@ -251,6 +268,19 @@ cdef class IndexFileView:
                 row += 1
                 key = 0
         return row, key
+
+    cdef void _prefetch_slots(self, const RecordRow *record) noexcept nogil:
+        """Ask memory for the slots of a record's keys."""
+        cdef int32_t seed = _seed_of(record)
+        cdef const uint8_t *cursor = record.base + record.keys_position
+        cdef const uint8_t *end = cursor + max(record.keys_size, 0)
+        cdef const uint8_t *piece
+        cdef int64_t size
+        if record.uniq_key_size > 0:
+            rmq_prefetch(self._slot(key_hash_of(rmq_hash_utf8(record.base + record.uniq_key_position,
+                                                              record.uniq_key_size, seed))))
+        while next_key(&cursor, end, &piece, &size):
+            rmq_prefetch(self._slot(key_hash_of(rmq_hash_utf8(piece, size, seed))))
 
     cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
                               int32_t *at, int32_t *done) noexcept nogil:
@@ -273,8 +303,7 @@ cdef class IndexFileView:
         cdef int32_t count = self._count(), position, previous, diff
         cdef int64_t base_ms, stored_ms, found = 0
         cdef const uint8_t *entry
-        position = load_i32(self._base + L.INDEX_HEADER_SIZE +
-                            <int64_t>(key_hash % self.hash_slot_num) * L.INDEX_SLOT_SIZE)
+        position = load_i32(self._slot(key_hash))
         if position <= 0 or position > count or position >= self.index_num or count <= 1:
             return True
         base_ms = load_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
@@ -299,8 +328,7 @@ cdef class IndexFileView:
         the header comes last, and what the offset points to is compared anyway."""
         cdef int32_t position, previous
         cdef const uint8_t *entry
-        position = load_i32(self._base + L.INDEX_HEADER_SIZE +
-                            <int64_t>(key_hash % self.hash_slot_num) * L.INDEX_SLOT_SIZE)
+        position = load_i32(self._slot(key_hash))
         while 0 < position < self.index_num:
             entry = self._entry(position)
             if load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash:
@@ -311,6 +339,29 @@ cdef class IndexFileView:
                 break
             position = previous
         return True
+
+    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count, bint slots_only) noexcept nogil:
+        """Ask memory for the slots of up to KEYS_AHEAD keys, then for their newest entries, then for those before, so
+        that the waits overlap."""
+        cdef const uint8_t *slots[64]
+        cdef int32_t newest[64]
+        cdef int32_t position, previous
+        cdef Py_ssize_t i
+        for i in range(count):
+            slots[i] = self._slot(key_hashes[i])
+            rmq_prefetch(slots[i])
+        if slots_only:
+            return
+        for i in range(count):
+            position = load_i32(slots[i])
+            newest[i] = position if 0 < position < self.index_num else 0
+            rmq_prefetch(self._entry(newest[i]))
+            rmq_prefetch(self._entry(newest[i]) + L.ENTRY_SIZE - 1)
+        for i in range(count):
+            previous = load_i32(self._entry(newest[i]) + L.ENTRY_PREVIOUS_OFFSET)
+            if 0 < previous < newest[i]:
+                rmq_prefetch(self._entry(previous))
+                rmq_prefetch(self._entry(previous) + L.ENTRY_SIZE - 1)
 
     cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
                       const int32_t[::1] found):
@@ -331,6 +382,8 @@ cdef class IndexFileView:
         try:
             with nogil:
                 for i in range(keys):
+                    if i % KEYS_AHEAD == 0:
+                        self._prefetch(&key_hashes[i], min(KEYS_AHEAD, keys - i), False)
                     before = out.count
                     if raw:
                         ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin, end,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Java String.hashCode and what RocketMQ's index makes of it."""
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 cdef extern from "utf8.h" nogil:
     int32_t rmq_hash_utf8(const uint8_t *p, int64_t size, int32_t hash) noexcept
+    uint32_t rmq_hash_latin1(const uint8_t *p, int64_t size, uint32_t hash) noexcept
     int64_t rmq_utf16_units(const uint8_t *p, int64_t size, int *malformed) noexcept
     int64_t rmq_utf8_repair(const uint8_t *p, int64_t size, uint8_t *out) noexcept
+    int rmq_has_separator(const uint8_t *p, int64_t size) noexcept
     int64_t rmq_ascii_prefix(const uint8_t *p, int64_t size) noexcept
 
 

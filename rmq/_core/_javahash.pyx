@@ -18,6 +18,8 @@ cdef int32_t hash_of_str(object text, int32_t seed) except? -1:
     cdef void *data = PyUnicode_DATA(text)
     cdef Py_ssize_t i, length = PyUnicode_GET_LENGTH(text)
     cdef uint32_t h = <uint32_t>seed, c
+    if kind == 1:
+        return <int32_t>rmq_hash_latin1(<const uint8_t *>data, length, h)
     for i in range(length):
         c = PyUnicode_READ(kind, data, i)
         if c >= 0x10000:

@@ -9,7 +9,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
-from rmq._core._javahash cimport rmq_utf16_units
+from rmq._core._javahash cimport rmq_ascii_prefix, rmq_has_separator, rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, crc_of, encode_record, looks_lost
@@ -208,8 +208,7 @@ cdef class PutBatch:
     cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil:
         """Append `name 0x01 value 0x02` to the property string being built; 1 when the text breaks the string."""
         cdef uint8_t *p
-        if memchr(name, 1, name_size) != NULL or memchr(name, 2, name_size) != NULL or \
-                (size and (memchr(value, 1, size) != NULL or memchr(value, 2, size) != NULL)):
+        if rmq_has_separator(value, size):
             return 1
         self._room(name_size + size + 2)
         p = self._arena + self._arena_size
@@ -234,11 +233,12 @@ cdef class PutBatch:
         """
         cdef Py_ssize_t i, k
         cdef PutRow *row
-        cdef int64_t size, name_size, units, start
+        cdef int64_t size, name_size, units = 0, start
         cdef const uint8_t *p
         cdef const uint8_t *name
         cdef int malformed
         cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
+        cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
         self._reserve(count)
         self._room(1)  # so that rows without properties have an address too
@@ -302,7 +302,7 @@ cdef class PutBatch:
                                 (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
                                 (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
                             continue
-                        if self._item(<const char *>name, name_size, p, size):
+                        if rmq_has_separator(name, name_size) or self._item(<const char *>name, name_size, p, size):
                             with gil:
                                 raise _fault(i, "properties hold 0x01 or 0x02")
                 if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
@@ -316,7 +316,7 @@ cdef class PutBatch:
                 # The arena moved while it grew: only now are the addresses final.
                 if starts[i] >= 0:
                     row.properties = self._arena + starts[i]
-                if has_property(row.properties, row.properties_size, "INNER_NUM", 9):
+                if is_foreign and has_property(row.properties, row.properties_size, "INNER_NUM", 9):
                     with gil:
                         raise _fault(i, "property INNER_NUM marks inner batches, which are not written")
                 if row.sys_flag & REFUSED_FLAGS:
@@ -325,15 +325,18 @@ cdef class PutBatch:
                 if row.queue_id < 0:
                     with gil:
                         raise _fault(i, "queue_id is negative")
-                if not self.waits and waits(row.properties, row.properties_size):
+                if not self.waits and (not is_foreign or waits(row.properties, row.properties_size)):
                     self.waits = True
                 malformed = 0
                 if starts[i] >= 0 and raw_properties is None:
-                    rmq_utf16_units(row.properties, row.properties_size, &malformed)
+                    size = rmq_ascii_prefix(row.properties, row.properties_size)
+                    if size < row.properties_size:
+                        rmq_utf16_units(row.properties + size, row.properties_size - size, &malformed)
                 if malformed:
                     with gil:
                         raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
-                units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
+                if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                    units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                 self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
 
@@ -373,7 +376,7 @@ cdef class PutBatch:
                         raise _fault(i, "a key holds 0x01 or 0x02")
             else:
                 # Reopen the item: the next key goes where its 0x02 stands.
-                if memchr(p, 1, size) != NULL or memchr(p, 2, size) != NULL:
+                if rmq_has_separator(p, size):
                     with gil:
                         raise _fault(i, "a key holds 0x01 or 0x02")
                 self._room(size + 1)
@@ -537,7 +540,15 @@ cdef int _set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) excep
     cdef const int64_t[::1] store = None, born = None
     cdef list store_hosts = [], born_hosts = []
     cdef bytes host
+    cdef const char *text = own
+    cdef uint8_t size = <uint8_t>len(own)
     cdef Py_ssize_t i
+    if not hosts:
+        for i in range(count):
+            rows[i].store_host_size = rows[i].born_host_size = size
+            memcpy(rows[i].store_host, text, size)
+            memcpy(rows[i].born_host, text, size)
+        return 0
     if "store_host" in hosts:
         store_hosts, store = hosts["store_host"]
     if "born_host" in hosts:

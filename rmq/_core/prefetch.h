@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ask memory for a cache line before it is needed. */
+#ifndef RMQ_PREFETCH_H
+#define RMQ_PREFETCH_H
+
+/* gcc drops a call to a function that does nothing but __builtin_prefetch; it keeps the instruction written out. */
+#if defined(__x86_64__)
+static inline void rmq_prefetch(const void *p) { __asm__ volatile("prefetcht0 %0" ::"m"(*(const char *)p)); }
+#else
+static inline void rmq_prefetch(const void *p) { __builtin_prefetch(p); }
+#endif
+
+#endif
