@@ -345,7 +345,7 @@ class StoreReader(ABC):
         topics: those only. begin, end: store timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start
         in [begin, end). columns: names of StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows
         and ends soon after batch_bytes bytes. check_crc: CorruptFileError at a body whose CRC differs. The end of the
-        log is taken now. Memory: about two batches.
+        log is taken now. Memory: about two batches; up to 32 MiB stay for the next ones.
         """
         import pyarrow as pa
 

@@ -392,6 +392,19 @@ def test_a_bomb_of_the_real_limit_is_an_error(tmp_path: Path) -> None:
             print(len(stored.body))
 
 
+def test_a_batch_that_is_kept_stays_as_it_is_while_others_come_and_go(tmp_path: Path) -> None:
+    """Memory of batches that were let go is used again."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=32 * 2**20, max_hash_slot_num=10, max_index_num=30)
+    bodies = [bytes([number]) * 700_000 for number in range(1, 60)]
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many(pa.table({"body": bodies}), topic="T", results=False)
+        for keeps in (2, 3):
+            kept = [(number, batch) for number, batch in enumerate(store.scan(columns=["body"], batch_bytes=2**20))
+                    if number % keeps == 0]  # fmt: skip
+            found = [body for _, batch in kept for body in batch.column("body").to_pylist()]
+            assert found == [body for first in range(0, len(bodies), 2 * keeps) for body in bodies[first : first + 2]]
+
+
 # ---- the builder -----------------------------------------------------------------------------------------
 
 def test_a_builder_takes_parts_of_batches_and_starts_anew() -> None:

@@ -7,6 +7,11 @@ from rmq._core._record cimport RecordRow
 from rmq._core._recordbatch cimport RecordBatch
 
 
+cdef struct Block:
+    uint8_t *data
+    int64_t room
+
+
 @cython.final
 cdef class GrowingBuffer:
     """Bytes that grow while a column is built, then are lent out read only; freed with the last reader."""
@@ -15,6 +20,7 @@ cdef class GrowingBuffer:
         int64_t size
         int64_t room
         Py_ssize_t _shape
+    cdef int _grow(self, int64_t room) except -1 nogil
     cdef uint8_t *take(self, int64_t size) except NULL nogil
     cdef int add(self, const uint8_t *data, int64_t size) except -1 nogil
     cdef int add_i32(self, int64_t value) except -1 nogil

@@ -33,10 +33,51 @@ cdef int HOST_TEXT_LIMIT = 65536
 cdef int MAP_LIMIT = 64             # names of one record that are compared one by one
 
 
+# Large blocks that readers have let go of, for the next batch: new ones would cost a page fault for each 4 KiB.
+# Guarded by the GIL.
+cdef Block[8] SPARES
+cdef int64_t SPARE_LEAST = 1 << 19  # bytes of a block worth keeping
+cdef int64_t SPARE_TOTAL = 1 << 25  # bytes kept at most
+cdef int64_t spare_total = 0
+
+
+cdef bint _keep(uint8_t *data, int64_t room) noexcept:
+    """Keep a block; False when it is too small or there is no room for it."""
+    global spare_total
+    cdef int i
+    if room < SPARE_LEAST or spare_total + room > SPARE_TOTAL:
+        return False
+    for i in range(8):
+        if SPARES[i].data == NULL:
+            SPARES[i].data = data
+            SPARES[i].room = room
+            spare_total += room
+            return True
+    return False
+
+
+cdef Block _spare(int64_t room) noexcept:
+    """The smallest kept block of at least `room` bytes; data NULL when there is none."""
+    global spare_total
+    cdef Block found
+    cdef int i, best = -1
+    for i in range(8):
+        if SPARES[i].data != NULL and SPARES[i].room >= room and (best < 0 or SPARES[i].room < SPARES[best].room):
+            best = i
+    if best < 0:
+        found.data, found.room = NULL, 0
+        return found
+    found = SPARES[best]
+    SPARES[best].data = NULL
+    spare_total -= found.room
+    return found
+
+
 @cython.final
 cdef class GrowingBuffer:
     def __dealloc__(self):
-        free(self.data)
+        if not _keep(self.data, self.room):
+            free(self.data)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <void *>HEX, self.size, 1,
@@ -47,18 +88,28 @@ cdef class GrowingBuffer:
 
     cdef uint8_t *take(self, int64_t size) except NULL nogil:
         """Room for `size` more bytes, counted as written."""
-        cdef int64_t room
-        cdef uint8_t *data
         if self.size + size > self.room or self.data == NULL:
-            room = max(self.room * 2, self.size + size, <int64_t>256)
-            data = <uint8_t *>realloc(self.data, <size_t>room)
-            if data == NULL:
-                with gil:
-                    raise MemoryError()
-            self.data = data
-            self.room = room
+            self._grow(max(self.room * 2, self.size + size, <int64_t>256))
         self.size += size
         return self.data + self.size - size
+
+    cdef int _grow(self, int64_t room) except -1 nogil:
+        cdef Block block
+        block.data, block.room = NULL, room
+        if room >= SPARE_LEAST:
+            with gil:
+                block = _spare(room)
+        if block.data != NULL:
+            memcpy(block.data, self.data, <size_t>self.size)
+            free(self.data)
+        else:
+            block.room = room
+            block.data = <uint8_t *>realloc(self.data, <size_t>room)
+            if block.data == NULL:
+                with gil:
+                    raise MemoryError()
+        self.data, self.room = block.data, block.room
+        return 0
 
     cdef int add(self, const uint8_t *data, int64_t size) except -1 nogil:
         cdef uint8_t *p = self.take(size)
