@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rm
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint docs build debug sanitize clean FORCE
+.PHONY: help demo test interop lint bench docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -17,13 +17,23 @@ help: ## this list
 demo: $(VENV)/.demo ## run examples/flights.py
 	$(PY) examples/flights.py
 
-test: $(VENV)/.dev ## run all tests
+test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop` too
+	@tools/java.sh >/dev/null || true
 	$(PY) -m pytest -q -m 'slow or not slow' $(PYTEST_ARGS)
+
+interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
+	@tools/java.sh >/dev/null || true
+	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_tidy.py
+
+bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; four minutes, build/bench.json
+	@mkdir -p build
+	$(PY) -m pytest bench -q --benchmark-only --benchmark-sort=name --benchmark-columns=median,max,rounds \
+	    --benchmark-json=build/bench.json -o tmp_path_retention_policy=failed $(PYTEST_ARGS)
 
 docs: $(VENV)/.dev ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
@@ -53,3 +63,6 @@ $(VENV)/.demo: $(VENV)/.built
 
 $(VENV)/.dev: $(VENV)/.built
 	@PYTHON='$(PYTHON)' tools/setup.sh dev
+
+$(VENV)/.bench: $(VENV)/.dev
+	@PYTHON='$(PYTHON)' tools/setup.sh bench

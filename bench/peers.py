@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ FRONT_SIZE = FRONT.size
 UNIT = struct.Struct(">qiq")
 ENTRY = struct.Struct(">iqii")
 SLOT = struct.Struct(">i")
-INDEX_HEADER_SIZE = 40
+INDEX_HEADER = struct.Struct(">qqqqii")  # begin and end time, begin and end phy offset, slots in use, next entry
+INDEX_HEADER_SIZE = INDEX_HEADER.size
 
 
 def java_hash(text: str) -> int:
@@ -65,8 +68,59 @@ class Appender:
         self.position += size
         return self.position - size
 
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sync(self) -> None:
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
+
+
+def split(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The records of a file that holds nothing else from `begin` to `end`."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        data = file.read(-1 if end is None else end - begin)
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield data[at : at + size]
+        at += size
+
+
+class IndexWriter:
+    """RocketMQ's put into one index file."""
+
+    def __init__(self, path: Path, slots: int, entries: int) -> None:
+        self._slots = slots
+        self._entries_at = INDEX_HEADER_SIZE + 4 * slots
+        with path.open("w+b") as file:
+            file.truncate(self._entries_at + 20 * entries)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._count, self._used_slots, self._begin = 1, 0, (0, 0)
+
+    def put_many(self, items: Iterable[tuple[str, int, int]]) -> None:
+        """(key, phy offset, store timestamp) of each entry."""
+        phy_offset = now = 0
+        for key, phy_offset, now in items:
+            if self._count == 1:
+                self._begin = now, phy_offset
+            key_hash = index_key_hash(key)
+            at = INDEX_HEADER_SIZE + 4 * (key_hash % self._slots)
+            (previous,) = SLOT.unpack_from(self._map, at)
+            ENTRY.pack_into(self._map, self._entries_at + 20 * self._count, key_hash, phy_offset,
+                            (now - self._begin[0]) // 1000, previous)  # fmt: skip
+            SLOT.pack_into(self._map, at, self._count)
+            self._used_slots += previous == 0
+            self._count += 1
+        INDEX_HEADER.pack_into(self._map, 0, self._begin[0], now, self._begin[1], phy_offset, self._used_slots,
+                               self._count)  # fmt: skip
+
+    def close(self) -> None:
+        self._map.close()
 
 
 class Mapped:
@@ -124,17 +178,21 @@ class Log(Mapped):
                 "phy_offset": phy_offset, "store_timestamp": stored, "body": body,
                 "properties": properties}  # fmt: skip
 
-    def scan(self) -> dict[str, list[Any]]:
-        """Columns phy_offset, topic, body, keys of all records."""
-        columns: dict[str, list[Any]] = {"phy_offset": [], "topic": [], "body": [], "keys": []}
+    def walk(self) -> Iterator[dict[str, Any]]:
+        """All records."""
         at = 0
         while (record := self.record(at)) is not None:
-            columns["phy_offset"].append(record["phy_offset"])
-            columns["topic"].append(record["topic"])
-            columns["body"].append(record["body"])
-            columns["keys"].append(record["properties"].get("KEYS", "").split())
+            yield record
             at += record["size"]
-        return columns
+
+    def scan(self, rows: int = 8192) -> Iterator[dict[str, list[Any]]]:
+        """Columns phy_offset, topic, body, keys of all records, in batches."""
+        records = self.walk()
+        while batch := list(islice(records, rows)):
+            yield {"phy_offset": [record["phy_offset"] for record in batch],
+                   "topic": [record["topic"] for record in batch],
+                   "body": [record["body"] for record in batch],
+                   "keys": [record["properties"].get("KEYS", "").split() for record in batch]}  # fmt: skip
 
     def query(self, index: Index, topic: str, key: str, limit: int = 32) -> list[dict[str, Any]]:
         found = []
@@ -164,13 +222,11 @@ def derive(log: Log) -> tuple[dict[tuple[str, int], bytearray], dict[int, list[t
     """Units of each queue and (hash, phy offset) of each key, from the log alone, in memory."""
     queues: dict[tuple[str, int], bytearray] = {}
     entries: dict[int, list[tuple[int, int]]] = {}
-    at = 0
-    while (record := log.record(at)) is not None:
-        tags = record["properties"].get("TAGS")
+    for record in log.walk():
+        at, tags = record["phy_offset"], record["properties"].get("TAGS")
         unit = UNIT.pack(at, record["size"], java_hash(tags) if tags else 0)
         queues.setdefault((record["topic"], record["queue_id"]), bytearray()).extend(unit)
         for key in record["properties"].get("KEYS", "").split():
             key_hash = index_key_hash(f"{record['topic']}#{key}")
             entries.setdefault(key_hash, []).append((key_hash, at))
-        at += record["size"]
     return queues, entries

@@ -9,12 +9,14 @@ import lzma
 import os
 import shutil
 import tarfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rocketmq
 
 import rmq
 
@@ -122,3 +124,27 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
         prepared_transaction_offset=line["prepared_transaction_offset"],
         raw_properties=base64.b64decode(line["properties"]) if raw_properties is None else raw_properties,
     )  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("interop") is None or not rocketmq.missing():
+        return
+    if os.environ.get("RMQ_REQUIRE_JAVA") == "1":
+        pytest.fail(f"RocketMQ must open our stores, but Java or Maven is missing: {rocketmq.missing()}", pytrace=False)
+    pytest.skip(f"Java or Maven is missing: {rocketmq.missing()}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """Behind everything else, unmissably: what was not tested for want of Java."""
+    yield
+    untested = [report for report in terminalreporter.getreports("skipped") if "interop" in report.keywords]
+    if untested:
+        lines = ["NOT TESTED: RocketMQ itself did not open our stores.",
+                 f"Java 17 or newer and Maven are needed ({rocketmq.missing()}); {len(untested)} tests were left out.",
+                 "With both, `make interop` runs them."]  # fmt: skip
+        width = max(map(len, lines))
+        frame = "+-" + "-" * width + "-+"
+        for line in (frame, *(f"| {line:{width}} |" for line in lines), frame):
+            terminalreporter.write_line(line, red=True, bold=True)

@@ -4,6 +4,7 @@
 #   tools/setup.sh build    .venv, the package (editable), its modules compiled
 #   tools/setup.sh demo     and what examples/ needs
 #   tools/setup.sh dev      and what the tests need
+#   tools/setup.sh bench    and what the benchmarks need
 # PYTHON=... chooses the interpreter; CC=... the compiler. Run again it does only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -118,7 +119,13 @@ dev)
     install "${needed[@]}"
     touch "$VENV/.dev"
     ;;
+bench)
+    [ -e "$VENV/.dev" ] || "$0" dev
+    mapfile -t needed < <(requirements "project['project']['optional-dependencies']['bench']")
+    install "${needed[@]}"
+    touch "$VENV/.bench"
+    ;;
 *)
-    missing "say build, demo or dev"
+    missing "say build, demo, dev or bench"
     ;;
 esac

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages into a store, many at once and one by one, beside pure Python and lmdb."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import peers
+import pytest
+from databases import OFFSET, Lmdb
+from ratios import CPU, EACH, NEW_FILES, WALL, Call, Goal, Measure, Peer
+from sample import CONFIG, START, TOPIC, Fresh, body, messages, random_keys, table
+
+import rmq
+
+MESSAGES = 200_000  # of one put_many, and of one transaction
+SIZE = 100  # bytes of a body
+SINGLE = 20_000  # messages put one by one
+SYNCED_PUTS = 100
+
+
+def append(fresh: Fresh, keys: list[str], *, sync: bool = False) -> Call:
+    """The peer's put: one record after the other into one file."""
+    appender = fresh.make("log", peers.Appender)
+    rows = [(body(number, SIZE), (key,)) for number, key in enumerate(keys)]
+
+    def run() -> None:
+        for data, row_keys in rows:
+            appender.put(TOPIC, 0, data, row_keys, "paid", START)
+            if sync:
+                appender.sync()
+        appender.flush()
+
+    return run
+
+
+def made_records(fresh: Fresh, root: Path, keys: list[str]) -> list[bytes]:
+    """What the peer's put writes, which is what ours writes."""
+    append(fresh, keys)()
+    store = fresh.make("store", lambda path: rmq.open(path, "x", config=CONFIG, clock=lambda: START))
+    store.put_many(messages(keys, SIZE), results=False)
+    data = (root / "log").read_bytes()
+    with (store.path / "commitlog" / f"{0:020d}").open("rb") as file:
+        assert file.read(len(data)) == data
+    return list(peers.split(root / "log"))
+
+
+class LmdbMessages:
+    """The messages in lmdb: made records by number, and the number of each key."""
+
+    def __init__(self, fresh: Fresh, keys: list[str], records: list[bytes]) -> None:
+        self._fresh = fresh
+        self._records = [(OFFSET.pack(number), record) for number, record in enumerate(records)]
+        self._keys = [(key.encode(), OFFSET.pack(number)) for number, key in enumerate(keys)]
+
+    def put_records(self) -> Call:
+        database = self._fresh.make("lmdb", Lmdb)
+        return lambda: database.put_many(self._records, append=True)
+
+    def put_records_and_keys(self) -> Call:
+        database = self._fresh.make("lmdb", Lmdb)
+        return lambda: database.put_messages(self._records, self._keys)
+
+    def check(self) -> None:
+        database = self._fresh.make("lmdb", Lmdb)
+        database.put_messages(self._records, self._keys)
+        assert database.get(key for key, _ in self._records) == [record for _, record in self._records]
+
+
+@CPU
+@pytest.mark.parametrize("form", ["arrow", "list"])
+def test_put_many(measure: Measure, fresh: Fresh, tmp_path: Path, form: str) -> None:
+    """Ours also checks, locks, and makes queue and index; the peers' names say what they write."""
+    keys = random_keys(MESSAGES)
+    source = table(keys, SIZE) if form == "arrow" else messages(keys, SIZE)
+    lmdb = LmdbMessages(fresh, keys, made_records(fresh, tmp_path, keys))
+    store = fresh.store()
+    store.put_many(source, topic=TOPIC if form == "arrow" else None)
+    stored = store.scan(columns=["body", "keys"], topics=[TOPIC]).read_all().to_pydict()
+    assert stored == {"body": [body(number, SIZE) for number in range(MESSAGES)], "keys": [[key] for key in keys]}
+
+    def ours() -> Call:
+        opened = fresh.store()
+        if form == "arrow":
+            return lambda: opened.put_many(source, topic=TOPIC, results=False)
+        return lambda: opened.put_many(source, results=False)
+
+    python = Peer("pure Python, records", lambda: append(fresh, keys))
+    log_only = Peer("lmdb putmulti, records", lmdb.put_records, needs="lmdb")
+    with_keys = Peer("lmdb putmulti, records and keys", lmdb.put_records_and_keys, (Goal("first", 5),), "lmdb")
+    if not with_keys.is_missing:
+        lmdb.check()
+    measure(MESSAGES, NEW_FILES, ours, python, log_only, with_keys)
+
+
+@CPU
+def test_put(measure: Measure, fresh: Fresh, tmp_path: Path) -> None:
+    keys = random_keys(SINGLE)
+    items = messages(keys, SIZE)
+    made_records(fresh, tmp_path, keys)
+
+    def ours() -> Call:
+        put = fresh.store().put
+        return lambda: [put(message) for message in items]
+
+    measure(SINGLE, NEW_FILES, ours, Peer("pure Python, records", lambda: append(fresh, keys)))
+
+
+@WALL
+def test_put_on_disk(measure: Measure, fresh: Fresh, tmp_path: Path) -> None:
+    """SYNC_FLUSH: each put returns when the log is on disk."""
+    config = dataclasses.replace(CONFIG, flush_disk_type="SYNC_FLUSH")
+    keys = random_keys(SYNCED_PUTS)
+    items = messages(keys, SIZE)
+    made_records(fresh, tmp_path, keys)
+
+    def ours() -> Call:
+        put = fresh.store(config).put
+        return lambda: [put(message) for message in items]
+
+    measure(SYNCED_PUTS, EACH, ours, Peer("pure Python, fdatasync", lambda: append(fresh, keys, sync=True)))
