@@ -80,6 +80,9 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
     used = {key: queue for key, queue in queues.queues.items() if queue.max_offset}
     head, tails = _first_messages(log, log_end), _last_messages(log, queues, log_end)
     signs = [*_file_signs(paths), *_index_signs(index), *_record_signs([*head, *tails])]
+    if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
+            and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
+        signs.append(VersionSign(last=(4, 9, 8), fact="abort.bak is not there"))
     own = meta is not None
     writer = {None: "RocketMQ", "rmq": "rmq"}.get(meta.get("origin") if meta else None, "RocketMQ and rmq")
     return StoreInfo(
@@ -144,8 +147,6 @@ def _file_signs(paths: StorePaths) -> Iterator[VersionSign]:
                           ("batchconsumequeue", (5, 0, 0)), ("lock", (4, 2, 0))):  # fmt: skip
         if (paths.root / name).exists():
             yield VersionSign(first=version, fact=f"{name} is there")
-    if checkpoint.exists and not paths.abort_bak.exists() and not paths.abort.exists():
-        yield VersionSign(last=(4, 9, 8), fact="abort.bak is not there")
 
 
 def _index_signs(index: Index) -> Iterator[VersionSign]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -58,28 +60,23 @@ class Verbs(click.Group):
             raise click.UsageError(f"no verb {args[0]!r}{did_you_mean(args[0], VERBS)}", ctx)
         return super().resolve_command(ctx, args)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+                     **extra: Any) -> click.Context:  # fmt: skip
+        with _ending():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _ending():
             answer = super().invoke(ctx)
             sys.stdout.flush()
             return answer
-        except (Fault, click.ClickException, click.exceptions.Exit):
-            raise
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except CorruptFileError as error:
-            raise Fault(str(error), DAMAGE) from error
-        except RmqError as error:
-            raise Fault(str(error), FAILED) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                _drop_output()
-                raise click.exceptions.Exit(PIPE_CLOSED) from None
-            raise Fault(reason_of(error), FAILED) from error
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              complete_var: str | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # fmt: skip
         """Run and exit. Every error is one line."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by whoever started us
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
@@ -100,6 +97,24 @@ class Verbs(click.Group):
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Errors as what they mean for a command: a line and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except CorruptFileError as error:
+        raise Fault(str(error), DAMAGE) from error
+    except RmqError as error:
+        raise Fault(str(error), FAILED) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _drop_output()
+            raise click.exceptions.Exit(PIPE_CLOSED) from None
+        raise Fault(reason_of(error), FAILED) from error
 
 
 def did_you_mean(name: str, known: Any) -> str:
@@ -131,9 +146,16 @@ def _complain(message: str) -> None:
 
 def _drop_output() -> None:
     """Whoever read stdout is gone: what is still buffered goes nowhere, quietly."""
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, sys.stdout.fileno())
-    os.close(sink)
+    with contextlib.suppress(OSError):  # no file behind it
+        place = sys.stdout.fileno()
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, place)
+        os.close(sink)
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -147,4 +169,6 @@ def main() -> None:
     Exit codes: 0 done or found, 1 not found, 2 wrong arguments or input, 3 damage found, 4 the system's or the store's
     own error, 130 stopped by Ctrl-C.
     """
-    logging.basicConfig(format="rmq: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter("rmq: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -82,9 +82,9 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def store_argument(command: _Command) -> _Command:
     """STORE, and --conf for stores whose files do not tell everything."""
-    command = click.option("--conf", type=click.Path(path_type=Path, dir_okay=False),
+    command = click.option("--conf", metavar="FILE", type=click.Path(path_type=Path, readable=False),
                            help="The broker's own broker.conf: sizes and paths that the files do not tell.")(command)
-    return click.argument("store", type=click.Path(path_type=Path))(command)
+    return click.argument("store", type=click.Path(path_type=Path, readable=False))(command)
 
 
 def topic_argument(**options: Any) -> Callable[[_Command], _Command]:

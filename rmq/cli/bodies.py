@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -47,7 +48,7 @@ def json_values(column: pa.Array) -> pa.Array:
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         texts = _quoted(pc.replace_substring(column.cast(pa.large_string()), " ", "T"))
     else:
-        values = (json.dumps(value, ensure_ascii=False, default=_plain) for value in column.to_pylist())
+        values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())
         texts = pa.array(values, pa.large_string())
     return pc.coalesce(texts, _text("null"))
 
@@ -79,5 +80,13 @@ def _escaped(column: pa.Array) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
+    """A nested value as JSON has it."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
     return value.hex() if isinstance(value, bytes) else re.sub(r"^(\S+) (?=\d)", r"\1T", str(value))

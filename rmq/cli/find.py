@@ -47,18 +47,22 @@ def query(store: Path, topic: str, key: str, begin: int | None, end: int | None,
     """
     output = Output(form, template)
     with open_store(store, conf) as opened:
-        found = opened.query(topic, key, begin=begin, end=end, limit=limit)
+        try:
+            found = opened.query(topic, key, begin=begin, end=end, limit=limit)
+        except ValueError:  # text that is not UTF-8: no message can have it
+            raise Fault(_why_none(opened, topic, key, ""), NOT_FOUND) from None
         output.messages(found)
         if found.scanned_size:
             note(f"{people_size(found.scanned_size)} of the log are in no index file and were scanned")
         if found.truncated:
             note(f"only the newest {len(found):,} are shown; --limit all shows the rest")
         if not found:
-            raise Fault(_why_none(opened, topic, key), NOT_FOUND)
+            when = "" if begin is None and end is None else " in that time"
+            raise Fault(_why_none(opened, topic, key, when), NOT_FOUND)
 
 
-def _why_none(store: Store, topic: str, key: str) -> str:
-    return f"{store.path}: no message of {topic!r} has the key {key!r}" if topic in store.topics() \
+def _why_none(store: Store, topic: str, key: str, when: str) -> str:
+    return f"{store.path}: no message of {topic!r} has the key {key!r}{when}" if topic in store.topics() \
         else no_topic(store, topic)  # fmt: skip
 
 
@@ -77,7 +81,7 @@ def get(store: Path, id: str, topic: str | None, template: str | None, conf: Pat
     with open_store(store, conf) as opened:
         try:
             message = _lookup(opened, id, topic)
-        except KeyError:
+        except (KeyError, ValueError):
             hint = no_topic(opened, topic) if topic is not None and topic not in opened.topics() else \
                 f"{opened.path}: no message has the id {id!r}{_length_hint(id)}"  # fmt: skip
             raise Fault(hint, NOT_FOUND) from None

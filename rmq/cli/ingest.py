@@ -3,37 +3,36 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
 from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
 from rmq.cli.arguments import form_option, open_store, store_argument
+from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
+from rmq.cli.sources import Rows, Source, SourceError, Wanted
 from rmq.errors import IllegalMessageError
 from rmq.keys import hash_keys
 from rmq.store import Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rmq.cli.sources import Rows, Source
 
 SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
 
 
 @click.command()
 @store_argument
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(readable=False, allow_dash=True))
 @click.option("--topic", required=True, help="Topic of the messages.")
 @click.option("--key-column", "key_columns", multiple=True, metavar="COLUMN",
               help="Its text is a key of the message. May be given several times.")
@@ -55,19 +54,17 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     CSV and JSONL may end in .gz. At the end everything is on disk. A bad row stops the work: what stands before it is
     kept, and counted. So does Ctrl-C.
     """
-    from rmq.cli.sources import Source, SourceError, Wanted
-
     _check(topic, input_form, files, delimiter)
     names = dict.fromkeys([*key_columns, *([tags_column] if tags_column else [])])
     wanted = Wanted(tuple(names), body_column)
     output = Output(form)
     started = time.monotonic()
     work = Ingest(topic, key_columns, tags_column, queues, skip_bad)
-    stopped = False
     try:
-        sources = [Source(path, input_form, delimiter, wanted) for path in files]
-        with open_store(store, conf, "a") as opened, _interruptible() as interrupted:
-            stopped = work.run(opened, sources, interrupted)
+        with Interrupt().installed() as interrupt:
+            sources = [Source(path, input_form, delimiter, wanted, interrupt.wake) for path in files]
+            with open_store(store, conf, "a") as opened:
+                work.run(opened, sources, interrupt)
     except SourceError as error:
         raise Fault(f"{error}{work.count()}", USAGE) from error
     except OSError as error:
@@ -79,7 +76,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     output.facts(row, {"stored": f"{counted(work.stored, 'message')} {rate}", "skipped": counted(work.skipped, "row")})
     if work.skipped > SHOWN_ROWS:
         note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
-    if stopped:
+    if interrupt.is_noted:
         raise Fault(f"stopped by Ctrl-C{work.count()}", INTERRUPTED)
 
 
@@ -114,21 +111,25 @@ class Ingest:
         """What to say of an end before the end."""
         return f"; {counted(self.stored, 'message')} stored before" if self._began else ""
 
-    def run(self, store: Store, sources: list[Source], interrupted: list[int]) -> bool:
-        """Put all rows; True when Ctrl-C stopped it."""
+    def run(self, store: Store, sources: list[Source], interrupt: Interrupt) -> None:
+        """Put all rows, or those before Ctrl-C: what a reader gives after it may be cut, and is left."""
         self._began = True
         with _progress(sources) as show:
             for source in sources:
-                for rows in source.rows():
-                    self._put(store, source, rows)
-                    self._unseen -= {name for name, text in rows.columns.items() if text.null_count < len(text)}
-                    show(source, self.stored)
-                    if interrupted:
-                        return True
+                try:
+                    for rows in source.rows():
+                        if interrupt.is_noted:
+                            return
+                        self._put(store, source, rows)
+                        self._unseen -= {name for name, text in rows.columns.items() if text.null_count < len(text)}
+                        show(source, self.stored)
+                except SourceError:
+                    if not interrupt.is_noted:
+                        raise
+                    return
                 source.close()
-        if self._unseen and self.stored:
+        if self._unseen and self.stored and not interrupt.is_noted:
             note(f"no row has a {' or a '.join(repr(name) for name in sorted(self._unseen))}")
-        return False
 
     def _put(self, store: Store, source: Source, rows: Rows) -> None:
         bad = rows.bad
@@ -141,27 +142,26 @@ class Ingest:
         batch = self._messages(rows)
         at = 0
         while at < batch.num_rows:
-            before = self.stored
             try:
-                self.stored += store.put_many(batch.slice(at), topic=self._topic, results=False)
+                self._store(store, batch.slice(at))
                 break
             except IllegalMessageError as error:
-                row = error.row or 0
-                if row > (error.stored or 0):  # the rows of its chunk that stand before it
-                    part = batch.slice(at + (error.stored or 0), row - (error.stored or 0))
-                    store.put_many(part, topic=self._topic, results=False)
-                self.stored = before + row
+                row, stored = error.row or 0, error.stored or 0
+                if row > stored:  # the rows of its chunk that stand before it
+                    self._store(store, batch.slice(at + stored, row - stored))
                 self._leave_out(source, int(rows.numbers[at + row]), _reason(error))
                 at += row + 1
-            except OSError as error:
-                self.stored = before + getattr(error, "stored", 0)
-                raise
         if first_bad is not None:
             self._leave_out(source, *first_bad)
 
-    def _leave_out(self, source: Source, number: int, reason: str) -> None:
-        from rmq.cli.sources import SourceError
+    def _store(self, store: Store, batch: pa.RecordBatch) -> None:
+        try:
+            self.stored += store.put_many(batch, topic=self._topic, results=False)
+        except Exception as error:
+            self.stored += getattr(error, "stored", None) or 0
+            raise
 
+    def _leave_out(self, source: Source, number: int, reason: str) -> None:
         error = SourceError(source.path, number, reason)
         if not self._skip_bad:
             raise error
@@ -170,9 +170,6 @@ class Ingest:
             note(f"skipped {error}")
 
     def _messages(self, rows: Rows) -> pa.RecordBatch:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         columns: dict[str, Any] = {"body": rows.body}
         keys = [pc.if_else(pc.equal(rows.columns[name], ""), None, rows.columns[name]) for name in self._key_columns]
         if len(keys) == 1:
@@ -188,14 +185,16 @@ class Ingest:
 
     def _queue_ids(self, keys: list[pa.Array], count: int) -> npt.NDArray[np.int64]:
         """Rows with a key by its Java hash, as RocketMQ's SelectMessageQueueByHash; the others in turn."""
-        import pyarrow.compute as pc
-
         turns = (self._turn + np.arange(count)) % self._queues
         self._turn = (self._turn + count) % self._queues
         if not keys:
             return turns
         first = pc.coalesce(*keys)
-        hashed = hash_keys(pc.fill_null(first, "")).astype(np.int64) % self._queues
+        texts = pc.fill_null(first, "")
+        hashed = hash_keys(texts).astype(np.int64)
+        for row in np.flatnonzero(hashed == 0).tolist():  # the index takes 0 for -2^31, a queue selector does not
+            hashed[row] = abs(java_hash(texts[row].as_py()))
+        hashed %= self._queues
         return np.where(first.is_null().to_numpy(zero_copy_only=False), turns, hashed)
 
 
@@ -207,8 +206,6 @@ def _reason(error: IllegalMessageError) -> str:
 
 def _lists(keys: list[pa.Array]) -> pa.Array:
     """One list of the non-null keys for each row."""
-    import pyarrow as pa
-
     count, width = len(keys[0]), len(keys)
     order = np.arange(count * width).reshape(width, count).T.ravel()
     flat = pa.concat_arrays(keys).take(pa.array(order))
@@ -218,30 +215,7 @@ def _lists(keys: list[pa.Array]) -> pa.Array:
 
 
 def _first_rows(rows: Rows, count: int) -> Rows:
-    from rmq.cli.sources import Rows
-
     return Rows(rows.numbers[:count], rows.body[:count], {name: text[:count] for name, text in rows.columns.items()})
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """SIGINT is noted, not raised, so that it never falls between a put and its count; a second one is raised."""
-    noted: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if noted:
-            raise KeyboardInterrupt
-        noted.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, handle)
-    except ValueError:  # not the main thread: signals go elsewhere
-        yield noted
-        return
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -255,8 +229,10 @@ def _progress(sources: list[Source]) -> Iterator[Any]:
     total = sum(source.size for source in sources)
     console = make_console(stderr=True)
     started = time.monotonic()
-    with Progress(BarColumn(None), TaskProgressColumn(), TextColumn("{task.fields[rows]}"), TimeRemainingColumn(),
-                  console=console, transient=True) as bar:  # fmt: skip
+    columns = [TaskProgressColumn(), TextColumn("{task.fields[rows]}"), TimeRemainingColumn()]
+    if console.width >= 60:
+        columns.insert(0, BarColumn(None))
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total or None, rows="")
         done: dict[str, int] = {}
 

@@ -7,7 +7,10 @@ Times are UTC everywhere. A table rounds sizes and cuts long text to the termina
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -47,7 +50,7 @@ def iso_time(ms: int | None) -> str | int | None:
         moment = _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return ms
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def people_time(ms: int | None) -> str:
@@ -105,7 +108,7 @@ class Output:
         self.form = form or ("table" if self.is_terminal else "jsonl")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace", **({} if self.is_terminal else {"encoding": "utf-8"}))
-        self._csv: Any = None
+        self._has_header = False
         self._table: Table | None = None
 
     def rows(self, rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
@@ -159,24 +162,29 @@ class Output:
             for name, text in shown.items():
                 for number, line in enumerate(_wrapped(text, console.width - width - _GAP)):
                     label = (name if number == 0 else "").ljust(width + _GAP)
-                    console.print(f"[bold]{label}[/bold]", end="", highlight=False, soft_wrap=True)
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                    console.out(label, style="bold", highlight=False, end="")
+                    console.out(line, highlight=False)
         elif self.form == "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(("name", "value"))
-            writer.writerows((name, _csv_cell(value)) for name, value in exact.items())
+            for row in (("name", "value"), *exact.items()):
+                self._write_csv(row)
         else:
             self._write(exact)
 
     def _write(self, row: Row) -> None:
         if self.form == "jsonl":
-            text = json.dumps(row, ensure_ascii=self.is_terminal and not _is_printable(row))
-            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+            text = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+            sys.stdout.write(("".join(map(_json_printable, text)) if self.is_terminal else text) + "\n")
             return
-        if self._csv is None:
-            self._csv = csv.writer(sys.stdout, lineterminator="\n")
-            self._csv.writerow(row)
-        self._csv.writerow([_csv_cell(value) for value in row.values()])
+        if not self._has_header:
+            self._has_header = True
+            self._write_csv(row)
+        self._write_csv(row.values())
+
+    def _write_csv(self, values: Iterable[Any]) -> None:
+        line = io.StringIO()
+        csv.writer(line).writerow([_csv_cell(value) for value in values])  # its own \r\n makes it quote both
+        text = line.getvalue().removesuffix("\r\n")
+        sys.stdout.write((printable(text) if self.is_terminal else text) + "\n")
 
 
 class Table:
@@ -200,7 +208,7 @@ class Table:
                 for number, (name, cell) in enumerate(zip(self._names, row, strict=True)):
                     lead = name if number == 0 else f"  {name}"
                     room = max(1, self._console.width - len(lead) - 1)
-                    self._console.print(f"{lead} {_cropped(cell, room)}", markup=False, highlight=False, soft_wrap=True)
+                    self._console.out(f"{lead} {_cropped(cell, room)}", highlight=False)
             else:
                 cells = [_cropped(cell, width) for cell, width in zip(row, self._widths, strict=True)]
                 self._line([set_cell_size(cell, width) for cell, width in zip(cells, self._widths, strict=True)])
@@ -218,15 +226,19 @@ class Table:
         self._is_block = room < least
 
     def _line(self, cells: list[str], style: str | None = None) -> None:
-        self._console.print((" " * _GAP).join(cells).rstrip(), style=style, markup=False, highlight=False,
-                            soft_wrap=True)  # fmt: skip
+        self._console.out((" " * _GAP).join(cells).rstrip(), style=style, highlight=False)
 
 
 def make_console(*, stderr: bool = False) -> Console:
     """rich's console for stdout or stderr; NO_COLOR and a pipe mean plain text."""
     from rich.console import Console
 
-    return Console(stderr=stderr, width=None if sys.stdout.isatty() or stderr else shutil.get_terminal_size().columns)
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    width = None if sys.stdout.isatty() or stderr else shutil.get_terminal_size().columns
+    return PlainConsole(stderr=stderr, width=width, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
 def _checked_template(template: str) -> str:
@@ -270,8 +282,8 @@ def _csv_cell(value: Any) -> Any:
     return value
 
 
-def _is_printable(row: Row) -> bool:
-    return all(str(value).isprintable() for value in row.values())
+def _json_printable(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def _cropped(text: str, width: int) -> str:

@@ -7,13 +7,13 @@ import csv
 import gzip
 import io
 import json
-import os
-import sys
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rmq.cli.bodies import json_objects
+from rmq.cli.inputs import Blocks, Input
 
 BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
@@ -32,6 +33,8 @@ FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
 _BOM = b"\xef\xbb\xbf"
+_HEADER = re.compile(rb'(?:[^"\r\n]|"(?:[^"]|"")*")*')
+_TWO_OBJECTS = re.compile(rb"\}[ \t\r]*\{")
 
 
 class SourceError(Exception):
@@ -68,35 +71,36 @@ class Wanted:
 
 
 class Source:
-    """One input file. rows() reads it once; position of size tells how far it is (0 of 0: not known)."""
+    """One input file. rows() reads it once; `position` of `size` tells how far it is (0 of 0: nobody knows)."""
 
-    def __init__(self, path: str, form: str | None, delimiter: str | None, wanted: Wanted) -> None:
+    def __init__(self, path: str, form: str | None, delimiter: str | None, wanted: Wanted, wake: int = -1) -> None:
+        """wake: a descriptor; when it can be read, a pipe that is read ends."""
         self.path = path
         self._wanted = wanted
-        name = Path(path)
-        suffixes = [suffix.lower() for suffix in name.suffixes]
+        suffixes = [suffix.lower() for suffix in Path(path).suffixes]
         packed = suffixes[-1:] == [".gz"]
-        self._form = form or _SUFFIXES.get((suffixes[:-1] if packed else suffixes)[-1:][0] if suffixes else "")
+        self._form = form or _SUFFIXES.get("".join((suffixes[:-1] if packed else suffixes)[-1:]))
         if self._form is None:
             raise SourceError(path, None, "the name tells no format; --format csv, jsonl or parquet does")
         self._delimiter = delimiter or ("\t" if ".tsv" in suffixes else ",")
-        self._raw: BinaryIO = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
-        self._stream: BinaryIO = gzip.GzipFile(fileobj=self._raw) if packed else self._raw  # type: ignore[assignment]
-        self.size = 0 if path == "-" else os.fstat(self._raw.fileno()).st_size
+        self._input = Input(path, wake, packed=packed)
+        self.size = self._input.size
+        self.position = 0
         self._names: list[str] = []
         with self._reading():
             if self._form == "csv":
+                self._head = b""
                 self._names = self._csv_header()
             elif self._form == "parquet":
-                stream = self._stream if path != "-" else io.BytesIO(self._stream.read())
-                self._file = pyarrow.parquet.ParquetFile(stream)
+                self._file = pyarrow.parquet.ParquetFile(
+                    path if self.size and not packed else io.BytesIO(self._input.stream.read()))  # fmt: skip
                 self._names = self._file.schema_arrow.names
+                self.size = self._file.metadata.num_rows
+        double = {name for name in self._names if self._names.count(name) > 1}
+        if double:
+            raise SourceError(path, None, f"the header repeats {min(double)!r}")
         if self._names:
             wanted.check(path, self._names)
-
-    @property
-    def position(self) -> int:
-        return self._raw.tell() if self.size and not self._raw.closed else 0
 
     def rows(self) -> Iterator[Rows]:
         readers: dict[str | None, Callable[[], Iterator[Rows]]] = {
@@ -109,16 +113,24 @@ class Source:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError, gzip.BadGzipFile) as error:
+        except (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
             raise SourceError(self.path, None, " ".join(str(error).split())) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise SourceError(self.path, None, " ".join(str(error).split())) from error  # Arrow's own
 
     def close(self) -> None:
-        self._stream.close()
+        self._input.close()
 
     # ---- CSV ----
 
     def _csv_rows(self) -> Iterator[Rows]:
         names = self._names
+        while names and not self._head.strip(b"\r\n"):
+            self._head = self._input.read(BLOCK_SIZE)
+            if not self._head:
+                return
         if not names:
             return
         ragged: list[tuple[int, str]] = []
@@ -127,8 +139,9 @@ class Source:
             ragged.append((row.number, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
             return "skip"
 
+        blocks = Blocks(self._head, self._input, LINE_LIMIT)
         stream = pyarrow.csv.open_csv(
-            self._stream,
+            blocks,
             read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_SIZE),
             parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True,
                                                    invalid_row_handler=note_ragged),
@@ -136,37 +149,51 @@ class Source:
                                                        check_utf8=False, strings_can_be_null=False),
         )  # fmt: skip
         following = 1
-        for batch in stream:
-            numbers, past = _number(following, batch.num_rows, [row for row, _ in ragged])
-            due = [item for item in ragged if item[0] < past]
-            ragged[:] = [item for item in ragged if item[0] >= past]
-            following = past
-            for first in range(0, max(batch.num_rows, 1), BATCH_ROWS):
-                part = slice(first, first + BATCH_ROWS)
-                yield self._of_table(batch.slice(first, BATCH_ROWS), numbers[part], due if first == 0 else [])
+        try:
+            for batch in stream:
+                numbers, past = _number(following, batch.num_rows, [row for row, _ in ragged])
+                due = [item for item in ragged if item[0] < past]
+                ragged[:] = [item for item in ragged if item[0] >= past]
+                following = past
+                self.position = blocks.position()
+                for first in range(0, max(batch.num_rows, 1), BATCH_ROWS):
+                    part = slice(first, first + BATCH_ROWS)
+                    yield self._of_csv(batch.slice(first, BATCH_ROWS), numbers[part], due if first == 0 else [])
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            raise SourceError(self.path, following, f"no end of the row in {BLOCK_SIZE:,} bytes") from error
         if ragged:
             yield Rows(np.empty(0, np.int64), pa.array([], pa.large_binary()), self._no_columns(), ragged)
 
     def _csv_header(self) -> list[str]:
-        lines: list[str] = []
-        while not lines or sum(line.count('"') for line in lines) % 2:
-            line = self._stream.readline(LINE_LIMIT)
-            if not line:
+        """Names of the first line; what was read behind it stays in _head."""
+        data = self._input.read(BLOCK_SIZE).removeprefix(_BOM)
+        while True:
+            data = data.lstrip(b"\r\n")
+            line = _HEADER.match(data)
+            end = line.end() if line else 0
+            if end < len(data) and data[end : end + 1] in (b"\r", b"\n"):
                 break
-            try:
-                text = (line.removeprefix(_BOM) if not lines else line).decode()
-            except UnicodeDecodeError:
-                raise SourceError(self.path, None, "the header is not UTF-8") from None
-            if not lines and not text.strip():
-                continue
-            lines.append(text)
-        if not lines:
-            return []
-        names = next(csv.reader(io.StringIO("".join(lines)), delimiter=self._delimiter))
-        double = {name for name in names if names.count(name) > 1}
-        if double:
-            raise SourceError(self.path, None, f"the header repeats {min(double)!r}")
-        return names
+            more = self._input.read(BLOCK_SIZE) if len(data) < LINE_LIMIT else b""
+            if not more:
+                end = len(data)
+                break
+            data += more
+        self._head = data[end:]
+        try:
+            text = data[:end].decode()
+        except UnicodeDecodeError:
+            raise SourceError(self.path, None, "the header is not UTF-8") from None
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter), [])
+
+    def _of_csv(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: list[tuple[int, str]]) -> Rows:
+        """All columns are text, but for the body."""
+        broken: dict[int, str] = {}
+        wanted = batch.schema.names if self._wanted.body is None else self._wanted.columns
+        columns = {name: _as_text(column, name, broken) if name in wanted else column
+                   for name, column in zip(batch.schema.names, batch.columns, strict=True)}  # fmt: skip
+        return self._of_table(columns, numbers, broken, bad)
 
     def _no_columns(self) -> dict[str, pa.Array]:
         return {name: pa.array([], pa.large_string()) for name in self._wanted.columns}
@@ -176,12 +203,13 @@ class Source:
     def _jsonl_rows(self) -> Iterator[Rows]:
         following, rest = 1, b""
         while True:
-            block = self._stream.read(BLOCK_SIZE)
+            block = self._input.read(BLOCK_SIZE)
             if following == 1 and not rest:
                 block = block.removeprefix(_BOM)
             data = rest + block
             end = data.rfind(b"\n") + 1 if block else len(data)
             rest = data[end:]
+            self.position = self._input.tell()
             if len(rest) > LINE_LIMIT:
                 raise SourceError(self.path, following, f"row is longer than {LINE_LIMIT:,} bytes")
             if end:
@@ -193,37 +221,43 @@ class Source:
 
     def _of_lines(self, data: bytes, first: int) -> Rows:
         """Rows of whole lines. A row's number is its line's; blank lines are no rows."""
+        try:
+            return self._of_objects(data, first)
+        except pa.ArrowInvalid:
+            return self._of_each_line(data.split(b"\n"), first)
+
+    def _of_objects(self, data: bytes, first: int) -> Rows:
+        """The same for lines that hold one object each, whose wanted fields are text; ArrowInvalid for others."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
         offsets = np.r_[0, ends, [] if data.endswith(b"\n") else len(data)].astype(np.int64)
         kind = pa.large_binary()
         lines = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
         numbers = np.arange(first, first + len(lines))
         names = [*self._wanted.columns, *([self._wanted.body] if self._wanted.body else [])]
-        try:
-            texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
-            filled = pc.not_equal(texts, "")
-            texts, numbers = texts.filter(filled), numbers[filled.to_numpy(zero_copy_only=False)]
-            if not len(texts):
-                return Rows(numbers, texts.cast(kind), self._no_columns())
-            schema = pa.schema([(name, pa.string()) for name in names])
-            table = pyarrow.json.read_json(
-                io.BytesIO(data),
-                read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1), use_threads=False),
-                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-            )  # fmt: skip
-            if table.num_rows != len(texts):
-                raise pa.ArrowInvalid("not one object a line")
-        except pa.ArrowInvalid:
-            return self._of_each_line(data.split(b"\n"), first)
+        texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
+        filled = pc.not_equal(texts, "")
+        texts, numbers = texts.filter(filled), numbers[filled.to_numpy(zero_copy_only=False)]
+        if not len(texts):
+            return Rows(numbers, texts.cast(kind), self._no_columns())
+        # As many objects as lines, and none begins behind another: then each line holds one.
+        if not pc.all(pc.starts_with(texts, "{")).as_py() or _TWO_OBJECTS.search(data):
+            raise pa.ArrowInvalid("not one object a line")
+        table = pyarrow.json.read_json(
+            io.BytesIO(data),
+            read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1), use_threads=False),
+            parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in names]),
+                                                    unexpected_field_behavior="ignore"),
+        )  # fmt: skip
+        if table.num_rows != len(texts):
+            raise pa.ArrowInvalid("not one object a line")
         columns = {name: table.column(name).combine_chunks().cast(pa.large_string()) for name in names}
         body = columns[self._wanted.body] if self._wanted.body else texts
-        missing = np.flatnonzero(body.is_null().to_numpy(zero_copy_only=False))
-        if len(missing):
-            return self._of_each_line(data.split(b"\n"), first)
+        if body.null_count:
+            raise pa.ArrowInvalid("a body is missing")
         return Rows(numbers, body.cast(kind), {name: columns[name] for name in self._wanted.columns})
 
     def _of_each_line(self, lines: list[bytes], first: int) -> Rows:
-        """The same line by line, where columns are no text or a line is no object."""
+        """Rows line by line, where a field is no text or a line is no object."""
         numbers: list[int] = []
         bodies: list[bytes] = []
         columns: dict[str, list[str | None]] = {name: [] for name in self._wanted.columns}
@@ -233,24 +267,41 @@ class Source:
             if not text:
                 continue
             try:
-                row = json.loads(text)
-                if not isinstance(row, dict):
-                    raise ValueError("no JSON object")
-                body = text if self._wanted.body is None else _json_text(row.get(self._wanted.body))
-                if body is None:
-                    raise ValueError(f"no field {self._wanted.body!r}")
-                values = {name: _json_text(row.get(name)) for name in columns}
+                body, values = self._of_line(text)
             except UnicodeDecodeError:
                 bad.append((number, "not UTF-8"))
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 bad.append((number, f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)))
             else:
                 numbers.append(number)
-                bodies.append(body if isinstance(body, bytes) else body.encode("utf-8", "surrogatepass"))
+                bodies.append(body)
                 for name, value in values.items():
                     columns[name].append(value)
         arrays = {name: pa.array(texts, pa.large_string()) for name, texts in columns.items()}
         return Rows(np.array(numbers, np.int64), pa.array(bodies, pa.large_binary()), arrays, bad)
+
+    def _of_line(self, text: bytes) -> tuple[bytes, dict[str, str | None]]:
+        """Body and columns of one line; ValueError says why it is no row."""
+        try:
+            row = json.loads(text.decode())
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            # Deep nesting and long numbers are no fault of a line: it may be read without looking at them.
+            try:
+                rows = self._of_objects(text, 1)
+            except pa.ArrowInvalid:
+                raise (error if isinstance(error, ValueError) else ValueError("nested too deep")) from None
+            return rows.body[0].as_py(), {name: column[0].as_py() for name, column in rows.columns.items()}
+        if not isinstance(row, dict):
+            raise ValueError("no JSON object")
+        values = {name: _json_text(row.get(name), name) for name in self._wanted.columns}
+        if self._wanted.body is None:
+            return text, values
+        body = _json_text(row.get(self._wanted.body), self._wanted.body)
+        if body is None:
+            raise ValueError(f"no field {self._wanted.body!r}")
+        return body.encode(), values
 
     # ---- Parquet ----
 
@@ -258,36 +309,33 @@ class Source:
         needed = None if self._wanted.body is None else [*self._wanted.columns, self._wanted.body]
         following = 1
         for batch in self._file.iter_batches(batch_size=BATCH_ROWS, columns=needed):
-            yield self._of_table(batch, np.arange(following, following + batch.num_rows), [])
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            self.position = following + batch.num_rows - 1
+            yield self._of_table(columns, np.arange(following, following + batch.num_rows), {}, [])
             following += batch.num_rows
 
     # ---- tables ----
 
-    def _of_table(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: list[tuple[int, str]]) -> Rows:
-        """Rows of a batch; those with text that is not UTF-8 are bad."""
-        broken: dict[int, str] = {}
-        raw = self._wanted.body
-        columns: dict[str, pa.Array] = {}
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self._wanted.columns or raw is None:
-                columns[name] = _as_text(column, name, broken) if pa.types.is_binary(column.type) else column
-        if raw is not None:
-            body = batch.column(batch.schema.get_field_index(raw))
-            for row in np.flatnonzero(body.is_null().to_numpy(zero_copy_only=False)).tolist():
-                broken.setdefault(row, f"{raw} is null")
-            body = body if pa.types.is_binary(body.type) or pa.types.is_large_binary(body.type) else \
-                body.cast(pa.large_string())  # fmt: skip
+    def _of_table(self, columns: dict[str, pa.Array], numbers: npt.NDArray[np.int64], broken: dict[int, str],
+                  bad: list[tuple[int, str]]) -> Rows:  # fmt: skip
+        """Rows of columns; `broken`: positions of bad ones, and why."""
+        texts = {name: _key_text(columns[name], name, broken) for name in self._wanted.columns}
+        if self._wanted.body is None:
+            bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
+        else:
+            bodies = columns[self._wanted.body]
+            for row in np.flatnonzero(bodies.is_null().to_numpy(zero_copy_only=False)).tolist():
+                broken.setdefault(row, f"{self._wanted.body} is null")
+            bodies = bodies if _is_bytes(bodies.type) else bodies.cast(pa.large_string())
+        bodies = bodies.cast(pa.large_binary())
         if broken:
-            kept = np.ones(batch.num_rows, np.bool_)
+            kept = np.ones(len(numbers), np.bool_)
             kept[list(broken)] = False
             bad = sorted([*bad, *((int(numbers[row]), why) for row, why in broken.items())])
-            columns = {name: column.filter(pa.array(kept)) for name, column in columns.items()}
-            numbers = numbers[kept]
-            body = body.filter(pa.array(kept)) if raw is not None else None
-        if raw is None:
-            body = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
-        texts = {name: _key_text(columns[name]) for name in self._wanted.columns}
-        return Rows(numbers, body.cast(pa.large_binary()), texts, bad)
+            mask = pa.array(kept)
+            numbers, bodies = numbers[kept], bodies.filter(mask)
+            texts = {name: column.filter(mask) for name, column in texts.items()}
+        return Rows(numbers, bodies, texts, bad)
 
 
 def _number(following: int, count: int, left_out: list[int]) -> tuple[npt.NDArray[np.int64], int]:
@@ -315,12 +363,26 @@ def _as_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
         return pa.array(texts, pa.large_string())
 
 
-def _key_text(column: pa.Array) -> pa.Array:
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+                or pa.types.is_binary_view(kind))  # fmt: skip
+
+
+def _key_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
+    """Text of a column whose values become keys or tags."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(pa.large_string())
+    if _is_bytes(column.type):
+        return _as_text(column.cast(pa.large_binary()), name, broken)
+    text = column.cast(pa.large_string())
+    return pc.replace_substring(text, " ", "T") if pa.types.is_timestamp(column.type) else text
 
 
-def _json_text(value: Any) -> str | None:
-    """A field's text: of text itself, of anything else its JSON."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _json_text(value: Any, name: str) -> str | None:
+    """A field's text: of text itself, of anything else its JSON. ValueError when it has no UTF-8 form."""
+    text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds half a surrogate pair: it has no UTF-8 form") from None
+    return text

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of an input file or of stdin, for readers that must also stop when Ctrl-C says so."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import select
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+
+class Interrupt:
+    """SIGINT is noted, not raised, so that it never falls between a put and its count; a second one is raised.
+
+    A pipe that is read meanwhile ends at once: `wake` can be read from then on.
+    """
+
+    def __init__(self) -> None:
+        self.is_noted = False
+        self.wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.is_noted:
+            raise KeyboardInterrupt
+        self.is_noted = True
+
+    @contextmanager
+    def installed(self) -> Iterator[Interrupt]:
+        try:
+            before = signal.signal(signal.SIGINT, self._handle)
+        except ValueError:  # not the main thread: signals go elsewhere
+            yield self
+            return
+        # Written to at once, also while the main thread waits in compiled code for the next block.
+        waker = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(waker)
+            signal.signal(signal.SIGINT, before)
+            os.close(self.wake)
+            os.close(self._write)
+
+
+class _Raw(io.RawIOBase):
+    """A file that ends when `wake` can be read; one on disk is just read."""
+
+    def __init__(self, path: str, wake: int) -> None:
+        self._descriptor = os.dup(sys.stdin.fileno()) if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            os.close(self._descriptor)
+            raise IsADirectoryError(f"{path}: Is a directory")
+        self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+        self._wake = -1 if self.size else wake
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._wake >= 0:
+            ready, _, _ = select.select([self._descriptor, self._wake], [], [])
+            if self._wake in ready:
+                return 0
+        return os.readv(self._descriptor, [buffer])
+
+    def tell(self) -> int:
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self.size else 0
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+class Input:
+    """The bytes, unpacked when the name ends in .gz. size: bytes of the file, 0 when nobody knows."""
+
+    def __init__(self, path: str, wake: int, *, packed: bool) -> None:
+        if path == "-" and sys.stdin is None:
+            raise OSError(errno.EBADF, "stdin is closed")
+        try:
+            raw = _Raw(path, wake)
+        except io.UnsupportedOperation:  # a stdin that is no file of the system
+            raw, buffered = None, sys.stdin.buffer
+        else:
+            buffered = io.BufferedReader(raw, 1 << 20)
+        self.size = raw.size if raw is not None else 0
+        self._raw = raw
+        self.stream: BinaryIO = gzip.GzipFile(fileobj=buffered) if packed else buffered  # type: ignore[assignment]
+        self._is_live = not self.size
+        self._closes = buffered
+
+    def tell(self) -> int:
+        """How far the file has been read."""
+        return 0 if self._raw is None or self._raw.closed else self._raw.tell()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes: of a pipe what has come, so that rows do not wait for more; b"" at the end."""
+        return self.stream.read1(size) if self._is_live else self.stream.read(size)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self.stream.close()
+        self._closes.close()
+
+
+class Blocks:
+    """What pyarrow reads a CSV from: `head`, then the rest of the input."""
+
+    closed = False
+
+    def __init__(self, head: bytes, source: Input, limit: int) -> None:
+        """limit: bytes that a block may have."""
+        self._head = head
+        self._input = source
+        self._limit = limit
+        self._places: list[int] = []
+        self._taken = 0
+
+    def read(self, size: int) -> bytes:
+        data, self._head = self._head[:size], self._head[size:]
+        if len(data) < size:
+            data += self._input.read(size - len(data))
+        # A row that is larger than a block must end in the next one: that one is then read up to a line end.
+        while data and b"\n" not in data and b"\r" not in data and len(data) < self._limit:
+            more = self._input.read(size)
+            if not more:
+                break
+            data += more
+        # pyarrow drops a \n that begins a block when the one before ended with \r, also between quotes.
+        if data.endswith(b"\r") and len(data) > 1:
+            data, self._head = data[:-1], b"\r" + self._head
+        self._places.append(self._input.tell())
+        return data
+
+    def position(self) -> int:
+        """How far the input had been read when the block was, of which pyarrow now gave the rows."""
+        self._taken += 1
+        return self._places[min(self._taken, len(self._places)) - 1]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
