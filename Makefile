@@ -28,7 +28,7 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_tidy.py
+	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
 bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; four minutes, build/bench.json
 	@mkdir -p build

@@ -258,8 +258,11 @@ CELLS = ("", "x", "1", "a b", '"q"', '"q,r"', '"l\nm"', '"l\r\nm"', '"\r\n"', '"
          '"a"b', 'a"b', "NULL", '""', "'", "\t", "x" * 20, "\\", "nan", "\ufeff", "\u2028")  # fmt: skip
 
 
+HEADERS = ("a,b,c", '"a",b,c', 'a,"x\ny",c', 'a,"x""y",', 'a,5" pipe,c', 'a"b,c,a', '"",x"y,a', 'a, "b",c')
+
+
 def random_csv(rng: random.Random) -> bytes:
-    lines = ["a,b,c", "x,y,z"]
+    lines = [rng.choice(HEADERS), "x,y,z"]
     for _ in range(rng.randrange(60)):
         cells = rng.choices((3, 2, 4, 1, 0), (40, 2, 2, 1, 1))[0]
         lines.append(",".join(rng.choice(CELLS) for _ in range(cells)))
@@ -271,7 +274,7 @@ def random_jsonl(rng: random.Random) -> bytes:
     values = ['"x"', '"é"', '"\\u00e9"', "1", "1.5", "null", "true", "[1,2]", '{"k":1}', '""', '"a\\nb"',
               '"\\ud83d\\ude00"', "123456789012345678901"]  # fmt: skip
     odd = [b"", b" ", b"[]", b"3", b"nope", b'{"k":}', b'{"k":"a"}{"k":"b"}', b'{"k":', b'"a"}', b"\xff",
-           b'{"k":"\xff"}', b"{}", b'{"k":"a","k":"b"}', b' {"k" : "s"}\t']  # fmt: skip
+           b'{"k":"\xff"}', b"{}", b'{"k":"a","k":"b"}', b' {"k" : "s"}\t', b"null", b'{"k":"a"}null']  # fmt: skip
     lines = []
     for _ in range(rng.randrange(40)):
         name = rng.choice(("k", "k", "n"))

@@ -72,7 +72,9 @@ def golden_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Golden]
     return {name: Golden(name, root / name) for name in GOLDEN_NAMES}
 
 
-@pytest.fixture(params=GOLDEN_NAMES)
+# The large store is left to `make test`.
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if "default" in name else [])
+                        for name in GOLDEN_NAMES])  # fmt: skip
 def golden(request: pytest.FixtureRequest, golden_stores: dict[str, Golden]) -> Golden:
     return golden_stores[request.param]
 

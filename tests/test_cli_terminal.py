@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -430,6 +431,15 @@ def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form
     done = finish(process)
     stored = count_of(done.err, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages? stored before\n$")
     assert_holds_the_first(tmp_path / "s", stored)
+
+
+def test_ctrl_c_stops_ingest_that_waits_for_the_writer_of_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.csv")
+    process = start("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    done = finish(process, patience=5)
+    assert (done.code, done.err.count("\n") <= 1) == (130, True), done
 
 
 def test_two_ctrl_cs_leave_a_store_that_opens(tmp_path: Path) -> None:

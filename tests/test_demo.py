@@ -20,6 +20,8 @@ import pytest
 
 import rmq
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(__file__).parents[1] / "examples" / "flights.py"
 ROWS = 20_000
 CHECKS = 12

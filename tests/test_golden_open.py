@@ -82,6 +82,7 @@ def test_puts_go_on_behind_rocketmq_s(small_golden: Golden, crashed: Path) -> No
             assert store.query(*hot, limit=None) == original.query(*hot, limit=None) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folders", [("consumequeue",), ("index",), ("consumequeue", "index"), ("checkpoint",)])
 @pytest.mark.parametrize("image", ["store", "crash"])
 def test_derived_files_may_be_deleted(small_golden: Golden, tmp_path: Path, image: str,

@@ -125,8 +125,8 @@ def test_several_files_one_after_the_other(store: Path, file: Put) -> None:
 
 @pytest.mark.parametrize("queues", [1, 3, 8])
 def test_queues_are_chosen_as_rocketmqs_hash_selector_does(store: Path, file: Put, queues: int) -> None:
-    keys = [*(f"order-{i}" for i in range(200)), "", "Aa", "BB", "é😀", "polygenelubricants", ""]
-    path = file("x.jsonl", b"".join(json.dumps({"k": key}).encode() + b"\n" for key in keys))
+    keys = [*(f"order-{i}" for i in range(200)), "", "Aa", "BB", "é😀", "polygenelubricants"]
+    path = file("x.jsonl", "".join(json.dumps({"k": key}) + "\n" for key in keys).encode())
     good("ingest", store, path, "--topic", "T", *KEYS, "--queues", queues)
     for message in messages(store):
         if message.keys:  # Java's % keeps the sign, then Math.abs
@@ -215,9 +215,11 @@ def test_a_quoted_line_end_survives_the_end_of_a_block(store: Path, file: Put, s
 
 
 def test_lines_that_hold_no_single_object_are_bad_whatever_they_add_up_to(store: Path, file: Put) -> None:
-    path = file("x.jsonl", b'{"k":"a"}{"k":"b"}\n{"k":\n"c"}\n{"k":"d"}\n')
-    assert_counts(good("ingest", store, path, "--topic", "T", *KEYS, "--skip-bad"), store, 1, 3)
-    assert rows(store) == [{"k": "d"}]
+    for lines in (b'{"k":"a"}{"k":"b"}\n{"k":\n"c"}\n', b'{"a":\n{"k":"b"}}\n{"k":"c"}null\n'):
+        shutil.rmtree(store, ignore_errors=True)
+        path = file("x.jsonl", lines + b'{"k":"d"}\n')
+        assert_counts(good("ingest", store, path, "--topic", "T", *KEYS, "--skip-bad"), store, 1, 3)
+        assert rows(store) == [{"k": "d"}]
 
 
 # ---- bad rows --------------------------------------------------------------------------------------------
@@ -250,8 +252,8 @@ def test_a_bad_row_is_named_and_what_stands_before_it_is_kept(store: Path, file:
     shutil.rmtree(store)
     done = good("ingest", store, path, "--topic", "T", *KEYS, "--skip-bad")
     assert_counts(done, store, before + 1, 1)
-    assert done.notes == [line for line in done.notes if line.startswith(f"rmq: skipped {path}: row {before + 1}: ")]
-    assert len(done.notes) == 1
+    (note,) = done.notes
+    assert note.startswith(f"rmq: skipped {path}: row {before + 1}: ")
 
 
 @pytest.mark.parametrize("size", [64, 4 << 20])
@@ -308,8 +310,7 @@ def test_a_disk_that_fills_just_before_a_bad_row_is_counted_right(store: Path, f
     monkeypatch.setattr(rmq.Store, "put_many", put)
     done = call("ingest", store, file("x.csv", b"k\n" + b"a\n" * 20_000 + b"a b\n"), "--topic", "T", *KEYS)
     monkeypatch.undo()
-    assert_stopped(done, store, 4, len(bodies(store)), "No space left on device")
-    assert bodies(store)
+    assert_stopped(done, store, 4, 16384, "No space left on device")
 
 
 # ---- wrong files and arguments ---------------------------------------------------------------------------
@@ -414,10 +415,6 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], list[Any]]] = {
 }  # fmt: skip
 
 
-def no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
-
-
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_row_of_parquet_is_valid_json_of_the_same_values(file: Put, kind: str) -> None:
     type_, values, wanted = VALUES[kind]
@@ -425,7 +422,7 @@ def test_a_row_of_parquet_is_valid_json_of_the_same_values(file: Put, kind: str)
     column = pa.array(values, type_)
     table = pa.table({names[0]: column, names[1]: list(range(len(values))), names[2]: column})
     kept, bad = read(file("x.parquet", parquet(table)), names[1])
-    got = [json.loads(body.decode(), parse_constant=no_constant) for _, body, _ in kept]
+    got = [json.loads(body.decode(), parse_constant=pytest.fail) for _, body, _ in kept]
     assert bad == []
     assert got == [{names[0]: value, names[1]: number, names[2]: value} for number, value in enumerate(wanted)]
     assert [list(row) for row in got] == [names] * len(values), "fields stand in column order"
@@ -435,7 +432,7 @@ def test_a_row_of_parquet_is_valid_json_of_the_same_values(file: Put, kind: str)
     (pa.int64(), [1, None], ["1", None]), (pa.string(), ["a", ""], ["a", None]), (pa.bool_(), [True], ["true"]),
     (pa.dictionary(pa.int8(), pa.string()), ["a", None], ["a", None]), (pa.binary(), [b"a", None], ["a", None]),
     (pa.decimal128(5, 2), [D("1.50"), None], ["1.50", None]), (pa.date32(), [T.date(), None], ["2023-11-14", None]),
-    (pa.timestamp("us"), [T, None], ["2023-11-14T22:13:20.123456", None]),
+    (pa.timestamp("us"), [T], ["2023-11-14T22:13:20.123456"]),
 ])  # fmt: skip
 def test_a_column_of_parquet_becomes_the_key(file: Put, type_: pa.DataType, values: list[Any],
                                              wanted: list[Any]) -> None:  # fmt: skip

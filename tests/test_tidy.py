@@ -251,10 +251,12 @@ def test_ruff_finds_nothing() -> None:
     run("-m", "ruff", "check", "--no-cache", ".")
 
 
+@pytest.mark.slow
 def test_types_are_strict() -> None:
     run("-m", "mypy")
 
 
+@pytest.mark.slow
 def test_stubs_match_the_compiled_modules() -> None:
     # stubtest is silent about a private module that has no stub at all.
     assert [name for name in core_names() if not (CORE / f"{name}.pyi").is_file()] == []

@@ -53,7 +53,11 @@ class _Raw(io.RawIOBase):
     """A file that ends when `wake` can be read; one on disk is just read."""
 
     def __init__(self, path: str, wake: int) -> None:
-        self._descriptor = os.dup(sys.stdin.fileno()) if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if path == "-":
+            self._descriptor = os.dup(sys.stdin.fileno())
+        else:  # a FIFO would wait here for its writer, deaf to Ctrl-C
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(self._descriptor, True)
         status = os.fstat(self._descriptor)
         if stat.S_ISDIR(status.st_mode):
             os.close(self._descriptor)

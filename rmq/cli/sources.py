@@ -33,8 +33,7 @@ FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
 _BOM = b"\xef\xbb\xbf"
-_HEADER = re.compile(rb'(?:[^"\r\n]|"(?:[^"]|"")*")*')
-_TWO_OBJECTS = re.compile(rb"\}[ \t\r]*\{")
+_TWO_VALUES = re.compile(rb"\}[ \t\r]*[{n]")
 
 
 class SourceError(Exception):
@@ -168,10 +167,13 @@ class Source:
 
     def _csv_header(self) -> list[str]:
         """Names of the first line; what was read behind it stays in _head."""
+        delimiter = re.escape(self._delimiter.encode())
+        name = rb'(?:"(?:[^"]|"")*(?:"|\Z))?[^\r\n%s]*' % delimiter  # quotes count where a name begins
+        header = re.compile(rb"%s(?:%s%s)*" % (name, delimiter, name))
         data = self._input.read(BLOCK_SIZE).removeprefix(_BOM)
         while True:
             data = data.lstrip(b"\r\n")
-            line = _HEADER.match(data)
+            line = header.match(data)
             end = line.end() if line else 0
             if end < len(data) and data[end : end + 1] in (b"\r", b"\n"):
                 break
@@ -239,8 +241,9 @@ class Source:
         texts, numbers = texts.filter(filled), numbers[filled.to_numpy(zero_copy_only=False)]
         if not len(texts):
             return Rows(numbers, texts.cast(kind), self._no_columns())
-        # As many objects as lines, and none begins behind another: then each line holds one.
-        if not pc.all(pc.starts_with(texts, "{")).as_py() or _TWO_OBJECTS.search(data):
+        # No value begins behind another, so each begins a line; with as many of them as lines each line holds one.
+        is_object = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+        if not pc.all(is_object).as_py() or _TWO_VALUES.search(data):
             raise pa.ArrowInvalid("not one object a line")
         table = pyarrow.json.read_json(
             io.BytesIO(data),
