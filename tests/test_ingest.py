@@ -227,6 +227,7 @@ def test_lines_that_hold_no_single_object_are_bad_whatever_they_add_up_to(store:
 BAD = {
     "ragged": ("x.csv", b"k,v\n", b"%d,v\n", b"1,2,3\n", "3 columns, the header has 2"),
     "short": ("x.csv", b"k,v\n", b"%d,v\n", b"x\n", "1 columns, the header has 2"),
+    "short and not UTF-8": ("x.csv", b"k,v\n", b"%d,v\n", b"\xff\n", "1 columns, the header has 2"),
     "not UTF-8": ("x.csv", b"k,v\n", b"%d,v\n", b"1,\xff\n", "v is not UTF-8"),
     "key with a space": ("x.csv", b"k,v\n", b"%d,v\n", b"a b,1\n", "space"),
     "key with a separator": ("x.csv", b"k,v\n", b"%d,v\n", b"a\x01,1\n", "0x01"),

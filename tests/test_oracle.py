@@ -16,6 +16,7 @@ from typing import Any
 
 import oracle
 import pytest
+from conftest import SAFELY
 from oracle import ExpectedIndex, IndexFile, Record, Unit, encode_record
 
 pytestmark = pytest.mark.slow
@@ -552,7 +553,7 @@ class Golden:
 
 def unpack(archive: Path, target: Path) -> None:
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
+        tar.extractall(target, **SAFELY)
 
 
 @pytest.fixture(scope="session", params=GOLDEN_NAMES)
