@@ -111,7 +111,7 @@ class Store(StoreReader):
             self._refuse_path()
         check_readable(self._paths)
         if not self._paths.looks_like_store():
-            raise UnsupportedFormatError(self.path, "no message store: no commitlog directory", "nothing reads it")
+            raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")
         meta = read_meta(self._paths)
         self.config = settle_config(self._paths, config, meta)
         self._open_parts(writable=False, is_own=meta is not None and meta.get("origin") == "rmq")

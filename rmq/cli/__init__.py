@@ -77,6 +77,9 @@ class Verbs(click.Group):
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # closed by whoever started us
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        handler = logging.StreamHandler()
+        handler.setFormatter(_PlainFormatter("rmq: %(message)s"))
+        logging.getLogger("rmq").addHandler(handler)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
@@ -84,7 +87,7 @@ class Verbs(click.Group):
                 click.echo(error.format_message(), err=True)
                 sys.exit(USAGE)
             path = error.ctx.command_path if error.ctx else "rmq"
-            _complain(f"{error.format_message()} (see {path} --help)")
+            _complain(f"{' '.join(error.format_message().split()).rstrip('.')} (see {path} --help)")
             code = USAGE
         except click.ClickException as error:
             _complain(error.format_message())
@@ -94,6 +97,8 @@ class Verbs(click.Group):
             code = error.code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
+        finally:
+            logging.getLogger("rmq").removeHandler(handler)
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
@@ -169,6 +174,3 @@ def main() -> None:
     Exit codes: 0 done or found, 1 not found, 2 wrong arguments or input, 3 damage found, 4 the system's or the store's
     own error, 130 stopped by Ctrl-C.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(_PlainFormatter("rmq: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import select
 import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -66,7 +67,7 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
         shown = output.messages(islice(messages, limit))
         if limit is not None and shown == limit and next(messages, None) is not None and not follow:
             note(f"--limit {limit:,} reached; more messages follow")
-        while follow and (limit is None or shown < limit):
+        while follow and (limit is None or shown < limit) and (end is None or time.time() * 1000 <= end):
             sys.stdout.flush()
             _wait()
             shown += output.messages(islice(reader.stored(), None if limit is None else limit - shown))

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
 import os
+import re
 import select
 import signal
 import stat
@@ -115,13 +117,21 @@ class Input:
         self._closes.close()
 
 
+MASK = "\uffff"  # no character: stands for a byte that is not UTF-8
+
+
 class Blocks:
-    """What pyarrow reads a CSV from: `head`, then the rest of the input."""
+    """What pyarrow reads a CSV from: `head`, then the rest of the input.
+
+    With `masks` bytes that are not UTF-8 come as MASK: pyarrow would stop at a row of the wrong width that holds one.
+    """
 
     closed = False
 
-    def __init__(self, head: bytes, source: Input, limit: int) -> None:
+    def __init__(self, head: bytes, source: Input, limit: int, *, masks: bool) -> None:
         """limit: bytes that a block may have."""
+        self.has_masked = False
+        self._masks = masks
         self._head = head
         self._input = source
         self._limit = limit
@@ -141,7 +151,24 @@ class Blocks:
         # pyarrow drops a \n that begins a block when the one before ended with \r, also between quotes.
         if data.endswith(b"\r") and len(data) > 1:
             data, self._head = data[:-1], b"\r" + self._head
+        if self._masks:
+            data = self._masked(data)
         self._places.append(self._input.tell())
+        return data
+
+    def _masked(self, data: bytes) -> bytes:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+            text, rest = decoder.decode(data), decoder.getstate()[0]
+            if rest == data:  # half a character, and nothing behind it
+                text = MASK
+            else:
+                self._head = rest + self._head
+            masked = re.sub("[\udc80-\udcff]", MASK, text)
+            self.has_masked = self.has_masked or masked != text or text == MASK
+            return masked.encode()
         return data
 
     def position(self) -> int:

@@ -267,7 +267,7 @@ def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[Stored
 def _message_cells(message: StoredMessage, show_topic: bool) -> list[str]:
     body, encoding = body_text(message.body[:400]) if len(message.body) > 400 else body_text(message.body)
     if encoding == "hex":
-        body = body_text(message.body)[0][:400]
+        body = f"hex {body_text(message.body)[0][:400]}"
     cells = [people_time(message.store_timestamp), *([message.topic] if show_topic else []), str(message.queue_id),
              str(message.queue_offset), message.tags or "", " ".join(message.keys) or message.uniq_key or "",
              body]  # fmt: skip

@@ -24,10 +24,12 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rmq.cli.bodies import json_objects
-from rmq.cli.inputs import Blocks, Input
+from rmq.cli.inputs import MASK, Blocks, Input
+from rmq.cli.texts import as_text, is_bytes, json_text, key_text
 
 BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
+_NUMBER = re.compile(r"Column\(/(.+)\) changed from string to number")
 BATCH_ROWS = 65536
 FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -86,6 +88,7 @@ class Source:
         self.size = self._input.size
         self.position = 0
         self._names: list[str] = []
+        self._integers: set[str] = set()  # fields of JSON that were integers last
         with self._reading():
             if self._form == "csv":
                 self._head = b""
@@ -138,7 +141,7 @@ class Source:
             ragged.append((row.number, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
             return "skip"
 
-        blocks = Blocks(self._head, self._input, LINE_LIMIT)
+        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=self._wanted.body is None)
         stream = pyarrow.csv.open_csv(
             blocks,
             read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_SIZE),
@@ -193,8 +196,13 @@ class Source:
         """All columns are text, but for the body."""
         broken: dict[int, str] = {}
         wanted = batch.schema.names if self._wanted.body is None else self._wanted.columns
-        columns = {name: _as_text(column, name, broken) if name in wanted else column
+        columns = {name: as_text(column, name, broken) if name in wanted else column
                    for name, column in zip(batch.schema.names, batch.columns, strict=True)}  # fmt: skip
+        if self._blocks.has_masked:
+            for name in wanted:
+                masked = pc.fill_null(pc.match_substring(columns[name], MASK), False)
+                for row in np.flatnonzero(masked.to_numpy(zero_copy_only=False)).tolist():
+                    broken.setdefault(row, f"{name} is not UTF-8")
         return self._of_table(columns, numbers, broken, bad)
 
     def _no_columns(self) -> dict[str, pa.Array]:
@@ -245,12 +253,7 @@ class Source:
         is_object = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
         if not pc.all(is_object).as_py() or _TWO_VALUES.search(data):
             raise pa.ArrowInvalid("not one object a line")
-        table = pyarrow.json.read_json(
-            io.BytesIO(data),
-            read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1), use_threads=False),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in names]),
-                                                    unexpected_field_behavior="ignore"),
-        )  # fmt: skip
+        table = self._parsed(data, names)
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("not one object a line")
         columns = {name: table.column(name).combine_chunks().cast(pa.large_string()) for name in names}
@@ -258,6 +261,23 @@ class Source:
         if body.null_count:
             raise pa.ArrowInvalid("a body is missing")
         return Rows(numbers, body.cast(kind), {name: columns[name] for name in self._wanted.columns})
+
+    def _parsed(self, data: bytes, names: list[str]) -> pa.Table:
+        """The named fields of objects, each all text or all integers."""
+        while True:
+            schema = pa.schema([(name, pa.int64() if name in self._integers else pa.string()) for name in names])
+            try:
+                return pyarrow.json.read_json(
+                    io.BytesIO(data),
+                    read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1), use_threads=False),
+                    parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+                )  # fmt: skip
+            except pa.ArrowInvalid as error:
+                number = _NUMBER.search(str(error))
+                if number is None or number[1] not in names or number[1] in self._integers:
+                    self._integers.clear()
+                    raise
+                self._integers.add(number[1])
 
     def _of_each_line(self, lines: list[bytes], first: int) -> Rows:
         """Rows line by line, where a field is no text or a line is no object."""
@@ -298,10 +318,10 @@ class Source:
             return rows.body[0].as_py(), {name: column[0].as_py() for name, column in rows.columns.items()}
         if not isinstance(row, dict):
             raise ValueError("no JSON object")
-        values = {name: _json_text(row.get(name), name) for name in self._wanted.columns}
+        values = {name: json_text(row.get(name), name) for name in self._wanted.columns}
         if self._wanted.body is None:
             return text, values
-        body = _json_text(row.get(self._wanted.body), self._wanted.body)
+        body = json_text(row.get(self._wanted.body), self._wanted.body)
         if body is None:
             raise ValueError(f"no field {self._wanted.body!r}")
         return body.encode(), values
@@ -322,14 +342,14 @@ class Source:
     def _of_table(self, columns: dict[str, pa.Array], numbers: npt.NDArray[np.int64], broken: dict[int, str],
                   bad: list[tuple[int, str]]) -> Rows:  # fmt: skip
         """Rows of columns; `broken`: positions of bad ones, and why."""
-        texts = {name: _key_text(columns[name], name, broken) for name in self._wanted.columns}
+        texts = {name: key_text(columns[name], name, broken) for name in self._wanted.columns}
         if self._wanted.body is None:
             bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
         else:
             bodies = columns[self._wanted.body]
             for row in np.flatnonzero(bodies.is_null().to_numpy(zero_copy_only=False)).tolist():
                 broken.setdefault(row, f"{self._wanted.body} is null")
-            bodies = bodies if _is_bytes(bodies.type) else bodies.cast(pa.large_string())
+            bodies = bodies if is_bytes(bodies.type) else bodies.cast(pa.large_string())
         bodies = bodies.cast(pa.large_binary())
         if broken:
             kept = np.ones(len(numbers), np.bool_)
@@ -349,43 +369,3 @@ def _number(following: int, count: int, left_out: list[int]) -> tuple[npt.NDArra
     while past in left_out:
         past += 1
     return numbers, past
-
-
-def _as_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
-    """A binary column as text; rows that are not UTF-8 become null and are put into `broken`."""
-    try:
-        return column.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        texts: list[str | None] = []
-        for row, value in enumerate(column.to_pylist()):
-            try:
-                texts.append(None if value is None else value.decode())
-            except UnicodeDecodeError:
-                texts.append(None)
-                broken.setdefault(row, f"{name} is not UTF-8")
-        return pa.array(texts, pa.large_string())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-                or pa.types.is_binary_view(kind))  # fmt: skip
-
-
-def _key_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
-    """Text of a column whose values become keys or tags."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_bytes(column.type):
-        return _as_text(column.cast(pa.large_binary()), name, broken)
-    text = column.cast(pa.large_string())
-    return pc.replace_substring(text, " ", "T") if pa.types.is_timestamp(column.type) else text
-
-
-def _json_text(value: Any, name: str) -> str | None:
-    """A field's text: of text itself, of anything else its JSON. ValueError when it has no UTF-8 form."""
-    text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} holds half a surrogate pair: it has no UTF-8 form") from None
-    return text
