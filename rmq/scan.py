@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = tuple(name for name in KINDS if not name.startswith("raw_"))
 BODY_METADATA = {b"rmq.body": b"plain"}  # tells put_many that sys_flag's compression bits no longer hold
+BLOCK_BYTES = 1024 * 1024  # records that are checked, then copied: what the cache still holds
 _HEAD = struct.Struct(">iiiiiqqiq")
 _TAIL = struct.Struct(">iqi")
 
@@ -170,7 +171,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
     checks = maker.checks | (CHECK_CRC if check_crc else 0)
     batch = RecordBatch(min(8192, batch_rows))
     damage: CorruptFileError | None = None
-    records = log.records(begin, end, batch=batch, checks=checks, byte_limit=batch_bytes)
+    records = log.records(begin, end, batch=batch, checks=checks, byte_limit=min(batch_bytes, BLOCK_BYTES))
     while damage is None:
         try:
             scanned = next(records, None)

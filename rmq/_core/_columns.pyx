@@ -287,14 +287,19 @@ cdef class ColumnBuilder:
 
     def _hosts(self, bint born, GrowingBuffer offsets, GrowingBuffer data, RecordBatch batch, int32_t first,
                int32_t stop):
-        cdef int32_t i
+        cdef int32_t i, flag = L.SYS_FLAG_BORN_HOST_IPV6 if born else L.SYS_FLAG_STORE_HOST_IPV6
+        cdef int size, last_size = -1
         cdef RecordRow *row
-        cdef bytes text
+        cdef const uint8_t *host
+        cdef const uint8_t *last = NULL
+        cdef bytes text = b""
         for i in range(first, stop):
             row = &batch.rows[i]
-            is_v6 = row.sys_flag & (L.SYS_FLAG_BORN_HOST_IPV6 if born else L.SYS_FLAG_STORE_HOST_IPV6)
-            text = _host_text(born_host_of(row) if born else store_host_of(row),
-                              L.HOST_IPV6_SIZE if is_v6 else L.HOST_IPV4_SIZE)
+            host = born_host_of(row) if born else store_host_of(row)
+            size = L.HOST_IPV6_SIZE if row.sys_flag & flag else L.HOST_IPV4_SIZE
+            if size != last_size or memcmp(host, last, <size_t>size) != 0:
+                text = _host_text(host, size)
+                last, last_size = host, size
             data.add(<const uint8_t *><const char *>text, len(text))
             offsets.add_i32(data.size)
 
