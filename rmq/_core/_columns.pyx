@@ -100,7 +100,8 @@ cdef class GrowingBuffer:
             with gil:
                 block = _spare(room)
         if block.data != NULL:
-            memcpy(block.data, self.data, <size_t>self.size)
+            if self.size:
+                memcpy(block.data, self.data, <size_t>self.size)
             free(self.data)
         else:
             block.room = room
