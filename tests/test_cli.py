@@ -9,7 +9,6 @@ import json
 import random
 import re
 import time
-import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -383,13 +382,6 @@ def test_every_verb_tells_what_it_takes(verb: str) -> None:
 
 def test_version() -> None:
     assert good("--version").out == f"rmq {rmq.__version__}\n"
-
-
-def test_the_entry_point_and_the_module_are_the_same_command() -> None:
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
-    module, name = scripts["rmq"].split(":")
-    assert getattr(import_module(module), name) is main
-    assert main.name == "main"
 
 
 @pytest.mark.parametrize(("arguments", "parts"), [
