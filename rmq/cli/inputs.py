@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import gzip
 import io
@@ -13,6 +14,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -35,20 +37,15 @@ class Interrupt:
 
     @contextmanager
     def installed(self) -> Iterator[Interrupt]:
-        try:
-            before = signal.signal(signal.SIGINT, self._handle)
-        except ValueError:  # not the main thread: signals go elsewhere
+        with contextlib.ExitStack() as after:
+            after.callback(os.close, self.wake)
+            after.callback(os.close, self._write)
+            if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
+                after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, self._handle))
+                # Written to at once, also while the main thread waits in compiled code for the next block.
+                waker = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+                after.callback(signal.set_wakeup_fd, waker)
             yield self
-            return
-        # Written to at once, also while the main thread waits in compiled code for the next block.
-        waker = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        try:
-            yield self
-        finally:
-            signal.set_wakeup_fd(waker)
-            signal.signal(signal.SIGINT, before)
-            os.close(self.wake)
-            os.close(self._write)
 
 
 class _Raw(io.RawIOBase):
