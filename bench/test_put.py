@@ -15,6 +15,8 @@ from sample import CONFIG, START, TOPIC, Fresh, body, messages, random_keys, tab
 import rmq
 
 MESSAGES = 200_000  # of one put_many, and of one transaction
+MANY = 2_000_000  # of a store whose key tree no longer fits into the processor's caches
+TRANSACTION = 100_000
 SIZE = 100  # bytes of a body
 SINGLE = 20_000  # messages put one by one
 SYNCED_PUTS = 100
@@ -62,6 +64,17 @@ class LmdbMessages:
         database = self._fresh.make("lmdb", Lmdb)
         return lambda: database.put_messages(self._records, self._keys)
 
+    def put_parts(self) -> Call:
+        """put_records_and_keys in transactions of TRANSACTION messages."""
+        database = self._fresh.make("lmdb", Lmdb)
+
+        def run() -> None:
+            for first in range(0, len(self._records), TRANSACTION):
+                last = first + TRANSACTION
+                database.put_messages(self._records[first:last], self._keys[first:last])
+
+        return run
+
     def check(self) -> None:
         database = self._fresh.make("lmdb", Lmdb)
         database.put_messages(self._records, self._keys)
@@ -88,10 +101,27 @@ def test_put_many(measure: Measure, fresh: Fresh, tmp_path: Path, form: str) -> 
 
     python = Peer("pure Python, records", lambda: append(fresh, keys))
     log_only = Peer("lmdb putmulti, records", lmdb.put_records, needs="lmdb")
-    with_keys = Peer("lmdb putmulti, records and keys", lmdb.put_records_and_keys, (Goal("first", 5),), "lmdb")
+    with_keys = Peer("lmdb putmulti, records and keys", lmdb.put_records_and_keys, needs="lmdb")
     if not with_keys.is_missing:
         lmdb.check()
     measure(MESSAGES, NEW_FILES, ours, python, log_only, with_keys)
+
+
+@CPU
+def test_put_many_of_millions(measure: Measure, fresh: Fresh) -> None:
+    """A store of the default geometry, and lmdb with the same records and keys, 100,000 to a transaction."""
+    config = rmq.StoreConfig(flush_interval_commit_log=2**31 - 1)
+    keys = random_keys(MANY)
+    source = table(keys, SIZE)
+    size = fresh.store(config).put_many(source.slice(0, 1), topic=TOPIC)[0].size
+    lmdb = LmdbMessages(fresh, keys, [bytes(size)] * MANY)
+
+    def ours() -> Call:
+        opened = fresh.store(config)
+        return lambda: opened.put_many(source, topic=TOPIC, results=False)
+
+    peer = Peer("lmdb putmulti, records and keys", lmdb.put_parts, (Goal("first", 5),), "lmdb")
+    measure(MANY, NEW_FILES, ours, peer, rounds=3)
 
 
 @CPU

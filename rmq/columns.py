@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from rmq._core._columns import KINDS
 from rmq._core._message import Message, check_topic, parse_host
-from rmq._core._putbatch import PutBatch, TextColumn
+from rmq._core._putbatch import PutBatch
+from rmq._core._textcolumn import TextColumn
 from rmq.errors import IllegalMessageError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class ColumnReader:
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("column names repeat")
         self._topic = topic
+        self._repeated: TextColumn | None = None
         self._queue_id = queue_id
         if topic is not None:
             check_topic(topic)
@@ -120,7 +122,9 @@ class ColumnReader:
     def _constant(self, text: str, count: int) -> TextColumn:
         import pyarrow as pa
 
-        return _text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
+        if self._repeated is None or len(self._repeated) != count:  # most chunks are of one length
+            self._repeated = _text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
+        return self._repeated
 
     def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
         column = self._column(batch, field)

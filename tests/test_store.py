@@ -476,3 +476,19 @@ def test_what_was_passed_must_not_contradict_the_files_and_defaults_never_do(tmp
                 with rmq.open(tmp_path / "s", mode, config=config) as store:
                     assert {name: getattr(store.config, name) for name in GEOMETRY} == GEOMETRY
                     assert len(numbers(store)) == 4
+
+
+def test_records_with_more_keys_than_an_index_file_holds_are_indexed_whole(tmp_path: Path) -> None:
+    """Keys go into the index 64 at a time: records with none, 63, 64, 65 and 200 keys, files of 29, 63, 64 and 65."""
+    counts = [0, 63, 0, 64, 1, 65, 0, 0, 200, 128, 0]
+    for entries in (29, 63, 64, 65):
+        config = rmq.StoreConfig(max_hash_slot_num=7, max_index_num=entries + 1, mapped_file_size_commit_log=65536)
+        with rmq.open(tmp_path / str(entries), "a", config=config) as store:
+            for number, count in enumerate(counts):
+                store.put(rmq.Message("T", b"x", keys=[f"{number}-{key}" for key in range(count)]))
+            keys = [(number, f"{number}-{key}") for number, count in enumerate(counts) for key in range(count)]
+            found = store.query_many("T", [key for _, key in keys], columns=["queue_offset"]).table
+            assert found["queue_offset"].to_pylist() == [number for number, _ in keys]
+        assert oracle.check_store(tmp_path / str(entries), 7, entries + 1) == []
+        files = sorted((tmp_path / str(entries) / "index").iterdir())
+        assert len(files) == -(-sum(counts) // entries)

@@ -60,45 +60,47 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
     """
     cdef int32_t i, transaction, count = 0, r = 0
     cdef RecordRow *row
-    cdef int64_t run_queue = -1, run_next = 0
-    chosen = np.empty(batch.count, np.int64)
+    cdef int64_t last = -1
+    cdef bint is_grouped = True
+    units = np.empty((batch.count, L.UNIT_SIZE), np.uint8)
     queues = np.empty(batch.count, np.int64)
-    cdef int64_t[::1] chosen_rows = chosen, queue_of = queues
-    for i in range(batch.count):
-        row = &batch.rows[i]
-        transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-        if row.phy_offset < begin or transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK or \
-                row.sys_flag & L.SYS_FLAG_INNER_BATCH:
-            continue
-        if row.queue < 0:
-            raise ValueError("rows have no queue numbers")
-        chosen_rows[count] = i
-        queue_of[count] = row.queue
-        count += 1
-    order = np.argsort(queues[:count], kind="stable")
-    cdef int64_t[::1] row_of = chosen[order]
-    units = np.empty(count * L.UNIT_SIZE, np.uint8)
-    runs = np.empty((count, 4), np.int64)
-    cdef uint8_t[::1] out = units
-    cdef int64_t[:, ::1] run = runs
+    offsets = np.empty(batch.count, np.int64)
+    cdef uint8_t[:, ::1] out = units
+    cdef int64_t[::1] queue_of = queues, offset_of = offsets
     cdef uint8_t *p
     with nogil:
-        for i in range(count):
-            row = &batch.rows[row_of[i]]
-            p = &out[0] + <int64_t>i * L.UNIT_SIZE
+        for i in range(batch.count):
+            row = &batch.rows[i]
+            transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
+            if row.phy_offset < begin or transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK or \
+                    row.sys_flag & L.SYS_FLAG_INNER_BATCH:
+                continue
+            if row.queue < 0:
+                with gil:
+                    raise ValueError("rows have no queue numbers")
+            p = &out[count, 0]
             store_i64(p + L.UNIT_PHY_OFFSET_OFFSET, row.phy_offset)
             store_i32(p + L.UNIT_SIZE_OFFSET, row.size)
             store_i64(p + L.UNIT_TAGS_CODE_OFFSET, _tags_code(row, delay_levels))
-            if row.queue != run_queue or row.queue_offset != run_next:
-                run[r, 0] = row.queue
-                run[r, 1] = row.queue_offset
-                run[r, 2] = i
-                run[r, 3] = 0
-                run_queue = row.queue
-                r += 1
-            run[r - 1, 3] += 1
-            run_next = row.queue_offset + 1
-    return units, runs[:r]
+            queue_of[count] = row.queue
+            offset_of[count] = row.queue_offset
+            is_grouped = is_grouped and row.queue >= last
+            last = row.queue
+            count += 1
+    if not is_grouped:
+        order = np.argsort(queues[:count], kind="stable")
+        units, queue_of, offset_of = units[order], queues[order], offsets[order]
+    runs = np.empty((count, 4), np.int64)
+    cdef int64_t[:, ::1] run = runs
+    for i in range(count):
+        if i == 0 or queue_of[i] != queue_of[i - 1] or offset_of[i] != offset_of[i - 1] + 1:
+            run[r, 0] = queue_of[i]
+            run[r, 1] = offset_of[i]
+            run[r, 2] = i
+            run[r, 3] = 0
+            r += 1
+        run[r - 1, 3] += 1
+    return units[:count].reshape(-1), runs[:r]
 
 
 def unpack_units(const uint8_t[::1] data not None):

@@ -3,7 +3,16 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from rmq._core._record cimport RecordRow
+from rmq._core._recordbatch cimport RecordBatch
+
+
+cdef struct Pending:                # an entry to put
+    int32_t key_hash
+    int32_t row                     # where it comes from: row of the batch, number of the key in it
+    int32_t key
+    bint is_last                    # of its row
+    int64_t phy_offset
+    int64_t store_timestamp
 
 
 cdef struct OffsetList:
@@ -26,14 +35,13 @@ cdef class IndexFileView:
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil
     cdef uint8_t *_slot(self, int32_t key_hash) noexcept nogil
     cdef int32_t _count(self) noexcept nogil
-    cdef bint _put(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
+    cdef int _put(self, const Pending *block, int count) noexcept nogil
+    cdef int _gather(self, RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
+                     Pending *block) noexcept nogil
     cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end,
                       OffsetList *out) noexcept nogil
     cdef bint _collect(self, int32_t key_hash, OffsetList *out) noexcept nogil
-    cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
-                       int32_t *at, int32_t *done) noexcept nogil
-    cdef void _prefetch_slots(self, const RecordRow *record) noexcept nogil
-    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count, bint slots_only) noexcept nogil
+    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count) noexcept nogil
     cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
                       const int32_t[::1] found)
     cdef int _check(self) except -1

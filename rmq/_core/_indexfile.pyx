@@ -7,7 +7,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
@@ -20,8 +20,8 @@ import numpy as np
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
 
-cdef int KEYS_AHEAD = 64            # slots and entries of that many keys are asked of memory together
-cdef int ROWS_AHEAD = 12            # slots are asked for so many rows before they are written
+cdef enum:
+    KEYS_AHEAD = 64                 # slots and entries of that many keys are asked of memory together
 cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
@@ -39,10 +39,23 @@ cdef bint _append(OffsetList *list_, int64_t item) noexcept nogil:
     return True
 
 
-cdef int32_t _seed_of(const RecordRow *record) noexcept nogil:
-    """Hash of `topic#`, with which that of every key of the record begins."""
-    cdef int32_t seed = rmq_hash_utf8(record.base + record.topic_position, record.topic_size, 0)
-    return <int32_t>(31 * <uint32_t>seed + <uint32_t>HASH_OF_SEPARATOR)
+cdef inline bint _add(Pending *block, int *count, const RecordRow *record, int32_t row, int32_t *at, int32_t key,
+                      int32_t key_hash) noexcept nogil:
+    """Add key number *at of the record unless it comes before `key`; False when the block is full."""
+    cdef Pending *entry
+    if at[0] >= key:
+        if count[0] == KEYS_AHEAD:
+            return False
+        entry = &block[count[0]]
+        entry.key_hash = key_hash
+        entry.row = row
+        entry.key = at[0]
+        entry.is_last = False
+        entry.phy_offset = record.phy_offset
+        entry.store_timestamp = record.store_timestamp
+        count[0] += 1
+    at[0] += 1
+    return True
 
 
 cdef object _to_array(OffsetList *list_):
@@ -165,45 +178,54 @@ cdef class IndexFileView:
 
     # ---- put ----
 
-    cdef bint _put(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
-        """Append one entry; False when full. Source: IndexFile#putKey."""
-        cdef int32_t count = self._count(), previous
-        cdef int64_t begin_timestamp, diff
+    cdef int _put(self, const Pending *block, int count) noexcept nogil:
+        """Append entries; returns how many fitted. The header comes last. Source: IndexFile#putKey."""
+        cdef int32_t number = self._count(), previous, slots = 0
+        cdef int64_t begin_timestamp = load_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET), diff
+        cdef int fitting = <int>max(<int64_t>0, min(<int64_t>count, <int64_t>self._limit - number)), i
+        cdef const Pending *item
         cdef uint8_t *slot
-        cdef uint8_t *entry
-        if count >= self._limit:
-            return False
-        slot = self._slot(key_hash)
-        previous = load_i32(slot)
-        if previous <= 0 or previous > count:
-            previous = 0
-        begin_timestamp = load_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
-        diff = 0
-        if begin_timestamp > 0 and store_timestamp > begin_timestamp:
-            # Unsigned: the difference of hostile times may not overflow.
-            diff = <int64_t>((<unsigned long long>store_timestamp - <unsigned long long>begin_timestamp) // 1000)
-            diff = min(diff, TIME_DIFF_LIMIT)
-        entry = self._entry(count)
-        store_i32(entry + L.ENTRY_KEY_HASH_OFFSET, key_hash)
-        store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, phy_offset)
-        store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>diff)
-        store_i32(entry + L.ENTRY_PREVIOUS_OFFSET, previous)
-        store_i32(slot, count)
-        if count <= 1:
-            store_i64(self._base + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, phy_offset)
-            store_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET, store_timestamp)
-        if previous == 0 or self._count_every_put:
-            store_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-                      load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + 1)
-        store_i32(self._base + L.INDEX_COUNT_OFFSET, count + 1)
-        store_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET, phy_offset)
-        store_i64(self._base + L.INDEX_END_TIMESTAMP_OFFSET, store_timestamp)
-        return True
+        cdef uint8_t *entry = self._entry(number)
+        if fitting == 0:
+            return 0
+        for i in range(fitting):
+            item = &block[i]
+            slot = self._slot(item.key_hash)
+            previous = load_i32(slot)
+            if previous <= 0 or previous > number:
+                previous = 0
+            diff = 0
+            if begin_timestamp > 0 and item.store_timestamp > begin_timestamp:
+                # Unsigned: the difference of hostile times may not overflow.
+                diff = <int64_t>((<unsigned long long>item.store_timestamp - <unsigned long long>begin_timestamp)
+                                 // 1000)
+                diff = min(diff, TIME_DIFF_LIMIT)
+            store_i32(entry + L.ENTRY_KEY_HASH_OFFSET, item.key_hash)
+            store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, item.phy_offset)
+            store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>diff)
+            store_i32(entry + L.ENTRY_PREVIOUS_OFFSET, previous)
+            store_i32(slot, number)
+            if number <= 1:
+                begin_timestamp = item.store_timestamp
+                store_i64(self._base + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, item.phy_offset)
+                store_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET, begin_timestamp)
+            if previous == 0 or self._count_every_put:
+                slots += 1
+            number += 1
+            entry += L.ENTRY_SIZE
+        store_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET,
+                  load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + slots)
+        store_i32(self._base + L.INDEX_COUNT_OFFSET, number)
+        store_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET, block[fitting - 1].phy_offset)
+        store_i64(self._base + L.INDEX_END_TIMESTAMP_OFFSET, block[fitting - 1].store_timestamp)
+        return fitting
 
     def put(self, const int32_t[::1] key_hashes not None, const int64_t[::1] phy_offsets not None,
             const int64_t[::1] store_timestamps not None):
         """Append entries in order; returns how many fitted. Arrays of one length; no hash may be negative."""
         cdef Py_ssize_t i, count = key_hashes.shape[0]
+        cdef Pending[KEYS_AHEAD] block
+        cdef int k, size, done
         self._check()
         if not self._writable:
             raise ValueError("index file is read only")
@@ -212,14 +234,20 @@ cdef class IndexFileView:
         for i in range(count):
             if key_hashes[i] < 0:
                 raise ValueError(f"key_hashes[{i}] is negative")
+        i = 0
         with nogil:
-            for i in range(count):
-                if i % KEYS_AHEAD == 0:
-                    self._prefetch(&key_hashes[i], min(KEYS_AHEAD, count - i), True)
-                if not self._put(key_hashes[i], phy_offsets[i], store_timestamps[i]):
-                    count = i
+            while i < count:
+                size = <int>min(<Py_ssize_t>KEYS_AHEAD, count - i)
+                for k in range(size):
+                    rmq_prefetch(self._slot(key_hashes[i + k]))
+                    block[k].key_hash = key_hashes[i + k]
+                    block[k].phy_offset = phy_offsets[i + k]
+                    block[k].store_timestamp = store_timestamps[i + k]
+                done = self._put(block, size)
+                i += done
+                if done < size:
                     break
-        return count
+        return i
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
         """Index the rows of a scanned batch from (row, key) on; returns the (row, key) to go on with in the next file.
@@ -228,69 +256,79 @@ cdef class IndexFileView:
         order: UNIQ_KEY, then KEYS from left to right, then (index_tags) its tags. A row that meets a full file stops
         there even when it has no keys. ROLLBACK messages have none. Source: IndexService#buildIndex.
         """
-        cdef int32_t seed, at
-        cdef RecordRow *record
-        cdef const uint8_t *cursor
-        cdef const uint8_t *end
-        cdef const uint8_t *piece
-        cdef int64_t size
-        cdef bint room = True
+        cdef Pending[KEYS_AHEAD] block
+        cdef int32_t next_row, next_key
+        cdef int count, done
         self._check()
         if not self._writable:
             raise ValueError("index file is read only")
         if row < 0 or key < 0:
             raise ValueError("row and key must not be negative")
         with nogil:
-            while row < batch.count:
-                if self._count() >= self._limit:
-                    break
-                if row + ROWS_AHEAD < batch.count:
-                    self._prefetch_slots(&batch.rows[row + ROWS_AHEAD])
-                record = &batch.rows[row]
-                if record.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK:
-                    seed = _seed_of(record)
-                    at = 0
-                    if record.uniq_key_size > 0:
-                        room = self._put_key(record, seed, record.base + record.uniq_key_position,
-                                             record.uniq_key_size, &at, &key)
-                    if room and record.keys_size > 0:
-                        cursor = record.base + record.keys_position
-                        end = cursor + record.keys_size
-                        while room and next_key(&cursor, end, &piece, &size):
-                            room = self._put_key(record, seed, piece, size, &at, &key)
-                    if room and index_tags and record.tags_size > 0:
-                        # The key is "T#tags" behind "topic#": three characters more.
-                        seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + <uint32_t>HASH_OF_SEPARATOR)
-                        room = self._put_key(record, seed, record.base + record.tags_position, record.tags_size,
-                                             &at, &key)
-                    if not room:
-                        break
-                row += 1
-                key = 0
+            while row < batch.count and self._count() < self._limit:
+                next_row, next_key = row, key
+                count = self._gather(batch, &next_row, &next_key, index_tags, block)
+                done = self._put(block, count)
+                if done < count:
+                    row, key = block[done].row, block[done].key
+                elif count and self._count() >= self._limit:
+                    # Rows without keys behind the last entry meet a full file too.
+                    row = block[count - 1].row + (1 if block[count - 1].is_last else 0)
+                    key = 0 if block[count - 1].is_last else block[count - 1].key + 1
+                else:
+                    row, key = next_row, next_key
         return row, key
 
-    cdef void _prefetch_slots(self, const RecordRow *record) noexcept nogil:
-        """Ask memory for the slots of a record's keys."""
-        cdef int32_t seed = _seed_of(record)
-        cdef const uint8_t *cursor = record.base + record.keys_position
-        cdef const uint8_t *end = cursor + max(record.keys_size, 0)
+    cdef int _gather(self, RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
+                     Pending *block) noexcept nogil:
+        """Entries of the rows from (*row, *key) on, at most KEYS_AHEAD, and where to go on; memory is asked for their
+        slots. Returns how many."""
+        cdef RecordRow *record
+        cdef const RecordRow *other = NULL
+        cdef int32_t seed = 0, tags_seed, at, hashed
+        cdef int count = 0, before
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
         cdef const uint8_t *piece
         cdef int64_t size
-        if record.uniq_key_size > 0:
-            rmq_prefetch(self._slot(key_hash_of(rmq_hash_utf8(record.base + record.uniq_key_position,
-                                                              record.uniq_key_size, seed))))
-        while next_key(&cursor, end, &piece, &size):
-            rmq_prefetch(self._slot(key_hash_of(rmq_hash_utf8(piece, size, seed))))
-
-    cdef bint _put_key(self, const RecordRow *record, int32_t seed, const uint8_t *piece, int64_t size,
-                              int32_t *at, int32_t *done) noexcept nogil:
-        """Put key number *at of the record unless it is done already; False when the file is full."""
-        if at[0] >= done[0]:
-            if not self._put(key_hash_of(rmq_hash_utf8(piece, size, seed)), record.phy_offset, record.store_timestamp):
-                return False
-            done[0] += 1
-        at[0] += 1
-        return True
+        cdef bint room = True
+        while row[0] < batch.count:
+            record = &batch.rows[row[0]]
+            before = count
+            if record.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK:
+                if other == NULL or other.topic_size != record.topic_size or memcmp(
+                        other.base + other.topic_position, record.base + record.topic_position, record.topic_size):
+                    # Every key's hash begins with that of `topic#`.
+                    seed = rmq_hash_utf8(record.base + record.topic_position, record.topic_size, 0)
+                    seed = <int32_t>(31 * <uint32_t>seed + <uint32_t>HASH_OF_SEPARATOR)
+                    other = record
+                at = 0
+                if record.uniq_key_size > 0:
+                    hashed = key_hash_of(rmq_hash_utf8(record.base + record.uniq_key_position, record.uniq_key_size,
+                                                       seed))
+                    rmq_prefetch(self._slot(hashed))
+                    room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                if room and record.keys_size > 0:
+                    cursor = record.base + record.keys_position
+                    end = cursor + record.keys_size
+                    while room and next_key(&cursor, end, &piece, &size):
+                        hashed = key_hash_of(rmq_hash_utf8(piece, size, seed))
+                        rmq_prefetch(self._slot(hashed))
+                        room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                if room and index_tags and record.tags_size > 0:
+                    # The key is "T#tags" behind "topic#": three characters more.
+                    tags_seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + <uint32_t>HASH_OF_SEPARATOR)
+                    hashed = key_hash_of(rmq_hash_utf8(record.base + record.tags_position, record.tags_size, tags_seed))
+                    rmq_prefetch(self._slot(hashed))
+                    room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                if not room:
+                    key[0] = at
+                    return count
+                if count > before:
+                    block[count - 1].is_last = True
+            row[0] += 1
+            key[0] = 0
+        return count
 
     # ---- select ----
 
@@ -340,18 +378,16 @@ cdef class IndexFileView:
             position = previous
         return True
 
-    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count, bint slots_only) noexcept nogil:
+    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count) noexcept nogil:
         """Ask memory for the slots of up to KEYS_AHEAD keys, then for their newest entries, then for those before, so
         that the waits overlap."""
-        cdef const uint8_t *slots[64]
-        cdef int32_t newest[64]
+        cdef const uint8_t *slots[KEYS_AHEAD]
+        cdef int32_t newest[KEYS_AHEAD]
         cdef int32_t position, previous
         cdef Py_ssize_t i
         for i in range(count):
             slots[i] = self._slot(key_hashes[i])
             rmq_prefetch(slots[i])
-        if slots_only:
-            return
         for i in range(count):
             position = load_i32(slots[i])
             newest[i] = position if 0 < position < self.index_num else 0
@@ -383,7 +419,7 @@ cdef class IndexFileView:
             with nogil:
                 for i in range(keys):
                     if i % KEYS_AHEAD == 0:
-                        self._prefetch(&key_hashes[i], min(KEYS_AHEAD, keys - i), False)
+                        self._prefetch(&key_hashes[i], min(<Py_ssize_t>KEYS_AHEAD, keys - i))
                     before = out.count
                     if raw:
                         ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin, end,

@@ -7,8 +7,6 @@ cdef extern from "utf8.h" nogil:
     uint32_t rmq_hash_latin1(const uint8_t *p, int64_t size, uint32_t hash) noexcept
     int64_t rmq_utf16_units(const uint8_t *p, int64_t size, int *malformed) noexcept
     int64_t rmq_utf8_repair(const uint8_t *p, int64_t size, uint8_t *out) noexcept
-    int rmq_has_separator(const uint8_t *p, int64_t size) noexcept
-    int64_t rmq_ascii_prefix(const uint8_t *p, int64_t size) noexcept
 
 
 cdef inline int32_t key_hash_of(int32_t java_hash) noexcept nogil:

@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from rmq._core._record cimport PutRow
+from rmq._core._textcolumn cimport TextColumn
 
 
 @cython.final
@@ -16,16 +17,6 @@ cdef class PutRules:
         readonly bint append_crc
         readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
         readonly bytes store_host
-
-
-@cython.final
-cdef class TextColumn:
-    """Borrowed strings data[offsets[i]:offsets[i + 1]]; missing[i] != 0: null."""
-    cdef:
-        const int64_t[::1] offsets
-        const uint8_t[::1] data
-        const uint8_t[::1] missing          # empty: no nulls
-    cdef const uint8_t *at(self, Py_ssize_t i, int64_t *size) noexcept nogil
 
 
 @cython.final
@@ -44,5 +35,5 @@ cdef class PutBatch:
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil
     cdef int _room(self, int64_t size) except -1 nogil
     cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists) except -1 nogil
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

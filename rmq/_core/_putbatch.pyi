@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from rmq._core._message import Message
 from rmq._core._queuetable import QueueTable
+from rmq._core._textcolumn import TextColumn
 
 _Writable = bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 _Buffer = bytes | _Writable
@@ -37,11 +38,6 @@ class PutRules:
     def drop_last_separator(self) -> bool: ...
     @property
     def store_host(self) -> bytes: ...
-
-@final
-class TextColumn:
-    def __new__(cls, offsets: _Int64, data: _Buffer, missing: _Buffer) -> Self: ...
-    def __len__(self) -> int: ...
 
 @final
 class PutBatch:

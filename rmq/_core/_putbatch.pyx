@@ -6,13 +6,18 @@ Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2Stri
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
-from rmq._core._javahash cimport rmq_ascii_prefix, rmq_has_separator, rmq_utf16_units
+from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, crc_of, encode_record, looks_lost
+from rmq._core._textcolumn cimport TextColumn, text_at
+
+cdef extern from "property.h" nogil:
+    int RMQ_HAS_SEPARATOR, RMQ_HAS_SPACE, RMQ_HAS_HIGH
+    int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
 
 import numpy as np
 
@@ -20,7 +25,6 @@ from rmq._core._message import check_topic, parse_host, without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
-cdef uint8_t NOTHING = 0
 cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
 
 
@@ -34,31 +38,6 @@ cdef class PutRules:
         self.append_crc = append_crc
         self.drop_last_separator = drop_last_separator
         self.store_host = parse_host(store_host, "store_host")
-
-
-@cython.final
-cdef class TextColumn:
-    def __cinit__(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None,
-                  const uint8_t[::1] missing not None):
-        cdef Py_ssize_t i
-        for i in range(offsets.shape[0]):
-            if offsets[i] < 0 or offsets[i] > data.shape[0] or (i and offsets[i] < offsets[i - 1]):
-                raise ValueError(f"offsets[{i}] lies outside the data")
-        if missing.shape[0] and missing.shape[0] != offsets.shape[0] - 1:
-            raise ValueError("missing must have one byte per string")
-        self.offsets = offsets
-        self.data = data
-        self.missing = missing
-
-    def __len__(self):
-        return self.offsets.shape[0] - 1
-
-    cdef inline const uint8_t *at(self, Py_ssize_t i, int64_t *size) noexcept nogil:
-        """First byte and size of string i; size -1 when null. The pointer is never NULL, as memcpy asks."""
-        size[0] = self.offsets[i + 1] - self.offsets[i]
-        if self.missing.shape[0] and self.missing[i]:
-            size[0] = -1
-        return &self.data[0] + self.offsets[i] if self.data.shape[0] else &NOTHING
 
 
 cdef object _fault(Py_ssize_t row, str text, kind=IllegalMessageError):
@@ -93,8 +72,6 @@ cdef class PutBatch:
                 raise MemoryError()
             self.rows = rows
             self._capacity = <int32_t>count
-        if count:
-            memset(self.rows, 0, <size_t>count * sizeof(PutRow))
         return 0
 
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil:
@@ -147,6 +124,8 @@ cdef class PutBatch:
         cdef PutRow *row
         cdef bytes host
         self._reserve(count)
+        if count:
+            memset(self.rows, 0, <size_t>count * sizeof(PutRow))
         for i in range(count):
             if type(messages[i]) is not Message:
                 raise _fault(i, f"expected Message, got {type(messages[i]).__name__}", TypeError)
@@ -193,10 +172,11 @@ cdef class PutBatch:
     # ---- columns ----
 
     cdef int _room(self, int64_t size) except -1 nogil:
+        """Make room for so many bytes more, and for 16 behind them."""
         cdef uint8_t *arena
         cdef int64_t room
-        if self._arena_size + size > self._arena_room:
-            room = max(self._arena_room * 2, self._arena_size + size, <int64_t>65536)
+        if self._arena_size + size + 16 > self._arena_room:
+            room = max(self._arena_room * 2, self._arena_size + size + 16, <int64_t>65536)
             arena = <uint8_t *>realloc(self._arena, <size_t>room)
             if arena == NULL:
                 with gil:
@@ -206,19 +186,18 @@ cdef class PutBatch:
         return 0
 
     cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil:
-        """Append `name 0x01 value 0x02` to the property string being built; 1 when the text breaks the string."""
+        """Append `name 0x01 value 0x02` to the property string being built; returns RMQ_HAS_* of the value."""
         cdef uint8_t *p
-        if rmq_has_separator(value, size):
-            return 1
+        cdef int found
         self._room(name_size + size + 2)
         p = self._arena + self._arena_size
-        memcpy(p, name, name_size)
+        memcpy(p, name, <size_t>name_size)
         p[name_size] = L.PROPERTY_NAME_END
-        if size:
-            memcpy(p + name_size + 1, value, size)
-        p[name_size + 1 + size] = L.PROPERTY_END
         self._arena_size += name_size + size + 2
-        return 0
+        p += name_size + 1
+        found = rmq_copy_text(p, value, size)
+        p[size] = L.PROPERTY_END
+        return found
 
     def load_columns(self, Py_ssize_t count, *, TextColumn topic not None, TextColumn body not None,
                      TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
@@ -236,7 +215,7 @@ cdef class PutBatch:
         cdef int64_t size, name_size, units = 0, start
         cdef const uint8_t *p
         cdef const uint8_t *name
-        cdef int malformed
+        cdef int malformed, found, held
         cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
         cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
@@ -244,12 +223,14 @@ cdef class PutBatch:
         self._room(1)  # so that rows without properties have an address too
         starts = np.zeros(count + 1, np.int64)
         self._source = (topic, body, raw_properties)
+        _set_rows(self.rows, count, self.rules.store_host)
         _set_numbers(self.rows, count, numbers)
-        _set_hosts(self.rows, count, hosts, self.rules.store_host)
+        if hosts:
+            _set_hosts(self.rows, count, hosts, self.rules.store_host)
         with nogil:
             for i in range(count):
                 row = &self.rows[i]
-                row.topic = topic.at(i, &size)
+                row.topic = text_at(topic, i, &size)
                 row.topic_size = <int32_t>size
                 if size <= 0:
                     with gil:
@@ -257,14 +238,14 @@ cdef class PutBatch:
                 if i == 0 or not _same_topic(row, &self.rows[i - 1]):
                     with gil:
                         _check_row_topic(i, row)
-                row.body = body.at(i, &size)
+                row.body = text_at(body, i, &size)
                 if size < 0 or size > 0x7FFFFFFF:
                     with gil:
                         raise _fault(i, "body is null or over 2 GiB")
                 row.body_size = <int32_t>size
                 start = self._arena_size
                 if raw_properties is not None:
-                    row.properties = raw_properties.at(i, &size)
+                    row.properties = text_at(raw_properties, i, &size)
                     if size > L.PROPERTIES_SIZE_LIMIT:
                         with gil:
                             raise _fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
@@ -274,24 +255,31 @@ cdef class PutBatch:
                         with gil:
                             starts[i] = self._without_crc(row)
                     continue
-                own_keys = self._keys_of(i, keys, key_lists)
+                held = 0            # RMQ_HAS_* of the row's text
+                own_keys = self._keys_of(i, keys, key_lists, &held)
                 own_uniq = own_tags = False
                 if uniq_key is not None:
-                    p = uniq_key.at(i, &size)
+                    p = text_at(uniq_key, i, &size)
                     own_uniq = size >= 0
-                    if own_uniq and self._item("UNIQ_KEY", 8, p, size):
-                        with gil:
-                            raise _fault(i, "uniq_key holds 0x01 or 0x02")
+                    if own_uniq:
+                        found = self._item("UNIQ_KEY", 8, p, size)
+                        held |= found
+                        if found & RMQ_HAS_SEPARATOR:
+                            with gil:
+                                raise _fault(i, "uniq_key holds 0x01 or 0x02")
                 if tags is not None:
-                    p = tags.at(i, &size)
+                    p = text_at(tags, i, &size)
                     own_tags = size >= 0
-                    if own_tags and self._item("TAGS", 4, p, size):
-                        with gil:
-                            raise _fault(i, "tags hold 0x01 or 0x02")
+                    if own_tags:
+                        found = self._item("TAGS", 4, p, size)
+                        held |= found
+                        if found & RMQ_HAS_SEPARATOR:
+                            with gil:
+                                raise _fault(i, "tags hold 0x01 or 0x02")
                 if maps is not None:
                     for k in range(maps[i], maps[i + 1]):
-                        name = names.at(k, &name_size)
-                        p = values.at(k, &size)
+                        name = text_at(names, k, &name_size)
+                        p = text_at(values, k, &size)
                         if size < 0:
                             continue
                         if name_size <= 0:
@@ -302,9 +290,19 @@ cdef class PutBatch:
                                 (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
                                 (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
                             continue
-                        if rmq_has_separator(name, name_size) or self._item(<const char *>name, name_size, p, size):
+                        self._room(name_size)
+                        found = rmq_copy_text(self._arena + self._arena_size, name, name_size) | \
+                            self._item(<const char *>name, name_size, p, size)
+                        held |= found
+                        if found & RMQ_HAS_SEPARATOR:
                             with gil:
                                 raise _fault(i, "properties hold 0x01 or 0x02")
+                if held & RMQ_HAS_HIGH:
+                    malformed = 0
+                    rmq_utf16_units(self._arena + start, self._arena_size - start, &malformed)
+                    if malformed:
+                        with gil:
+                            raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
                 if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
                     with gil:
                         raise _fault(i, f"properties have {self._arena_size - start} bytes, more than "
@@ -327,15 +325,8 @@ cdef class PutBatch:
                         raise _fault(i, "queue_id is negative")
                 if not self.waits and (not is_foreign or waits(row.properties, row.properties_size)):
                     self.waits = True
-                malformed = 0
-                if starts[i] >= 0 and raw_properties is None:
-                    size = rmq_ascii_prefix(row.properties, row.properties_size)
-                    if size < row.properties_size:
-                        rmq_utf16_units(row.properties + size, row.properties_size - size, &malformed)
-                if malformed:
-                    with gil:
-                        raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
                 if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                    malformed = 0  # checked above
                     units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                 self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
@@ -350,40 +341,40 @@ cdef class PutBatch:
         row.properties_size = <int32_t>len(encoded)
         return start
 
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists) except -1 nogil:
-        """Append KEYS of row i; whether it has any."""
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil:
+        """Append KEYS of row i; whether it has any. *held: RMQ_HAS_* of them are added."""
         cdef Py_ssize_t k, first, last
         cdef int64_t size, start = self._arena_size
         cdef const uint8_t *p
+        cdef int found
         if keys is None:
             return 0
         first, last = i, i + 1
         if key_lists is not None:
             first, last = <Py_ssize_t>key_lists[i], <Py_ssize_t>key_lists[i + 1]
         for k in range(first, last):
-            p = keys.at(k, &size)
+            p = text_at(keys, k, &size)
             if size < 0:
                 if key_lists is not None:
                     with gil:
                         raise _fault(i, "keys hold a null")
                 continue
-            if size == 0 or memchr(p, 0x20, size) != NULL:
-                with gil:
-                    raise _fault(i, "a key is empty or holds a space")
             if self._arena_size == start:
-                if self._item("KEYS", 4, p, size):
-                    with gil:
-                        raise _fault(i, "a key holds 0x01 or 0x02")
+                found = self._item("KEYS", 4, p, size)
             else:
                 # Reopen the item: the next key goes where its 0x02 stands.
-                if rmq_has_separator(p, size):
-                    with gil:
-                        raise _fault(i, "a key holds 0x01 or 0x02")
                 self._room(size + 1)
                 self._arena[self._arena_size - 1] = 0x20
-                memcpy(self._arena + self._arena_size, p, size)
+                found = rmq_copy_text(self._arena + self._arena_size, p, size)
                 self._arena[self._arena_size + size] = L.PROPERTY_END
                 self._arena_size += size + 1
+            if size == 0 or found & RMQ_HAS_SPACE:
+                with gil:
+                    raise _fault(i, "a key is empty or holds a space")
+            if found & RMQ_HAS_SEPARATOR:
+                with gil:
+                    raise _fault(i, "a key holds 0x01 or 0x02")
+            held[0] |= found
         return self._arena_size > start
 
     # ---- encode ----
@@ -492,7 +483,8 @@ cdef class PutBatch:
 
 
 cdef inline bint _same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
-    return row.topic_size == other.topic_size and memcmp(row.topic, other.topic, row.topic_size) == 0
+    return row.topic_size == other.topic_size and (
+        row.topic == other.topic or memcmp(row.topic, other.topic, row.topic_size) == 0)
 
 
 cdef int _check_row_topic(Py_ssize_t i, PutRow *row) except -1:
@@ -506,12 +498,23 @@ cdef int _check_row_topic(Py_ssize_t i, PutRow *row) except -1:
     return 0
 
 
+cdef void _set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept:
+    """Rows as they are when no column says otherwise: the store's own host, born when stored."""
+    cdef PutRow row
+    cdef Py_ssize_t i
+    memset(&row, 0, sizeof(row))
+    row.queue = -2
+    row.store_host_size = row.born_host_size = <uint8_t>len(host)
+    memcpy(row.store_host, <const char *>host, len(host))
+    memcpy(row.born_host, <const char *>host, len(host))
+    for i in range(count):
+        rows[i] = row
+
+
 cdef int _set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
     cdef const int64_t[::1] column
     cdef Py_ssize_t i
     cdef int field
-    for i in range(count):
-        rows[i].queue = -1 if "born_timestamp" in numbers else -2
     for name, values in numbers.items():
         column = values
         field = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
@@ -533,6 +536,7 @@ cdef int _set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
                 rows[i].prepared_transaction_offset = column[i]
             else:
                 rows[i].born_timestamp = column[i]
+                rows[i].queue = -1
     return 0
 
 
@@ -540,15 +544,7 @@ cdef int _set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) excep
     cdef const int64_t[::1] store = None, born = None
     cdef list store_hosts = [], born_hosts = []
     cdef bytes host
-    cdef const char *text = own
-    cdef uint8_t size = <uint8_t>len(own)
     cdef Py_ssize_t i
-    if not hosts:
-        for i in range(count):
-            rows[i].store_host_size = rows[i].born_host_size = size
-            memcpy(rows[i].store_host, text, size)
-            memcpy(rows[i].born_host, text, size)
-        return 0
     if "store_host" in hosts:
         store_hosts, store = hosts["store_host"]
     if "born_host" in hosts:

@@ -20,6 +20,7 @@ cdef class QueueTable:
         int32_t bucket_mask
         int32_t count
         int32_t room
+        int32_t last            # number that find_or_add answered last
     cdef int32_t find_or_add(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id) noexcept nogil
     cdef int32_t _find(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id, int32_t *bucket) noexcept nogil
     cdef bint _grow(self) noexcept nogil

@@ -2,12 +2,33 @@
 """Queues by (topic, queue id), with the offset of each queue's next message (RocketMQ: topicQueueTable)."""
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-cimport rmq._core._layout as L
-from rmq._core._javahash cimport rmq_hash_utf8
+
+cdef extern from *:
+    """
+    /* A word at a time, all bytes in; the last word may overlap the one before it. */
+    static inline uint32_t rmq_queue_hash(const uint8_t *topic, int32_t size, int32_t queue_id) {
+        const uint64_t k = 0x9E3779B97F4A7C15ull;
+        uint64_t h = ((uint64_t)(uint32_t)queue_id << 32 | (uint32_t)size) * k, word = 0;
+        int32_t i = 0;
+        for (; i + 8 <= size; i += 8) {
+            __builtin_memcpy(&word, topic + i, 8);
+            h = (h ^ (h >> 29) ^ word) * k;
+        }
+        if (i < size && size >= 8) {
+            __builtin_memcpy(&word, topic + size - 8, 8);
+            h = (h ^ (h >> 29) ^ word) * k;
+        } else if (i < size) {
+            for (word = 0; i < size; i++) word = word << 8 | topic[i];
+            h = (h ^ (h >> 29) ^ word) * k;
+        }
+        return (uint32_t)(h >> 32);
+    }
+    """
+    uint32_t rmq_queue_hash(const uint8_t *topic, int32_t size, int32_t queue_id) noexcept nogil
 
 
 @cython.final
@@ -34,7 +55,7 @@ cdef class QueueTable:
     cdef int32_t _find(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id,
                        int32_t *bucket) noexcept nogil:
         """Number of the queue, or -1 with *bucket the place for it. Ends: a quarter of the buckets stays free."""
-        cdef int32_t at = rmq_hash_utf8(topic, topic_size, queue_id) & self.bucket_mask, number
+        cdef int32_t at = <int32_t>(rmq_queue_hash(topic, topic_size, queue_id) & <uint32_t>self.bucket_mask), number
         cdef QueueSlot *slot
         while self.buckets[at] != 0:
             number = self.buckets[at] - 1
@@ -58,7 +79,7 @@ cdef class QueueTable:
             return False
         self.room *= 2
         for i in range(self.count):
-            at = rmq_hash_utf8(slots[i].topic, slots[i].topic_size, slots[i].queue_id) & mask
+            at = <int32_t>(rmq_queue_hash(slots[i].topic, slots[i].topic_size, slots[i].queue_id) & <uint32_t>mask)
             while buckets[at] != 0:
                 at = (at + 1) & mask
             buckets[at] = i + 1
@@ -69,10 +90,16 @@ cdef class QueueTable:
 
     cdef int32_t find_or_add(self, const uint8_t *topic, int32_t topic_size, int32_t queue_id) noexcept nogil:
         """Number of the queue, added with next offset 0 when new; -1 when memory is short."""
-        cdef int32_t bucket = 0
-        cdef int32_t number = self._find(topic, topic_size, queue_id, &bucket)
+        cdef int32_t bucket = 0, number
         cdef QueueSlot *slot
+        if self.count:  # messages of one queue often follow each other
+            slot = &self.slots[self.last]
+            if slot.queue_id == queue_id and slot.topic_size == topic_size and \
+                    memcmp(slot.topic, topic, topic_size) == 0:
+                return self.last
+        number = self._find(topic, topic_size, queue_id, &bucket)
         if number >= 0:
+            self.last = number
             return number
         if self.count == self.room:
             if not self._grow():

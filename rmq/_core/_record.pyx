@@ -10,6 +10,9 @@ cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64, store_u16
 from rmq._core._javahash cimport decode_utf8
 
+cdef extern from "property.h" nogil:
+    const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
+
 cdef extern from "crc32.h" nogil:
     void rmq_crc_init() noexcept
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
@@ -71,11 +74,8 @@ cdef bint next_property(const uint8_t **cursor, const uint8_t *end, bint legacy,
     cdef const uint8_t *mark
     while cursor[0] < end:
         start = cursor[0]
-        stop = <const uint8_t *>memchr(start, L.PROPERTY_END, end - start)
-        if stop == NULL:
-            stop = end
+        stop = rmq_item_end(start, end, &mark)
         cursor[0] = stop + 1
-        mark = <const uint8_t *>memchr(start, L.PROPERTY_NAME_END, stop - start)
         if mark == NULL or mark == start:
             continue
         item.name = start

@@ -46,26 +46,47 @@ __attribute__((target("pclmul,sse4.1"))) static inline __m128i rmq_crc_fold(__m1
     return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(value, k, 0x00), _mm_clmulepi64_si128(value, k, 0x11)));
 }
 
-/* REQUIRES: n >= 64. Folds 64 bytes at a time; the tail below 16 bytes is left to the tables. */
+/* Bytes moved up (by < 0: down) in the register, zeros behind them. REQUIRES: |by| <= 16. */
+__attribute__((target("pclmul,sse4.1"))) static inline __m128i rmq_crc_shift(__m128i value, int by) {
+    static const uint8_t steps[48] = {
+        0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+        0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
+        0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+    return _mm_shuffle_epi8(value, _mm_loadu_si128((const __m128i *)(steps + 16 - by)));
+}
+
+/* REQUIRES: n >= 16. The odd bytes go first, with zeros before them: zeros change nothing in a register of zeros, so
+   the initial value moves with the bytes and no tail is left. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t rmq_crc_by_clmul(uint32_t crc, const uint8_t *p, size_t n) {
     const __m128i k512 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
     const __m128i k128 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     const __m128i k64 = _mm_set_epi64x(0, 0x163cd6124);
     const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641);
     const __m128i low32 = _mm_setr_epi32(-1, 0, -1, 0);
-    __m128i x0 = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_cvtsi32_si128((int)crc));
-    __m128i x1 = _mm_loadu_si128((const __m128i *)(p + 16));
-    __m128i x2 = _mm_loadu_si128((const __m128i *)(p + 32));
-    __m128i x3 = _mm_loadu_si128((const __m128i *)(p + 48));
-    for (p += 64, n -= 64; n >= 64; p += 64, n -= 64) {
-        x0 = rmq_crc_fold(x0, _mm_loadu_si128((const __m128i *)p), k512);
-        x1 = rmq_crc_fold(x1, _mm_loadu_si128((const __m128i *)(p + 16)), k512);
-        x2 = rmq_crc_fold(x2, _mm_loadu_si128((const __m128i *)(p + 32)), k512);
-        x3 = rmq_crc_fold(x3, _mm_loadu_si128((const __m128i *)(p + 48)), k512);
+    const int odd = (int)(n & 15);
+    const __m128i init = _mm_cvtsi32_si128((int)crc);
+    const __m128i head = rmq_crc_shift(_mm_xor_si128(_mm_loadu_si128((const __m128i *)p), init), 16 - odd);
+    __m128i x0, x1, x2, x3;
+    p += odd;
+    n -= (size_t)odd;
+    x0 = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), rmq_crc_shift(init, -odd));
+    x0 = rmq_crc_fold(head, x0, k128); /* no odd bytes: head is zero */
+    p += 16;
+    n -= 16;
+    if (n >= 48) {
+        x1 = _mm_loadu_si128((const __m128i *)p);
+        x2 = _mm_loadu_si128((const __m128i *)(p + 16));
+        x3 = _mm_loadu_si128((const __m128i *)(p + 32));
+        for (p += 48, n -= 48; n >= 64; p += 64, n -= 64) {
+            x0 = rmq_crc_fold(x0, _mm_loadu_si128((const __m128i *)p), k512);
+            x1 = rmq_crc_fold(x1, _mm_loadu_si128((const __m128i *)(p + 16)), k512);
+            x2 = rmq_crc_fold(x2, _mm_loadu_si128((const __m128i *)(p + 32)), k512);
+            x3 = rmq_crc_fold(x3, _mm_loadu_si128((const __m128i *)(p + 48)), k512);
+        }
+        x0 = rmq_crc_fold(x0, x1, k128);
+        x0 = rmq_crc_fold(x0, x2, k128);
+        x0 = rmq_crc_fold(x0, x3, k128);
     }
-    x0 = rmq_crc_fold(x0, x1, k128);
-    x0 = rmq_crc_fold(x0, x2, k128);
-    x0 = rmq_crc_fold(x0, x3, k128);
     for (; n >= 16; p += 16, n -= 16) x0 = rmq_crc_fold(x0, _mm_loadu_si128((const __m128i *)p), k128);
     /* 128 -> 64 bits, then Barrett reduction to 32. */
     x0 = _mm_xor_si128(_mm_srli_si128(x0, 8), _mm_clmulepi64_si128(x0, k128, 0x10));
@@ -73,8 +94,7 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t rmq_crc_by_clmul(uint32
     x0 = _mm_xor_si128(x1, _mm_clmulepi64_si128(_mm_and_si128(x0, low32), k64, 0x00));
     x1 = _mm_clmulepi64_si128(_mm_and_si128(x0, low32), barrett, 0x10);
     x1 = _mm_clmulepi64_si128(_mm_and_si128(x1, low32), barrett, 0x00);
-    crc = (uint32_t)_mm_extract_epi32(_mm_xor_si128(x0, x1), 1);
-    return rmq_crc_by_table(crc, p, n);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x0, x1), 1);
 }
 #endif
 
@@ -82,7 +102,7 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t rmq_crc_by_clmul(uint32
 static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
     uint32_t crc = 0xFFFFFFFFu;
 #if defined(__x86_64__)
-    if (n >= 64 && rmq_crc_clmul)
+    if (n >= 16 && rmq_crc_clmul)
         crc = rmq_crc_by_clmul(crc, p, n);
     else
 #endif
