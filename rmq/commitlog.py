@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
+from rmq._core._mapguard import lost_pages
 from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import (
@@ -64,12 +65,28 @@ class Segment:
     def map_has_blank(self, position: int) -> bool:
         """Whether an end-of-segment record lies at a position."""
         blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
-        return 0 <= position < self._size and bytes(self.file.map[position : position + len(blank)]) == blank
+        return 0 <= position < self._size and self.read(position, len(blank)) == blank
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the file, fewer at its end."""
+        data = bytes(self.file.map[position : position + size])
+        self.check()
+        return data
+
+    def check(self) -> None:
+        """CorruptFileError when pages of the map were gone. A reader maps the file anew next time."""
+        if self._file is not None and lost_pages() and self._file.map.lost >= 0:
+            file = self._file
+            if not self._writable:
+                self._file = None
+            file.check()
 
     def used_end(self, begin: int) -> int:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
         data_end = self.file.data_end()
-        return used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
+        end = used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
+        self.check()
+        return end
 
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
@@ -114,10 +131,12 @@ class LogScan:
             batch = self._batch
             self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset,
                                    min(self._end, segment.end), **self._options)  # fmt: skip
+            segment.check()
             self.phy_offset = batch.next_phy_offset
             if batch.count:
                 blank_at = -1
                 yield batch
+                segment.check()  # the rows borrow the map
             if self.stop == SCAN_BLANK:
                 if blank_at < 0:
                     blank_at = self.phy_offset
@@ -248,6 +267,7 @@ class CommitLog:
             segment.file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
             if fitting:
                 plan.append((segment, position, row, row + fitting))
+            segment.check()
             row += fitting
             phy_offset += used
             if row < len(batch):
@@ -258,6 +278,7 @@ class CommitLog:
                 encode_blank(segment.file.map, position)
             else:
                 batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
+            segment.check()
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
         self.position = phy_offset
@@ -325,8 +346,10 @@ class CommitLog:
                 continue
             last = min(int(np.searchsorted(phy_offsets, segment.end)), first + batch.capacity)
             found = batch.load(segment.file.map, segment.start, phy_offsets[first:last], end, checks=checks)
+            segment.check()
             if batch.count:
                 yield batch, found.astype(np.int64) + first
+                segment.check()
             first = last
         batch.release()
 
@@ -340,7 +363,7 @@ class CommitLog:
                 begin = max(0, phy_offset - segment.start)
                 end = segment.used_end(begin)
                 if end > begin:
-                    found.append((segment.path, begin, segment.file.map[begin:end]))
+                    found.append((segment.path, begin, segment.read(begin, end - begin)))
         return found
 
     def truncate(self, phy_offset: int) -> None:
@@ -363,6 +386,12 @@ class CommitLog:
                 segment.file.sync()
         self.segments = kept
         self._starts = [segment.start for segment in kept]
+
+    def check(self) -> None:
+        """CorruptFileError when pages of a segment's map were gone."""
+        if lost_pages():
+            for segment in self.segments:
+                segment.check()
 
     def close(self) -> None:
         for segment in self.segments:

@@ -94,6 +94,7 @@ class Dispatcher:
         if not len(offsets) or offsets[-1] < self.queue_phy_offset:
             return
         units, runs = pack_units(batch, self._delay_levels, self.queue_phy_offset)
+        self._log.check()
         data = units.tobytes()
         for number, first, at, count in runs.tolist():
             queue = self._queue(number)
@@ -110,4 +111,5 @@ class Dispatcher:
         while row < len(batch):
             self.index_phy_offset = int(offsets[row])
             row, self.index_key = index.put_rows(batch, row, self.index_key)
+            self._log.check()
         self.index_phy_offset = max(self.index_phy_offset, batch.next_phy_offset)

@@ -39,7 +39,7 @@ class Flusher:
         self._last_timestamp = 0
         self._behind = 0
         self._written = (-1, -1, -1)  # what the manifest was written for
-        self._dispatch_failure: OSError | None = None
+        self._dispatch_failure: OSError | CorruptFileError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -64,6 +64,9 @@ class Flusher:
         if self._behind >= DISPATCH_BEHIND:
             try:
                 self.dispatch()
+            except CorruptFileError as error:
+                self._dispatch_failure = error
+                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
             except OSError as error:
                 self._note(error)
                 self._dispatch_failure = error  # these messages are stored; the next put tries again first

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rmq._core import _layout as L
+from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
-from rmq.index import find_geometry, index_paths
+from rmq.index import index_paths
 from rmq.paths import SEGMENT_NAME, StorePaths
+from rmq.segment import MappedFile
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
@@ -51,7 +56,7 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig) -> dict[str, int]
         known["mapped_file_size_consume_queue"] = size
     files = index_paths(paths.index)
     if files:
-        geometry = find_geometry(files, config)
+        geometry = _index_geometry(files, config)
         if geometry is None and not _lengths_fit(files, config):
             raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: "
                              "the files have no entries to tell")  # fmt: skip
@@ -145,3 +150,47 @@ def check_writable(paths: StorePaths) -> None:
     for path in _directories(paths.consume_queue):
         if path.name.startswith("%LMQ%"):
             raise UnsupportedFormatError(path, "light message queue (LMQ)", reads_it)
+
+
+def _index_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
+    """(max_hash_slot_num, max_index_num) of a store's index files; None when they do not tell (no entries).
+
+    The config's numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
+    """
+    usual = config.max_hash_slot_num, config.max_index_num
+    verdict: tuple[int, int] | None = None
+    for path in paths:
+        file = MappedFile(path)
+        try:
+            if file.size < L.INDEX_HEADER_SIZE:
+                raise CorruptFileError(path, file.size, "file is shorter than an index header")
+            if file.size == index_file_size(*usual) and _fits(file, *usual):
+                if verdict is None:
+                    verdict = usual
+                continue
+            candidates = [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
+            if verdict is not None and verdict != usual:
+                candidates = [pair for pair in candidates if pair == verdict]
+            if len(candidates) > 1:
+                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: "
+                                 "pass them")  # fmt: skip
+            if not candidates:
+                empty = np.frombuffer(file.map, np.uint8, 4, L.INDEX_COUNT_OFFSET).tolist()
+                if empty in ([0, 0, 0, 0], [0, 0, 0, 1]):
+                    continue  # no entries: any geometry of that length fits
+                raise CorruptFileError(path, 0, "entries fit no geometry: damaged, or no index file")
+            verdict = candidates[0]
+        finally:
+            try:
+                file.check()
+            finally:
+                file.close()
+    return verdict
+
+
+def _fits(file: MappedFile, slots: int, entries: int) -> bool:
+    view = IndexFileView(file.map, hash_slot_num=slots, index_num=entries)
+    try:
+        return bool(view.fits())
+    finally:
+        view.release()

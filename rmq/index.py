@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
@@ -26,7 +27,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
 from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import MappedFile, make_directory
+from rmq.segment import MappedFile, guarded, make_directory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +92,7 @@ class IndexFile:
         self.view.limit((self._file.reserved - self._entries_at) // L.ENTRY_SIZE)
         return self.view.room
 
+    @guarded
     def put_keys(self, keys: Any, phy_offsets: Sequence[int] | npt.NDArray[np.int64],
                  store_timestamps: Sequence[int] | npt.NDArray[np.int64]) -> int:  # fmt: skip
         """Append one entry per key; returns how many fitted. Source: IndexFile#putKey.
@@ -117,11 +119,13 @@ class IndexFile:
         """Append one entry; False when the file is full."""
         return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
 
+    @guarded
     def put_rows(self, batch: RecordBatch, row: int, key: int, index_tags: bool) -> tuple[int, int]:
         """Index some of a scanned batch from (row, key) on; returns where to go on, here or in the next."""
         self._reserve()
         return self.view.put_rows(batch, row, key, index_tags=index_tags)
 
+    @guarded
     def select_phy_offset_many(self, keys: Any, max_num: int = 32, begin: int = 0,
                                end: int = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's answers for each key, newest first, at most max_num each: list<int64>.
@@ -133,6 +137,7 @@ class IndexFile:
         counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
         return list_array(counts, values)
 
+    @guarded
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
         """select_phy_offset_many for one key."""
@@ -142,34 +147,42 @@ class IndexFile:
         return answer
 
     @property
+    @guarded
     def begin_timestamp(self) -> int:
         return self.view.begin_timestamp
 
     @property
+    @guarded
     def end_timestamp(self) -> int:
         return self.view.end_timestamp
 
     @property
+    @guarded
     def begin_phy_offset(self) -> int:
         return self.view.begin_phy_offset
 
     @property
+    @guarded
     def end_phy_offset(self) -> int:
         return self.view.end_phy_offset
 
     @property
+    @guarded
     def hash_slot_count(self) -> int:
         return self.view.hash_slot_count
 
     @property
+    @guarded
     def index_count(self) -> int:
         """Number of the next entry, from 1; max_index_num when full."""
         return self.view.index_count
 
     @property
+    @guarded
     def is_full(self) -> bool:
         return self.view.is_full
 
+    @guarded
     def reset(self, header: bytes) -> str:
         """Take the file back to what it was with this header, zeros behind; "" or what is wrong."""
         self._reserve()
@@ -184,11 +197,15 @@ class IndexFile:
         self.flush()
         return ""
 
+    @guarded
     def flush(self) -> None:
         """Everything put so far is on disk; the count of an untouched file becomes 1, as RocketMQ's flush."""
         if self._writable:
             self.view.settle()
             self._file.sync()
+
+    def _check_maps(self) -> None:
+        self._file.check()
 
     def close(self) -> None:
         """Close without syncing; what was put stays in the page cache."""
@@ -223,7 +240,10 @@ class Index:
         known = {file.path: file for file in self.files}
         files = []
         for path in index_paths(self.directory, remove_empty=self._writable):
-            files.append(known.get(path) or self._open(path, "r+" if self._writable else "r"))
+            files.append(known.pop(path) if path in known else self._open(path, "r+" if self._writable else "r"))
+        for path in known:
+            if path.exists():
+                raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
 
     def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
@@ -278,6 +298,7 @@ class Index:
                 break
         if not answers:
             return found.astype(np.int64), np.empty(0, np.int64)
+        self.check()
         order = np.argsort(np.concatenate(key_numbers), kind="stable")
         return found.astype(np.int64), np.concatenate(answers)[order]
 
@@ -295,7 +316,19 @@ class Index:
             counts, values = file.view.collect(hashes)
             numbers.append(np.repeat(np.arange(len(hashes)), counts))
             offsets.append(values)
+        self.check()
         return np.concatenate(numbers), np.concatenate(offsets)
+
+    def check(self) -> None:
+        """CorruptFileError when pages of a file's map were gone. A reader opens the file anew next time."""
+        for file in list(self.files) if lost_pages() else ():
+            try:
+                file._check_maps()
+            except CorruptFileError:
+                if not self._writable:
+                    self.files = [other for other in self.files if other is not file]
+                    file.close()
+                raise
 
     def close(self) -> None:
         for file in self.files:
@@ -326,44 +359,3 @@ def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:
     """Source: IndexFile#isTimeMatched."""
     first, last = view.begin_timestamp, view.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last
-
-
-def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
-    """(max_hash_slot_num, max_index_num) of a store's index files; None when they do not tell (no entries).
-
-    The config's numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
-    """
-    usual = config.max_hash_slot_num, config.max_index_num
-    verdict: tuple[int, int] | None = None
-    for path in paths:
-        file = MappedFile(path)
-        try:
-            if file.size < L.INDEX_HEADER_SIZE:
-                raise CorruptFileError(path, file.size, "file is shorter than an index header")
-            if file.size == index_file_size(*usual) and _fits(file, *usual):
-                if verdict is None:
-                    verdict = usual
-                continue
-            candidates = [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
-            if verdict is not None and verdict != usual:
-                candidates = [pair for pair in candidates if pair == verdict]
-            if len(candidates) > 1:
-                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: "
-                                 "pass them")  # fmt: skip
-            if not candidates:
-                empty = np.frombuffer(file.map, np.uint8, 4, L.INDEX_COUNT_OFFSET).tolist()
-                if empty in ([0, 0, 0, 0], [0, 0, 0, 1]):
-                    continue  # no entries: any geometry of that length fits
-                raise CorruptFileError(path, 0, "entries fit no geometry: damaged, or no index file")
-            verdict = candidates[0]
-        finally:
-            file.close()
-    return verdict
-
-
-def _fits(file: MappedFile, slots: int, entries: int) -> bool:
-    view = IndexFileView(file.map, hash_slot_num=slots, index_num=entries)
-    try:
-        return bool(view.fits())
-    finally:
-        view.release()

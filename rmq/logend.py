@@ -42,6 +42,7 @@ def _first_record_time(log: CommitLog, start: int) -> int | None:
     assert segment is not None
     batch = RecordBatch(1)
     batch.scan(segment.file.map, segment.start, segment.start, segment.end, checks=CHECK_CRC)
+    segment.check()
     time = int(batch.numbers("store_timestamp")[0]) if batch.count else None
     batch.release()
     return time or None
@@ -82,10 +83,12 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
         begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
         used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
         found = resync(segment.file.map, segment.start, min(begin, used), used)
+        segment.check()
         if found >= 0:
             end.next_phy_offset = found
             batch = RecordBatch(1)
             batch.scan(segment.file.map, segment.start, found, segment.end)
+            segment.check()
             time = int(batch.numbers("store_timestamp")[0])
             batch.release()
             end.is_damage = end.is_damage or durable_time is None or time <= durable_time
@@ -112,6 +115,7 @@ def fits(log: CommitLog, mark: Mark) -> bool:
         return False
     batch = RecordBatch(1)
     batch.scan(segment.file.map, segment.start, mark.last_phy_offset, segment.end)
+    segment.check()
     found = batch.count == 1 and batch.next_phy_offset == mark.durable_phy_offset
     batch.release()
     return found
@@ -123,9 +127,9 @@ def was_left_alone(log: CommitLog, mark: Mark) -> bool:
     if segment is None:
         return log.max_phy_offset == mark.durable_phy_offset
     position = mark.durable_phy_offset - segment.start
-    head = bytes(segment.file.map[position : position + L.BLANK_HEADER_SIZE])
+    head = segment.read(position, L.BLANK_HEADER_SIZE)
     if not any(head):
         return True
     following = log.segment_at(segment.end)
     is_blank = head == struct.pack(">ii", log.segment_size - position, L.BLANK_MAGIC)
-    return is_blank and (following is None or not any(bytes(following.file.map[: L.BLANK_HEADER_SIZE])))
+    return is_blank and (following is None or not any(following.read(0, L.BLANK_HEADER_SIZE)))

@@ -70,6 +70,7 @@ class Marks:
                             indexed_phy_offset=indexed, last_phy_offset=last, index_name=name,
                             index_header=header)  # fmt: skip
                 found.append((sequence, mark))
+        self._file.check()
         return found
 
     def read(self) -> Mark | None:
@@ -88,12 +89,14 @@ class Marks:
                           mark.index_header)  # fmt: skip
         offset = L.MARKS_CELL_A_OFFSET if self._sequence % 2 else L.MARKS_CELL_B_OFFSET
         self._view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
+        self._file.check()
         self._file.sync()
 
     @property
     def visible_phy_offset(self) -> int:
         """End of the log for readers; at or above every acknowledged byte of a live writer."""
         value: int = _LONG.unpack_from(self._view, L.MARKS_VISIBLE_PHY_OFFSET_OFFSET)[0]
+        self._file.check()
         return value
 
     def show(self, phy_offset: int) -> None:

@@ -27,7 +27,7 @@ from rmq.paths import StorePaths
 from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
-from rmq.segment import is_locked
+from rmq.segment import guarded, is_locked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +72,10 @@ class StoreReader(ABC):
 
     # ---- bounds ----
 
+    def _check_maps(self) -> None:
+        self._log.check()
+        self._index.check()
+
     @property
     def closed(self) -> bool:
         return self._closed
@@ -88,6 +92,7 @@ class StoreReader(ABC):
         self._check_open()
         return self._log_end()
 
+    @guarded
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}."""
         self._check_open()
@@ -115,6 +120,7 @@ class StoreReader(ABC):
                     and queue_id in (None, int(directory.name)):  # fmt: skip
                 yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
 
+    @guarded
     def info(self) -> StoreInfo:
         """Who wrote the store, how it was left, its bounds, and what its queues and index cover.
 
@@ -131,6 +137,7 @@ class StoreReader(ABC):
 
     # ---- by key ----
 
+    @guarded
     def query(self, topic: str, key: str, *, begin: Any = None, end: Any = None, limit: int | None = 32,
               complete: bool = True) -> QueryResult:  # fmt: skip
         """Messages of one topic that carry a key among KEYS or as UNIQ_KEY, newest first (descending phy offset).
@@ -146,6 +153,7 @@ class StoreReader(ABC):
         messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
         return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
 
+    @guarded
     def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
                    columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
@@ -208,6 +216,7 @@ class StoreReader(ABC):
             uncovered = [*self._ambiguous, *uncovered]
         return log_end, uncovered
 
+    @guarded
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
@@ -222,6 +231,7 @@ class StoreReader(ABC):
 
     # ---- by id ----
 
+    @guarded
     def lookup(self, id: int | str | tuple[str, int, int], *, topic: str | None = None) -> StoredMessage:
         """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
 
@@ -286,6 +296,7 @@ class StoreReader(ABC):
             return next(self._batch_queues(topic, int(queue_id)), queue)
         return queue
 
+    @guarded
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
              tags: str | None = None) -> PullResult:  # fmt: skip
         """Up to `limit` messages of a queue from a queue offset on, with RocketMQ's status and the queue's bounds.
@@ -316,6 +327,7 @@ class StoreReader(ABC):
             return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
         return pull_units(self._log, queue, self._log_end(), place, limit, wanted)
 
+    @guarded
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
         """Queue offset by store timestamp (int ms or aware datetime), exact on non-decreasing times.
 
@@ -376,6 +388,7 @@ class StoreReader(ABC):
         while True:
             self._check_open()
             batch = next(batches, None)
+            self._check_maps()
             if batch is None:
                 return
             yield batch

@@ -234,6 +234,7 @@ def _after(log: CommitLog, phy_offset: int, is_record: bool) -> int:
         return phy_offset
     batch = RecordBatch(1)
     batch.scan(segment.file.map, segment.start, phy_offset, segment.end)
+    segment.check()
     following = batch.next_phy_offset
     batch.release()
     return following

@@ -186,6 +186,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
             while first < len(rows):
                 last = min(len(rows), first + batch_rows - maker.count)
                 maker.append(rows, first, last)
+                log.check()
                 first = last
                 if maker.count >= batch_rows or maker.data_size >= batch_bytes:
                     yield maker.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import logging
 import mmap
 import os
@@ -13,7 +14,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from rmq._core._mapguard import MapGuard, lost_pages
 from rmq.errors import CorruptFileError, StoreLockedError
 
 logger = logging.getLogger("rmq")
@@ -95,6 +98,58 @@ def create_file(path: Path) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+
+class HasMaps(Protocol):
+    def _check_maps(self) -> None: ...
+
+
+_Self = TypeVar("_Self", bound=HasMaps)
+
+
+def guarded(method: Callable[Concatenate[_Self, _Parameters], _Answer]) -> Callable[Concatenate[_Self, _Parameters],
+                                                                                   _Answer]:  # fmt: skip
+    """For methods that read maps: when pages were gone meanwhile, CorruptFileError in place of what they made of it."""
+    @functools.wraps(method)
+    def answer(self: _Self, /, *args: _Parameters.args, **options: _Parameters.kwargs) -> _Answer:
+        try:
+            return method(self, *args, **options)
+        finally:
+            if lost_pages():
+                self._check_maps()
+
+    return answer
+
+
+class GuardedMap(mmap.mmap):
+    """A map of a file that others may truncate: pages that are gone read as zeros, and `lost` tells."""
+
+    __slots__ = ("_guard",)
+    _guard: MapGuard
+
+    @classmethod
+    def of(cls, descriptor: int, size: int, access: int) -> Self:
+        made = cls(descriptor, size, access=access)
+        made._guard = MapGuard(made)
+        return made
+
+    @property
+    def lost(self) -> int:
+        """Position of the first page that was gone when it was touched, -1: none so far."""
+        return self._guard.lost
+
+    def close(self) -> None:
+        """Unmap; BufferError while somebody looks at it."""
+        self._guard.release()
+        try:
+            super().close()
+        except BufferError:
+            self._guard = MapGuard(self)
+            raise
+
+
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
@@ -121,7 +176,7 @@ class MappedFile:
             if self.size == 0:
                 raise CorruptFileError(path, 0, "file is empty")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self.map = mmap.mmap(descriptor, self.size, access=access)
+            self.map = GuardedMap.of(descriptor, self.size, access)
         except BaseException:
             os.close(descriptor)
             raise
@@ -156,6 +211,12 @@ class MappedFile:
             raise
         finally:
             os.close(descriptor)
+
+    def check(self) -> None:
+        """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""
+        if lost_pages() and self.map.lost >= 0:
+            raise CorruptFileError(self.path, self.map.lost, "page is gone: the file was truncated while it was open, "
+                                                             "or the disk cannot read it")  # fmt: skip
 
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""

@@ -26,7 +26,9 @@ cdef class IndexFileView:
     """Borrows the bytes of one mapped index file; opens, flushes and closes nothing."""
     cdef:
         Py_buffer _buffer                   # held until release(): mmap.close() raises meanwhile
-        uint8_t *_base                      # first byte of the file; NULL once released
+        uint8_t *_base                      # first byte of the file; NULL once released and out of use
+        int _users                          # calls at work without the GIL
+        bint _is_released
         bint _writable
         bint _count_every_put               # RocketMQ <= 4.7.0: hash_slot_count grows with every put
         int32_t _limit                      # entries from this number on have no blocks yet
@@ -45,3 +47,4 @@ cdef class IndexFileView:
     cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
                       const int32_t[::1] found)
     cdef int _check(self) except -1
+    cdef void _leave(self)

@@ -92,15 +92,21 @@ cdef class IndexFileView:
         self.release()
 
     def release(self):
-        """Let go of the bytes; every other call raises ValueError from here on."""
-        if self._base != NULL:
+        """Let go of the bytes, as soon as no call works on them; every other call raises ValueError from here on."""
+        self._is_released = True
+        if self._base != NULL and not self._users:
             self._base = NULL
             PyBuffer_Release(&self._buffer)
 
     cdef int _check(self) except -1:
-        if self._base == NULL:
+        if self._is_released or self._base == NULL:
             raise ValueError("index file view is released")
         return 0
+
+    cdef void _leave(self):
+        self._users -= 1
+        if self._is_released:
+            self.release()
 
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil:
         return self._base + L.INDEX_HEADER_SIZE + <int64_t>self.hash_slot_num * L.INDEX_SLOT_SIZE + \
@@ -235,6 +241,7 @@ cdef class IndexFileView:
             if key_hashes[i] < 0:
                 raise ValueError(f"key_hashes[{i}] is negative")
         i = 0
+        self._users += 1
         with nogil:
             while i < count:
                 size = <int>min(<Py_ssize_t>KEYS_AHEAD, count - i)
@@ -247,6 +254,7 @@ cdef class IndexFileView:
                 i += done
                 if done < size:
                     break
+        self._leave()
         return i
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
@@ -264,6 +272,7 @@ cdef class IndexFileView:
             raise ValueError("index file is read only")
         if row < 0 or key < 0:
             raise ValueError("row and key must not be negative")
+        self._users += 1
         with nogil:
             while row < batch.count and self._count() < self._limit:
                 next_row, next_key = row, key
@@ -277,6 +286,7 @@ cdef class IndexFileView:
                     key = 0 if block[count - 1].is_last else block[count - 1].key + 1
                 else:
                     row, key = next_row, next_key
+        self._leave()
         return row, key
 
     cdef int _gather(self, RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
@@ -415,6 +425,7 @@ cdef class IndexFileView:
         counts = np.empty(keys, np.int32)
         cdef int32_t[::1] count = counts
         memset(&out, 0, sizeof(out))
+        self._users += 1
         try:
             with nogil:
                 for i in range(keys):
@@ -433,6 +444,7 @@ cdef class IndexFileView:
                 raise MemoryError()
             return counts, _to_array(&out)
         finally:
+            self._leave()
             free(out.items)
 
     def select(self, const int32_t[::1] key_hashes not None, int64_t max_num, int64_t begin, int64_t end,

@@ -1,0 +1,236 @@
+"""A mapped file that somebody truncates under a live store: an error in every path, no SIGBUS, no wrong answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import copy_store
+
+import rmq
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
+                         max_hash_slot_num=500, max_index_num=1000, flush_interval_commit_log=2**31 - 1)  # fmt: skip
+COUNT = 500
+BODY = bytes(range(200))
+
+
+def message(number: int) -> rmq.Message:
+    return rmq.Message("T", b"%06d" % number + BODY, keys=f"k{number}", tags="t", uniq_key=f"u{number}")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("original") / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([message(number) for number in range(COUNT)])
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, original: Path) -> Path:
+    return copy_store(original, tmp_path / "s")
+
+
+def log_files(path: Path) -> list[Path]:
+    return sorted((path / "commitlog").iterdir())
+
+
+def index_file(path: Path) -> Path:
+    return min((path / "index").iterdir())
+
+
+READS: dict[str, Callable[[rmq.Store], Any]] = {
+    "scan": lambda store: store.scan().read_all(),
+    "scan of headers": lambda store: store.scan(columns=["queue_offset"], check_crc=False).read_all(),
+    "query": lambda store: store.query("T", f"k{COUNT - 1}"),
+    "query of no key": lambda store: store.query("T", "none"),
+    "query_many": lambda store: store.query_many("T", [f"k{number}" for number in range(COUNT)]),
+    "select_phy_offset_many": lambda store: store.select_phy_offset_many("T", [f"k{n}" for n in range(COUNT)]),
+    "lookup by phy offset": lambda store: store.lookup(store.max_phy_offset - 360),
+    "lookup by uniq key": lambda store: store.lookup(f"u{COUNT - 1}"),
+    "lookup of none": lambda store: store.lookup("nobody"),
+    "pull": lambda store: store.pull("T", 0, COUNT - 10, 10),
+    "search_offset": lambda store: store.search_offset("T", 0, 2**62),
+    "topics": lambda store: store.topics(),
+    "info": lambda store: store.info(),
+}
+
+
+def outcome(read: Callable[[rmq.Store], Any], store: rmq.Store) -> Any:
+    """What a read answers, comparable, or the error it ends with."""
+    try:
+        answer = read(store)
+    except (rmq.RmqError, KeyError, OSError) as error:
+        return error
+    if isinstance(answer, pa.Table | pa.Array):
+        return answer.to_pylist()
+    if isinstance(answer, rmq.QueryManyResult):
+        return answer.table.to_pylist()
+    return answer.messages if isinstance(answer, rmq.PullResult) else answer
+
+
+@pytest.mark.parametrize("cut", [0, 4096])
+@pytest.mark.parametrize("target", ["first segment", "last segment", "index"])
+@pytest.mark.parametrize("name", READS)
+def test_a_read_beside_a_truncation_is_right_or_a_typed_error(path: Path, name: str, target: str, cut: int) -> None:
+    log = log_files(path)
+    victim = {"first segment": log[0], "last segment": log[-1], "index": index_file(path)}[target]
+    with rmq.open(path) as store:
+        for other in ("scan of headers", "select_phy_offset_many"):
+            outcome(READS[other], store)  # every file is mapped by now
+        right = outcome(READS[name], store)
+        os.truncate(victim, cut)
+        found = outcome(READS[name], store)
+        if isinstance(found, rmq.CorruptFileError):
+            assert Path(found.path).name == victim.name
+            assert found.offset >= cut
+        elif isinstance(found, Exception):
+            assert type(found) is type(right)
+        elif name != "info":  # which tells sizes
+            assert found == right
+
+
+def test_each_path_that_needs_the_lost_pages_fails(path: Path) -> None:
+    """The test above would pass if nothing ever touched them."""
+    with rmq.open(path) as store:
+        for read in READS.values():
+            outcome(read, store)
+        os.truncate(log_files(path)[-1], 0)
+        for name in ("scan", "scan of headers", "query", "query_many", "lookup by uniq key", "pull"):
+            assert isinstance(outcome(READS[name], store), rmq.CorruptFileError), name
+    with rmq.open(path) as store, pytest.raises(rmq.CorruptFileError):
+        store.scan().read_all()
+
+
+def test_an_index_that_lost_pages_is_not_asked(path: Path) -> None:
+    with rmq.open(path) as store:
+        store.select_phy_offset_many("T", ["k1"])
+        os.truncate(index_file(path), 100)
+        with pytest.raises(rmq.CorruptFileError):
+            store.select_phy_offset_many("T", [f"k{number}" for number in range(COUNT)])
+        with pytest.raises(rmq.CorruptFileError):
+            store.query("T", "k7")
+
+
+def test_a_stream_under_way_ends_with_an_error(path: Path) -> None:
+    with rmq.open(path) as store:
+        reader = store.scan(batch_rows=10)
+        head = reader.read_next_batch()
+        assert head.num_rows == 10
+        os.truncate(log_files(path)[0], 0)
+        seen: list[bytes] = []
+        with pytest.raises(rmq.CorruptFileError):
+            seen.extend(body for batch in reader for body in batch["body"].to_pylist())
+        assert seen == [b"%06d" % number + BODY for number in range(10, 10 + len(seen))]
+        assert len(seen) < COUNT - 10
+        assert [row["body"][:6] for row in head.to_pylist()] == [b"%06d" % number for number in range(10)]
+
+
+def test_a_reader_goes_on_when_the_file_is_back(path: Path) -> None:
+    data = log_files(path)[0].read_bytes()
+    with rmq.open(path) as store:
+        before = store.scan().read_all()
+        os.truncate(log_files(path)[0], 0)
+        with pytest.raises(rmq.CorruptFileError):
+            store.scan().read_all()
+        log_files(path)[0].write_bytes(data)
+        assert store.scan().read_all() == before
+
+
+def test_a_put_into_pages_that_are_gone_is_refused(path: Path) -> None:
+    store = rmq.open(path, "r+")
+    store.put(message(COUNT))
+    kept = store.max_phy_offset
+    os.truncate(log_files(path)[-1], 0)
+    for _ in range(2):
+        with pytest.raises(rmq.CorruptFileError, match="page is gone"):
+            store.put_many([message(number) for number in range(COUNT)])
+    assert store.max_phy_offset == kept
+    with pytest.raises(rmq.CorruptFileError):
+        store.close()
+
+
+def test_a_put_is_kept_when_the_index_is_gone_and_the_next_is_refused(path: Path) -> None:
+    victim = max((path / "index").iterdir())
+    store = rmq.open(path, "r+")
+    store.query("T", "k1")
+    os.truncate(victim, 0)
+    assert store.put_many([message(number) for number in range(2000)], results=False) == 2000
+    with pytest.raises(rmq.CorruptFileError):
+        store.put(message(0))
+    with pytest.raises(rmq.CorruptFileError):
+        store.query("T", "k1")
+    with pytest.raises(rmq.CorruptFileError):
+        store.close()
+    victim.unlink()
+    with rmq.open(path, "r+") as store:
+        assert store.scan(columns=["queue_offset"]).read_all().num_rows == COUNT + 2000
+        assert [found.queue_offset for found in store.query("T", "k1999")] == [COUNT + 1999]
+
+
+def test_an_index_file_alone_is_guarded(tmp_path: Path) -> None:
+    place = tmp_path / "i"
+    with rmq.IndexFile(place, "x", max_hash_slot_num=5000, max_index_num=50_000) as file:
+        keys = [f"T#{number}" for number in range(40_000)]
+        file.put_keys(keys, np.arange(40_000), np.full(40_000, 10**12))
+        os.truncate(place, 8192)
+        for call in (lambda: file.select_phy_offset(keys[-1]), lambda: file.select_phy_offset_many(keys),
+                     lambda: file.put_keys(keys[:1], [1], [1]), lambda: file.flush()):  # fmt: skip
+            with pytest.raises(rmq.CorruptFileError, match="page is gone"):
+                call()
+
+
+def test_marks_that_are_gone_are_an_error(path: Path) -> None:
+    with rmq.open(path) as store:
+        os.truncate(path / "rmq" / "marks", 0)
+        with pytest.raises(rmq.CorruptFileError):
+            store.scan()
+
+
+def run(program: str, *arguments: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *options, "-c", textwrap.dedent(program), *map(str, arguments)],
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+
+
+TRUNCATE_AND_SCAN = """
+    import os, sys, rmq
+    with rmq.open(sys.argv[1]) as store:
+        store.scan().read_all()
+        os.truncate(sys.argv[2], 0)
+        try:
+            store.scan().read_all()
+        except rmq.CorruptFileError:
+            print("told")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-X", "faulthandler")])
+def test_a_process_of_its_own_lives(path: Path, options: tuple[str, ...]) -> None:
+    done = run(TRUNCATE_AND_SCAN, path, log_files(path)[0], options=options)
+    assert (done.stdout, done.stderr, done.returncode) == ("told\n", "", 0)
+
+
+def test_bus_errors_of_others_kill_as_before(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(bytes(8192))
+    program = """
+        import mmap, os, sys, rmq
+        with rmq.open(sys.argv[1]) as store:
+            store.scan().read_all()
+            with open(sys.argv[2], "r+b") as file:
+                other = mmap.mmap(file.fileno(), 8192)
+                os.truncate(sys.argv[2], 0)
+                other[0]
+    """
+    assert run(program, path, tmp_path / "other").returncode == -signal.SIGBUS
+    sent = "import os, signal, sys, rmq\nrmq.open(sys.argv[1]).scan()\nos.kill(os.getpid(), signal.SIGBUS)"
+    assert run(sent, path).returncode == -signal.SIGBUS
