@@ -35,6 +35,7 @@ logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024
+LOOKS = 10  # at a directory in which another process removes files
 
 
 class IndexFile:
@@ -75,6 +76,10 @@ class IndexFile:
             if create:
                 os.unlink(self.path)  # without blocks it is no index file
             raise
+
+    @property
+    def inode(self) -> int:
+        return self._file.inode
 
     @property
     def view(self) -> IndexFileView:
@@ -219,12 +224,19 @@ class Index:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the directory again; known files stay open."""
-        known = {file.path: file for file in self.files}
-        files = []
-        for path in index_paths(self.directory, remove_empty=self._writable):
-            files.append(known.get(path) or self._open(path, "r+" if self._writable else "r"))
-        self.files = files
+        """Look at the directory again; known files stay open. A file of a known name may be another: a recovery
+        removes files and makes them again.
+        """
+        known = {(file.path, file.inode): file for file in self.files}
+        for attempt in range(LOOKS, 0, -1):
+            try:
+                paths = index_paths(self.directory, remove_empty=self._writable)
+                self.files = [known.get((path, path.stat().st_ino)) or self._open(path, "r+" if self._writable else "r")
+                              for path in paths]  # fmt: skip
+                return
+            except FileNotFoundError:
+                if self._writable or attempt == 1:
+                    raise
 
     def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
         config = self._config
