@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,15 @@ from rmq.segment import MappedFile, make_directory, sync_directory
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
+_START = attrgetter("start")
 
 
 class Segment:
     """One file of the log, mapped at first use."""
 
-    def __init__(self, path: Path, start: int, size: int, writable: bool) -> None:
+    def __init__(self, path: Path, start: int, size: int, writable: bool, inode: int = 0) -> None:
         self.path = path
+        self.inode = inode  # as listed; another file of that name is another segment
         self.start = start
         self.end = start + size
         self._size = size
@@ -91,6 +94,7 @@ class Segment:
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
         self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
+        self.inode = self._file.inode
         try:
             self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
             self._file.sync_all()
@@ -169,7 +173,7 @@ class CommitLog:
 
     def refresh(self) -> None:
         """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
-        known = {segment.path: segment for segment in self.segments}
+        known = {(segment.path, segment.inode): segment for segment in self.segments}
         found: list[Segment] = []
         empty: list[int] = []
         for directory in self.directories:
@@ -183,12 +187,15 @@ class CommitLog:
                     if self.writable and SEGMENT_NAME.fullmatch(entry.name):
                         raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
                     continue
-                if path in known:
-                    found.append(known[path])
+                if (path, entry.inode()) in known:
+                    found.append(known[path, entry.inode()])
                     continue
                 if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
                     raise CorruptFileError(path, 0, "name is no commit-log segment's")
-                size, start = entry.stat().st_size, int(entry.name)
+                try:
+                    size, start = entry.stat().st_size, int(entry.name)
+                except FileNotFoundError:
+                    continue  # removed by a writer meanwhile
                 if size == 0:
                     empty.append(start)
                 if self.writable and size not in (0, self.segment_size):
@@ -197,7 +204,7 @@ class CommitLog:
                 if start % self.segment_size:
                     raise CorruptFileError(path, 0, "segment starts off the grid of "
                                            f"{self.segment_size} bytes")  # fmt: skip
-                found.append(Segment(path, start, self.segment_size, self.writable))
+                found.append(Segment(path, start, self.segment_size, self.writable, entry.inode()))
         found.sort(key=lambda segment: segment.start)
         while found and found[-1].start in empty:
             found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
@@ -217,10 +224,12 @@ class CommitLog:
     def segment_at(self, phy_offset: int) -> Segment | None:
         """The segment that holds a phy offset, or None."""
         number = bisect.bisect_right(self._starts, phy_offset) - 1
-        if number < 0:
-            return None
-        segment = self.segments[number]
-        return segment if phy_offset < segment.end else None
+        segments = self.segments
+        if 0 <= number < len(segments) and segments[number].start <= phy_offset < segments[number].end:
+            return segments[number]
+        # A refresh in another thread may lie between the two lists.
+        number = bisect.bisect_right(segments, phy_offset, key=_START) - 1
+        return segments[number] if number >= 0 and phy_offset < segments[number].end else None
 
     @property
     def min_phy_offset(self) -> int:

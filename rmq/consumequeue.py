@@ -25,6 +25,8 @@ from rmq.segment import FileCache, create_file, make_directory, sync_directory
 
 logger = logging.getLogger("rmq")
 
+LOOKS = 10  # at a directory in which another process removes files
+
 Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
@@ -39,8 +41,11 @@ class ConsumeQueue:
     """
 
     def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
-                 writable: bool, is_exact: bool) -> None:  # fmt: skip
-        """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them."""
+                 writable: bool, is_exact: bool, trusted: int | None = None) -> None:  # fmt: skip
+        """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them.
+
+        trusted: of the files only units of records that end at or below it count (None: all).
+        """
         self.directory = directory
         self.topic = topic
         self.queue_id = queue_id
@@ -55,18 +60,29 @@ class ConsumeQueue:
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
         self._lock = threading.RLock()
-        self._load()
+        for attempt in range(LOOKS, 0, -1):
+            try:
+                self._load()
+                break
+            except (FileNotFoundError, CorruptFileError):
+                if writable or attempt == 1:
+                    raise  # else a writer's recovery may have removed a file meanwhile
+        if trusted is not None:
+            self.cut_where(trusted, lambda *place: True)
 
     # ---- files ----
 
     def _load(self) -> None:
         """List segments and find the end: the last valid unit of the last segment that begins with one."""
+        self._starts, self.min_offset, self.max_offset = [], 0, 0
         try:
             entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
         except FileNotFoundError:
             return
         for entry in entries:
             path = Path(entry.path)
+            if not self._writable:
+                self._files.forget(path)  # a recovery may have made another file of that name
             if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
                 raise CorruptFileError(path, 0, "name is no consume-queue segment's of "
                                        f"{self._segment_size} bytes")  # fmt: skip
@@ -292,13 +308,11 @@ class ConsumeQueue:
             done = int(np.searchsorted(offsets, phy_offset))
             if not done:
                 return
-            kept, min_offset = self._tail[done * UNIT_SIZE :], self.min_offset
-            self._tail_start += done
-            self._tail, self._starts = bytearray(), []
-            self._load()
-            self._tail = kept
-            self.min_offset = min_offset
-            self.max_offset = self._tail_start + len(kept) // UNIT_SIZE
+            fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self._segment_size, self._files,
+                                 writable=False, is_exact=self.is_exact)  # fmt: skip
+            if fresh.max_offset >= self._tail_start + done:
+                self._starts = fresh._starts
+                self._tail, self._tail_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
 
     @property
     def tail_size(self) -> int:
@@ -317,6 +331,7 @@ class QueueSet:
         self._segment_size = segment_size
         self._writable = writable
         self._dirty: set[ConsumeQueue] = set()
+        self.trusted: int | None = None  # for readers, as of ConsumeQueue
 
     def load(self) -> None:
         """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
@@ -335,7 +350,7 @@ class QueueSet:
         if queue is None:
             directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
-                                 writable=self._writable, is_exact=self._is_exact)  # fmt: skip
+                                 writable=self._writable, is_exact=self._is_exact, trusted=self.trusted)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
 

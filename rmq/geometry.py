@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.paths import SEGMENT_NAME, StorePaths
-from rmq.segment import MappedFile
+from rmq.segment import MappedFile, make_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
@@ -150,6 +150,28 @@ def check_writable(paths: StorePaths) -> None:
     for path in _directories(paths.consume_queue):
         if path.name.startswith("%LMQ%"):
             raise UnsupportedFormatError(path, "light message queue (LMQ)", reads_it)
+
+
+def make_root(path: Path, paths: StorePaths, mode: str) -> None:
+    """The directory of a store to write; it may be made, or must be there, as `mode` says."""
+    if path.is_dir():
+        if mode == "x" and any(path.iterdir()):
+            raise FileExistsError(f"{path}: exists and is not empty")
+        if not paths.looks_like_store() and any(path.iterdir()):
+            raise UnsupportedFormatError(path, "no message store, but a directory with other files",
+                                         "choose an empty or new directory")  # fmt: skip
+        if mode == "r+" and not paths.looks_like_store():
+            raise FileNotFoundError(f"{path}: no store in it")
+        return
+    if mode == "r+" or path.exists():
+        refuse_path(path)
+    make_directory(path)
+
+
+def refuse_path(path: Path) -> NoReturn:
+    if path.exists():
+        raise NotADirectoryError(f"{path}: not a directory, so no store")
+    raise FileNotFoundError(f"{path}: no such store directory")
 
 
 def _index_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ Source: RocketMQ IndexFile, IndexService. Layout: docs/format/indexfile.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -36,6 +37,7 @@ logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024
+LOOKS = 10  # at a directory in which another process removes files
 
 
 class IndexFile:
@@ -76,6 +78,10 @@ class IndexFile:
             if create:
                 os.unlink(self.path)  # without blocks it is no index file
             raise
+
+    @property
+    def inode(self) -> int:
+        return self._file.inode
 
     @property
     def view(self) -> IndexFileView:
@@ -236,14 +242,23 @@ class Index:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the directory again; known files stay open."""
-        known = {file.path: file for file in self.files}
-        files = []
-        for path in index_paths(self.directory, remove_empty=self._writable):
-            files.append(known.pop(path) if path in known else self._open(path, "r+" if self._writable else "r"))
-        for path in known:
-            if path.exists():
-                raise CorruptFileError(path, 0, "file was truncated while it was open")
+        """Look at the directory again; known files stay open. A file of a known name may be another: a recovery
+        removes files and makes them again.
+        """
+        known = {(file.path, file.inode): file for file in self.files}
+        for attempt in range(LOOKS, 0, -1):
+            try:
+                found = [(path, path.stat().st_ino)
+                         for path in index_paths(self.directory, remove_empty=self._writable)]  # fmt: skip
+                files = [known.get(key) or self._open(key[0], "r+" if self._writable else "r") for key in found]
+                break
+            except FileNotFoundError:
+                if self._writable or attempt == 1:
+                    raise
+        for path, inode in known.keys() - set(found):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
 
     def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:

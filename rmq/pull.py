@@ -6,6 +6,9 @@ Source: RocketMQ DefaultMessageStore#getMessage, ConsumeQueue#getOffsetInQueueBy
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 
 from rmq._core._javahash import java_hash
@@ -83,6 +86,16 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
             return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")
+
+
+def batch_queues(root: Path, topic: str | None = None, queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:
+    """The queues of inner batches below a directory: all, or those of a topic or number."""
+    if not root.is_dir():
+        return
+    for directory in sorted(root.glob("*/*")):
+        if directory.is_dir() and directory.name.isdigit() and topic in (None, directory.parent.name) \
+                and queue_id in (None, int(directory.name)):  # fmt: skip
+            yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
 
 
 def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_offset: int, limit: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_off
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
+from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
 from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
 from rmq.segment import guarded, is_locked
@@ -32,6 +32,7 @@ from rmq.segment import guarded, is_locked
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
 
@@ -70,6 +71,10 @@ class StoreReader(ABC):
         if os.getpid() != self._pid:
             raise StoreClosedError(f"{self.path}: store was opened by the parent process; open it again by its path")
 
+    @abstractmethod
+    def _writer_now(self) -> object:
+        """What differs when another process began to write; None when this one writes."""
+
     # ---- bounds ----
 
     def _check_maps(self) -> None:
@@ -102,7 +107,7 @@ class StoreReader(ABC):
         for (topic, queue_id), queue in sorted(self._queues.queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        for batch_queue in self._batch_queues():
+        for batch_queue in batch_queues(self._paths.batch_consume_queue):
             found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = (batch_queue.min_offset,
                                                                              batch_queue.max_offset)  # fmt: skip
         return found
@@ -110,15 +115,6 @@ class StoreReader(ABC):
     def _check_queues(self) -> None:
         if self._foreign_queues is not None:
             raise self._foreign_queues
-
-    def _batch_queues(self, topic: str | None = None, queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:
-        root = self._paths.batch_consume_queue
-        if not root.is_dir():
-            return
-        for directory in sorted(root.glob("*/*")):
-            if directory.is_dir() and directory.name.isdigit() and topic in (None, directory.parent.name) \
-                    and queue_id in (None, int(directory.name)):  # fmt: skip
-                yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
 
     @guarded
     def info(self) -> StoreInfo:
@@ -196,10 +192,19 @@ class StoreReader(ABC):
         items: list[Item] = [(name, encoded(key, "key")) for key in keys]
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered = self._unindexed()
-        found = find(self._log, items, self._index.collect(hash_str_keys(keys, topic)), uncovered if complete else [],
-                     log_end, begin=first, end=last, limit=limit)  # fmt: skip
+        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(keys, topic))
+        found = find(self._log, items, candidates, uncovered if complete else [], log_end, begin=first, end=last,
+                     limit=limit)  # fmt: skip
         return found, log_end, complete or not uncovered
+
+    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
+        """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
+        while True:
+            writer = self._writer_now()
+            log_end, uncovered = self._unindexed()
+            pairs = self._index.collect(hashes())
+            if self._writer_now() == writer:
+                return log_end, uncovered, pairs
 
     def _unindexed(self) -> tuple[int, list[tuple[int, int]]]:
         """_uncovered, and the single records whose keys an index of RocketMQ <= 4.9.0 holds otherwise than they read.
@@ -271,10 +276,15 @@ class StoreReader(ABC):
 
     def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
         key = encoded(uniq_key, "id")
-        log_end, uncovered = self._unindexed()
-        topics = sorted({name for name, _ in self._queues.queues}) if topic is None else [topic]
         item: Item = (None if topic is None else encoded(topic, "topic"), key)
-        _, offsets = self._index.collect(hash_str_keys([f"{name}#{uniq_key}" for name in topics]))
+
+        def hashes() -> npt.NDArray[np.int32]:
+            if topic is None and self._foreign_queues is None:
+                self._derive()  # a reader learns of topics that are newer than its open
+            topics = sorted({name for name, _ in list(self._queues.queues)}) if topic is None else [topic]
+            return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
+
+        log_end, uncovered, (_, offsets) = self._candidates(hashes)
         candidates = np.zeros(len(offsets), np.int64), offsets
         found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
         stored = messages_at(self._log, found.phy_offsets, log_end)
@@ -293,7 +303,7 @@ class StoreReader(ABC):
         self._derive()
         queue = self._queues.queues.get((topic, int(queue_id)))
         if queue is None or not queue.max_offset:
-            return next(self._batch_queues(topic, int(queue_id)), queue)
+            return next(batch_queues(self._paths.batch_consume_queue, topic, int(queue_id)), queue)
         return queue
 
     @guarded

@@ -169,7 +169,8 @@ class MappedFile:
             if create:
                 assert size is not None
                 os.ftruncate(descriptor, size)
-            self.size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            self.size, self.inode = status.st_size, status.st_ino
             if size is not None and self.size != size:
                 raise CorruptFileError(path, min(self.size, size),
                                        f"file has {self.size} bytes, expected {size}")  # fmt: skip

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
 from rmq._core._putbatch import PutBatch, PutRules
@@ -23,6 +23,7 @@ from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.consumequeue import QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
+    CorruptFileError,
     IllegalMessageError,
     MessageTooLargeError,
     StoreReadOnlyError,
@@ -36,6 +37,8 @@ from rmq.geometry import (
     foreign_index,
     foreign_queues,
     has_segments,
+    make_root,
+    refuse_path,
     settle_config,
 )
 from rmq.index import Index
@@ -90,6 +93,8 @@ class Store(StoreReader):
         # Absolute: files are opened when they are needed, maybe from another working directory.
         self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
         self._ambiguous, self._ambiguous_end = [], 0
+        self._asked = config
+        self._settling = threading.Lock()
         try:
             if mode == "r":
                 self._open_to_read(config)
@@ -108,16 +113,34 @@ class Store(StoreReader):
 
     def _open_to_read(self, config: StoreConfig) -> None:
         if not self.path.is_dir():
-            self._refuse_path()
+            refuse_path(self.path)
         check_readable(self._paths)
         if not self._paths.looks_like_store():
             raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")
+        is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
         meta = read_meta(self._paths)
+        self._is_settled = is_begun or meta is not None
         self.config = settle_config(self._paths, config, meta)
-        self._open_parts(writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
-        dispatcher = Dispatcher(self._log, self._queues, None, self.config)
-        self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
-        self._release.callback(self._visible.close)
+        try:
+            self._open_parts(writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
+            dispatcher = Dispatcher(self._log, self._queues, None, self.config)
+            self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
+            self._release.callback(self._visible.close)
+        except CorruptFileError:
+            if self._is_settled or not has_segments(self._paths):
+                raise
+        if not self._is_settled and has_segments(self._paths):
+            self._open_to_read(config)  # a writer came while we looked; the sizes are told now
+
+    def _refresh(self) -> int:
+        """For readers: see what is there now; returns the log's end. In an empty directory nothing tells the sizes."""
+        while not self._is_settled:
+            if not has_segments(self._paths):
+                return 0
+            with self._settling:
+                if not self._is_settled:
+                    self._open_to_read(self._asked)
+        return self._visible.refresh()
 
     def _open_parts(self, *, writable: bool, is_own: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
@@ -128,35 +151,22 @@ class Store(StoreReader):
         self._index = Index(self._paths.index, self.config, writable=writable)
         self._release.callback(self._index.close)
 
-    def _make_root(self) -> None:
-        if self.path.is_dir():
-            if self.mode == "x" and any(self.path.iterdir()):
-                raise FileExistsError(f"{self.path}: exists and is not empty")
-            if not self._paths.looks_like_store() and any(self.path.iterdir()):
-                raise UnsupportedFormatError(self.path, "no message store, but a directory with other files",
-                                             "choose an empty or new directory")  # fmt: skip
-            if self.mode == "r+" and not self._paths.looks_like_store():
-                raise FileNotFoundError(f"{self.path}: no store in it")
-            return
-        if self.mode == "r+" or self.path.exists():
-            self._refuse_path()
-        make_directory(self.path)
-
-    def _refuse_path(self) -> NoReturn:
-        if self.path.exists():
-            raise NotADirectoryError(f"{self.path}: not a directory, so no store")
-        raise FileNotFoundError(f"{self.path}: no such store directory")
-
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
         _put_rules(config)  # what is wrong with it shows before anything is made
         check_readable(self._paths)
-        self._make_root()
+        make_root(self.path, self._paths, self.mode)
         check_writable(self._paths)
         lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
         self._release.callback(lock.close)
         meta = read_meta(self._paths)
         self.config = settle_config(self._paths, config, meta)
         rules = _put_rules(self.config)
+        is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
+        new_meta = {"origin": "rmq" if is_own else "rocketmq",
+                    **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
+        is_told = is_own if meta is None else {name: meta.get(name) for name in new_meta} == new_meta
+        if meta is None and is_own:
+            write_meta(self._paths, new_meta)  # before any file whose size a reader could misjudge
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         clean = not self._paths.abort.exists()
@@ -166,10 +176,7 @@ class Store(StoreReader):
         if clean:
             undo.callback(self._paths.abort.unlink, missing_ok=True)
             undo.callback(self._paths.owner.unlink, missing_ok=True)
-        is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         self._open_parts(writable=True, is_own=is_own)
-        new_meta = {"origin": "rmq" if is_own else "rocketmq",
-                    **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)
@@ -185,7 +192,7 @@ class Store(StoreReader):
         self._put_lock = threading.RLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
                                 known_queues=0 if is_own else len(self._table))  # fmt: skip
-        if meta is None or {name: meta.get(name) for name in new_meta} != new_meta:
+        if not is_told:
             write_meta(self._paths, new_meta)
         self._marks.show(self._log.position)
         self._flusher.flush()
@@ -290,11 +297,11 @@ class Store(StoreReader):
     # ---- reading ----
 
     def _log_end(self) -> int:
-        return self._visible.refresh() if self.mode == "r" else self._log.position
+        return self._refresh() if self.mode == "r" else self._log.position
 
     def _derive(self) -> int:
         if self.mode == "r":
-            end = self._visible.refresh()
+            end = self._refresh()
             self._visible.derive()
             return end
         self._flusher.dispatch()
@@ -302,10 +309,13 @@ class Store(StoreReader):
 
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         if self.mode == "r":
-            return self._visible.refresh(), self._visible.uncovered()
+            return self._refresh(), self._visible.uncovered() if self._is_settled else []
         self._flusher.dispatch()
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
+
+    def _writer_now(self) -> object:
+        return self._visible.writer_now() if self.mode == "r" else None
 
     # ---- closing ----
 

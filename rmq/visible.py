@@ -50,9 +50,15 @@ class Visible:
         self._lock = threading.RLock()
         self._is_live = is_locked(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
+        self._writer = self.writer_now()
         # Beside a writer each of these may be newer than the one before it, never older.
+        manifest = read_manifest(paths)
         self._read_mark()
-        self._manifest = read_manifest(paths) if self._mark is not None else None
+        # As first seen of this writer: until another follows, it may still be recovering.
+        self._first_mark: Mark | None = self._mark
+        self._manifest = manifest if self._mark is not None else None
+        if not self._is_clean:
+            self._trust_files()
         index.refresh()
         queues.load()
         log.refresh()
@@ -71,6 +77,19 @@ class Visible:
                     return  # made and not filled by a process that was killed
                 raise
         self._mark = self._marks.read()
+
+    def writer_now(self) -> tuple[int, int] | None:
+        """What tells one writer from the next: each makes its owner file anew."""
+        try:
+            status = self._paths.owner.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size
+
+    def _trust_files(self) -> None:
+        """Of queue files only units below the mark count: those behind it a recovery takes off and writes again."""
+        if self._mark is not None and (not self._is_live or self._is_ours()):
+            self._queues.trusted = self._mark.derived_phy_offset
 
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
@@ -129,8 +148,13 @@ class Visible:
         """See what is there now; returns the end of the log."""
         with self._lock:
             self._log.refresh()
-            self._read_mark()
             self._is_live = is_locked(self._paths.lock)
+            writer = self.writer_now()
+            self._read_mark()
+            if writer != self._writer:
+                self._writer, self._first_mark = writer, self._mark
+            if self._is_live:
+                self._trust_files()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
@@ -178,7 +202,8 @@ class Visible:
             covered = self._log.min_phy_offset
             if self._mark is not None and self._index_is_whole:
                 covered = max(covered, self._mark.indexed_phy_offset)
-                if self._is_live and files and self._index.files[-1].path.name >= str(self._mark.index_name):
+                is_calm = self._is_live and self._mark != self._first_mark
+                if is_calm and files and self._index.files[-1].path.name >= str(self._mark.index_name):
                     covered = max(covered, files[-1].end_phy_offset)
                 return [(covered, self.end)] if covered < self.end else []
             trusted = 2**63 - 1

@@ -1,0 +1,150 @@
+"""A reader that stays open while writers come, recover and go: what it may trust of files made before and since."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workload
+from workload import message
+
+import rmq
+from rmq import visible
+
+pytestmark = pytest.mark.slow
+
+FAR = 2**31 - 1  # ms to the next timed flush
+
+
+def assert_follows(reader: rmq.Store, numbers: range) -> None:
+    """Scan, queue, key and id all give the messages, and nothing else."""
+    seen = workload.Seen()
+    seen.read_on(reader)
+    assert list(seen.places) == list(numbers)
+    for number in (numbers[0], numbers[len(numbers) // 2], numbers[-1]):
+        seen.check(reader, number)
+    for (topic, queue_id), known in seen.queues.items():
+        assert [workload.number_of(m.body) for m in reader.pull(topic, queue_id, 0, 10**6).messages] == known
+        assert reader.topics()[topic][queue_id] == (0, len(known))
+
+
+def renew(folder: Path) -> None:
+    """Every file below a folder becomes another file of that name and content, as after a recovery."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        shutil.copy2(path, path.with_name("copy"))
+        os.replace(path.with_name("copy"), path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A closed store of messages 0 to 199."""
+    with rmq.open(tmp_path / "s", "a", config=workload.config()) as store:
+        store.put_many(map(message, range(200)))
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def reader(path: Path) -> Iterator[rmq.Store]:
+    with rmq.open(path) as opened:
+        assert_follows(opened, range(200))
+        yield opened
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue", "index"])
+def test_a_reader_sees_what_is_put_into_a_file_that_a_recovery_made_again(
+    path: Path, reader: rmq.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visible, "TAIL_LIMIT", 0)  # units come from the files as soon as they are there
+    renew(path / folder)
+    with rmq.open(path, "r+") as writer:
+        for first in range(200, 800, 200):
+            writer.put_many(map(message, range(first, first + 200)))
+            assert_follows(reader, range(first + 200))
+            writer.flush()
+            assert_follows(reader, range(first + 200))
+    assert_follows(reader, range(800))
+
+
+def test_a_reader_knows_topics_that_are_newer_than_its_open(path: Path, reader: rmq.Store) -> None:
+    with rmq.open(path, "r+") as writer:
+        result = writer.put(rmq.Message("new", b"body", uniq_key="unique"))
+        assert reader.lookup("unique").phy_offset == result.phy_offset
+        writer.put_many([rmq.Message("new", b"body")] * 2000)
+        assert reader.lookup("unique").phy_offset == result.phy_offset
+    assert reader.lookup("unique").phy_offset == result.phy_offset
+
+
+def test_units_of_records_that_a_reader_cannot_see_yet_are_not_its_units(path: Path) -> None:
+    """A writer's files may hold units of records that it published after the reader looked for the end."""
+    config = workload.config(flush_interval_commit_log=FAR)
+    with rmq.open(path, "r+", config=config) as writer, rmq.open(path) as reader:
+        for turn in range(3):
+            first = 200 + 60 * turn
+            results = writer.put_many([message(n, (f"new{turn}", 0)) for n in range(first, first + 60)])
+            writer.topics()  # units stand in the files
+            view: Any = reader._visible  # type: ignore[attr-defined]
+            view._limit = lambda end=results[40].phy_offset: end
+            assert reader.topics()[f"new{turn}"] == {0: (0, 40)}
+            assert_follows(reader, range(first + 40))
+            del view._limit
+            assert_follows(reader, range(first + 60))
+
+
+def directory_only(path: Path) -> None:
+    path.mkdir()
+    (path / "commitlog").mkdir()
+
+
+def locked_only(path: Path) -> None:
+    path.mkdir()
+    (path / "lock").write_bytes(b"lock")
+
+
+@pytest.mark.parametrize("begin", [directory_only, locked_only])
+def test_a_reader_of_a_store_that_is_being_made_learns_its_sizes(tmp_path: Path, begin: Callable[[Path], None]) -> None:
+    begin(tmp_path / "s")
+    with rmq.open(tmp_path / "s") as reader, rmq.open(tmp_path / "s") as late:
+        assert reader.max_phy_offset == 0
+        assert reader.topics() == {}
+        assert reader.query("T0", "k1") == []
+        with rmq.open(tmp_path / "s", "a", config=workload.config()) as writer:
+            writer.put_many(map(message, range(150)))
+            assert_follows(reader, range(150))
+            assert reader.config.mapped_file_size_commit_log == workload.SIZES["mapped_file_size_commit_log"]
+        assert_follows(reader, range(150))
+        assert_follows(late, range(150))
+
+
+def test_a_reader_of_a_store_that_is_being_made_sees_no_file_before_its_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader opens before every system call that a writer makes; afterwards all of them read."""
+    readers: list[rmq.Store] = []
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            if not busy and len(readers) < 40:
+                busy.append(1)
+                try:
+                    readers.append(rmq.open(tmp_path / "s"))
+                except (FileNotFoundError, rmq.UnsupportedFormatError):
+                    assert not (tmp_path / "s/commitlog").exists()
+                busy.pop()
+            return call(*arguments, **options)
+
+        return wrapper
+
+    busy: list[int] = []
+    with monkeypatch.context() as patch:
+        for name in ("open", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "replace", "mkdir", "pwrite"):
+            patch.setattr(os, name, wrapped(getattr(os, name)))
+        with rmq.open(tmp_path / "s", "a", config=workload.config()) as writer:
+            writer.put_many(map(message, range(150)))
+    assert len(readers) > 20
+    for reader in readers:
+        with reader:
+            assert_follows(reader, range(150))
