@@ -35,10 +35,12 @@ if TYPE_CHECKING:
         parse_uniq_key,
     )
     from rmq.query import QueryManyResult, QueryResult
+    from rmq.retention import CleanResult, RemovedFile
     from rmq.store import Store, open
 
 __all__ = [
     "MAX_TIMESTAMP",
+    "CleanResult",
     "CorruptFileError",
     "IllegalMessageError",
     "IndexFile",
@@ -50,6 +52,7 @@ __all__ = [
     "PutResults",
     "QueryManyResult",
     "QueryResult",
+    "RemovedFile",
     "RmqError",
     "Store",
     "StoreClosedError",
@@ -77,6 +80,7 @@ _HOMES = {
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
                     "parse_uniq_key"),
     "rmq.query": ("QueryManyResult", "QueryResult"),
+    "rmq.retention": ("CleanResult", "RemovedFile"),
     "rmq.store": ("Store", "open"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

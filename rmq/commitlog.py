@@ -7,6 +7,7 @@ Source: RocketMQ CommitLog, MappedFileQueue. Layout: docs/format/commitlog.md.
 from __future__ import annotations
 
 import bisect
+import logging
 import os
 import struct
 import threading
@@ -38,6 +39,8 @@ from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import MappedFile, make_directory, sync_directory
 
+logger = logging.getLogger("rmq")
+
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
@@ -64,6 +67,13 @@ class Segment:
                 if self._file is None:
                     self._file = MappedFile(self.path, size=self._size, writable=self._writable)
         return self._file
+
+    def is_there(self) -> bool:
+        """Whether the file is mapped or can be: false when it was removed before anybody looked into it."""
+        try:
+            return self.file is not None
+        except FileNotFoundError:
+            return False
 
     def map_has_blank(self, position: int) -> bool:
         """Whether an end-of-segment record lies at a position."""
@@ -128,6 +138,11 @@ class LogScan:
         blank_at = -1
         while self.phy_offset < self._end:
             segment = self._log.segment_at(self.phy_offset)
+            if segment is None and self.phy_offset < self._log.min_phy_offset:
+                logger.warning("phy offsets %d to %d were cleaned away while they were read", self.phy_offset,
+                               self._log.min_phy_offset)  # fmt: skip
+                self.phy_offset, blank_at = self._log.min_phy_offset, -1
+                continue
             if segment is None:
                 # A blank record with no segment behind it closes nothing: the log ends before it.
                 self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
@@ -162,8 +177,7 @@ class CommitLog:
         self.directories = directories
         self.segment_size = segment_size
         self.writable = writable
-        self.segments: list[Segment] = []
-        self._starts: list[int] = []
+        self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.position = 0  # phy offset of the next byte to write
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
@@ -212,7 +226,6 @@ class CommitLog:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")
         self.segments = found
-        self._starts = [segment.start for segment in found]
 
     def first_gap(self) -> int:
         """Phy offset of the first missing segment between others, or -1."""
@@ -222,24 +235,29 @@ class CommitLog:
         return -1
 
     def segment_at(self, phy_offset: int) -> Segment | None:
-        """The segment that holds a phy offset, or None."""
-        number = bisect.bisect_right(self._starts, phy_offset) - 1
+        """The segment that holds a phy offset, or None. A reader maps it: a writer may remove it at any time."""
+        segment = self._known_segment(phy_offset)
+        if segment is not None and not self.writable and not segment.is_there():
+            self.refresh()
+            segment = self._known_segment(phy_offset)
+        return segment
+
+    def _known_segment(self, phy_offset: int) -> Segment | None:
         segments = self.segments
-        if 0 <= number < len(segments) and segments[number].start <= phy_offset < segments[number].end:
-            return segments[number]
-        # A refresh in another thread may lie between the two lists.
         number = bisect.bisect_right(segments, phy_offset, key=_START) - 1
         return segments[number] if number >= 0 and phy_offset < segments[number].end else None
 
     @property
     def min_phy_offset(self) -> int:
         """Start of the first segment; 0 for an empty log."""
-        return self._starts[0] if self._starts else 0
+        segments = self.segments
+        return segments[0].start if segments else 0
 
     @property
     def max_phy_offset(self) -> int:
         """End of the last segment's file: no byte of the log lies at or past it."""
-        return self.segments[-1].end if self.segments else 0
+        segments = self.segments
+        return segments[-1].end if segments else 0
 
     def _create_segment(self, start: int) -> Segment:
         directory = self.directories[0]
@@ -247,7 +265,6 @@ class CommitLog:
         segment = Segment(directory / segment_name(start), start, self.segment_size, True)
         segment.create()
         self.segments.append(segment)
-        self._starts.append(start)
         return segment
 
     # ---- append ----
@@ -315,7 +332,7 @@ class CommitLog:
     def align(self, phy_offset: int, end: int) -> int:
         """Start of the first record at or behind a phy offset; `end` when there is none before it."""
         while phy_offset < end:
-            segment = self.segment_at(phy_offset)
+            segment = self._known_segment(phy_offset)
             if segment is None or segment.start == phy_offset:
                 return phy_offset
             for batch in self.records(segment.start, min(end, segment.end)):
@@ -327,7 +344,7 @@ class CommitLog:
 
     def damage(self, phy_offset: int, stop: int) -> CorruptFileError:
         """The error for bytes that are no record, naming file and byte."""
-        segment = self.segment_at(phy_offset)
+        segment = self._known_segment(phy_offset)
         if segment is None:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
@@ -335,7 +352,7 @@ class CommitLog:
 
     def no_record(self, phy_offset: int, reason: str) -> CorruptFileError:
         """The error for a place that something points to, naming file and byte."""
-        segment = self.segment_at(phy_offset)
+        segment = self._known_segment(phy_offset)
         if segment is None:
             return self.damage(phy_offset, SCAN_ZERO)
         return CorruptFileError(segment.path, phy_offset - segment.start, reason)
@@ -394,7 +411,11 @@ class CommitLog:
                 segment.file.map[begin:end] = bytes(end - begin)
                 segment.file.sync()
         self.segments = kept
-        self._starts = [segment.start for segment in kept]
+
+    def forget_first(self, segment: Segment) -> None:
+        """The log begins behind its first segment, which is that one."""
+        assert self.segments[0] is segment
+        self.segments = self.segments[1:]
 
     def check(self) -> None:
         """CorruptFileError when pages of a segment's map were gone."""

@@ -44,6 +44,9 @@ class StoreConfig:
     message_delay_level: str = DEFAULT_DELAY_LEVEL
     file_reserved_time: int = 72
     disk_max_used_space_ratio: int = 75
+    disk_space_warning_level_ratio: int = 90
+    disk_space_clean_forcibly_ratio: int = 85
+    clean_file_forcibly_enable: bool = True
     store_path_commit_log: str | None = None
     store_host: str = "127.0.0.1:10911"
     rocketmq_version: str = "5.3.3"

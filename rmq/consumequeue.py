@@ -2,7 +2,7 @@
 """Consume queues: for each topic and queue id the 20-byte units of its messages, by queue offset.
 
 Files are read and written by position, not mapped: a full disk is an OSError, a truncated file a short read.
-Source: RocketMQ ConsumeQueue, BatchConsumeQueue. Layout: docs/format/consumequeue.md.
+Source: RocketMQ ConsumeQueue. Layout: docs/format/consumequeue.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._consumequeue import pre_blank_units, unpack_batch_units, unpack_units, valid_units
-from rmq._core._layout import BATCH_UNIT_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._consumequeue import pre_blank_units, unpack_units, valid_units
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import FileCache, create_file, make_directory, sync_directory
@@ -86,7 +86,10 @@ class ConsumeQueue:
             if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
                 raise CorruptFileError(path, 0, "name is no consume-queue segment's of "
                                        f"{self._segment_size} bytes")  # fmt: skip
-            size = entry.stat().st_size
+            try:
+                size = entry.stat().st_size
+            except FileNotFoundError:
+                continue  # cleaned away since the directory was read
             if size == 0:
                 continue
             if size != self._segment_size:
@@ -124,7 +127,10 @@ class ConsumeQueue:
             if number == len(self._starts) or self._starts[number] != start:
                 break
             size = min(left, start + self._segment_size - position)
-            data = self._files.read(self._path(start), position - start, size)
+            try:
+                data = self._files.read(self._path(start), position - start, size)
+            except FileNotFoundError:
+                break  # cleaned away by the writer beside us
             if len(data) < size:
                 raise CorruptFileError(self._path(start), position - start + len(data), "file was truncated")
             parts.append(data)
@@ -157,10 +163,8 @@ class ConsumeQueue:
 
     def end_phy_offset(self) -> int:
         """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""
-        if self.max_offset <= self.min_offset:
-            return 0
         phy_offset, size, _ = self.read(self.max_offset - 1, 1)
-        return int(phy_offset[0]) + int(size[0]) if size[0] != UNIT_PRE_BLANK_SIZE else 0
+        return int(phy_offset[0]) + int(size[0]) if len(size) and size[0] != UNIT_PRE_BLANK_SIZE else 0
 
     def correct_min_offset(self, min_phy_offset: int) -> None:
         """Move min_offset to the first unit whose record is still in the log.
@@ -169,7 +173,7 @@ class ConsumeQueue:
         """
         def in_log(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
-            if size[0] == UNIT_PRE_BLANK_SIZE:
+            if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE:
                 return False
             return bool(phy_offset[0] >= min_phy_offset or phy_offset[0] < 0)  # damage shows when it is read
 
@@ -301,18 +305,55 @@ class ConsumeQueue:
             self._starts, self._tail = [], bytearray()
             self.min_offset = self.max_offset = self._tail_start = 0
 
-    def forget_tail(self, phy_offset: int) -> None:
-        """Drop units kept in memory whose records lie below a phy offset: the writer has them in its files by now."""
+    def follow_files(self, phy_offset: int) -> None:
+        """Look at the files again; in memory stay the units whose records lie at or behind a phy offset.
+
+        For readers. The writer has the units below it in its files, unless it removed them with their records.
+        """
         with self._lock:
             offsets, _, _ = unpack_units(self._tail)
             done = int(np.searchsorted(offsets, phy_offset))
-            if not done:
-                return
+            kept, kept_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
+            for start in self._starts:
+                self._files.forget(self._path(start))
             fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self._segment_size, self._files,
                                  writable=False, is_exact=self.is_exact)  # fmt: skip
-            if fresh.max_offset >= self._tail_start + done:
-                self._starts = fresh._starts
-                self._tail, self._tail_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
+            if fresh.max_offset < kept_start:
+                return  # a recovery took them off again: only the tail has them
+            end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
+                                     key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).all()))  # fmt: skip
+            self._starts, self._tail, self._tail_start = fresh._starts, kept, kept_start
+            self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end
+
+    # ---- cleaning ----
+
+    def count_below(self, min_phy_offset: int) -> int:
+        """Segments in front whose last unit's record lies below a phy offset; never the one with the last unit.
+
+        Source: MappedFileQueue#deleteExpiredFileByOffset.
+        """
+        count = 0
+        for start in self._starts:
+            following = (start + self._segment_size) // UNIT_SIZE
+            if following >= self.max_offset:
+                break
+            phy_offset, _, _ = self.read(following - 1, 1)
+            if not len(phy_offset) or not 0 <= phy_offset[0] < min_phy_offset:
+                break
+            count += 1
+        return count
+
+    def first_files(self, count: int | None = None) -> list[Path]:
+        """The first segments, oldest first; None: all."""
+        return [self._path(start) for start in self._starts[:count]]
+
+    def forget_first(self, count: int) -> None:
+        """The queue's files begin behind the first `count` segments, which the caller removes."""
+        with self._lock:
+            for path in self.first_files(count):
+                self._files.forget(path)
+                self._dirty.discard(path)
+            self._starts = self._starts[count:]
 
     @property
     def tail_size(self) -> int:
@@ -344,6 +385,12 @@ class QueueSet:
                     continue
                 self.open(topic.name, int(queue.name))
 
+    def again(self) -> QueueSet:
+        """The same queues as their files have them now, for a reader."""
+        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
+        fresh.load()
+        return fresh
+
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""
         queue = self.queues.get((topic, queue_id))
@@ -368,29 +415,3 @@ class QueueSet:
 
     def close(self) -> None:
         self.files.close()
-
-
-class BatchConsumeQueue:
-    """A queue of inner batches (46-byte units), read only. Source: RocketMQ BatchConsumeQueue."""
-
-    def __init__(self, directory: Path, topic: str, queue_id: int) -> None:
-        self.directory = directory
-        self.topic = topic
-        self.queue_id = queue_id
-        parts = []
-        for path in sorted(path for path in directory.iterdir() if path.is_file()):
-            if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
-                raise CorruptFileError(path, 0, "no segment of 46-byte units")
-            units = unpack_batch_units(path.read_bytes())
-            parts.append(units)
-        self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
-        self.min_offset = int(self.units[0, 4]) if len(self.units) else 0
-        self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
-
-    def unit_of(self, queue_offset: int) -> tuple[int, int, int, int] | None:
-        """(phy_offset, size, base offset, count) of the batch that holds a queue offset, or None."""
-        number = int(np.searchsorted(self.units[:, 4], queue_offset, side="right")) - 1
-        if number < 0 or queue_offset >= self.units[number, 4] + self.units[number, 5]:
-            return None
-        unit = self.units[number]
-        return int(unit[0]), int(unit[1]), int(unit[4]), int(unit[5])

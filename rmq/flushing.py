@@ -7,11 +7,15 @@ import errno
 import logging
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore
+from rmq.segment import sync_directory
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
@@ -38,7 +42,7 @@ class Flusher:
         self._flushed = store.log.position
         self._last_timestamp = 0
         self._behind = 0
-        self._written = (-1, -1, -1)  # what the manifest was written for
+        self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | CorruptFileError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -135,12 +139,34 @@ class Flusher:
                     merge_topics(store.paths.topics_json, topics)
             except OSError as error:
                 self._note(error)
-                self._written, self._known_queues = (-1, -1, -1), known  # the next flush writes them
+                self._written, self._known_queues = (-1, -1, -1, -1), known  # the next flush writes them
                 raise
             self._flushed = end
             with self._sync_ends:
                 self._synced = max(self._synced, end)
                 self._sync_ends.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[int]:
+        """Flush, then no flush but the caller's own, so that no manifest names a file that is about to go.
+
+        Gives the end of what is on disk, behind which a full disk may keep the log. Puts go on. Raises OSError.
+        """
+        with self._flush_lock:
+            try:
+                self.flush()
+            except OSError:
+                if self.failure is not None:
+                    raise
+            yield self._flushed
+
+    def sync_directory(self, path: Path) -> None:
+        """Names in a directory are on disk. Raises OSError when the sync failed."""
+        try:
+            sync_directory(path)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def _note(self, error: OSError) -> None:
         """A full disk passes; after any other error of the disk nothing is trusted."""
@@ -175,8 +201,9 @@ class Flusher:
     def _manifest(self, closing: bool) -> Manifest | None:
         """A manifest when the set of files changed, and on close, when its offsets are worth most."""
         store = self._store
-        version = store.queues.files.changes, len(store.index.files), store.log.position if closing else -1
-        if version[:2] == self._written[:2] and (not closing or version == self._written):
+        version = (store.queues.files.changes, len(store.index.files), store.log.min_phy_offset,
+                   store.log.position if closing else -1)  # fmt: skip
+        if version[:3] == self._written[:3] and (not closing or version == self._written):
             return None
         self._written = version
         names = tuple(file.path.name for file in store.index.files)

@@ -79,8 +79,14 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
     for directory in directories:
         if directory.is_dir():
             for entry in os.scandir(directory):
-                if entry.is_file() and SEGMENT_NAME.fullmatch(entry.name) and entry.stat().st_size:
-                    yield int(entry.name), entry.stat().st_size
+                if not (entry.is_file() and SEGMENT_NAME.fullmatch(entry.name)):
+                    continue
+                try:
+                    size = entry.stat().st_size
+                except FileNotFoundError:
+                    continue  # cleaned away since the directory was read
+                if size:
+                    yield int(entry.name), size
 
 
 def has_segments(paths: StorePaths) -> bool:

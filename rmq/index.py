@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -213,6 +214,10 @@ class IndexFile:
     def _check_maps(self) -> None:
         self._file.check()
 
+    def detach(self) -> None:
+        """Close the descriptor; the map stays for those that read it."""
+        self._file.detach()
+
     def close(self) -> None:
         """Close without syncing; what was put stays in the page cache."""
         if self._view is not None:
@@ -260,6 +265,17 @@ class Index:
                 if path.stat().st_ino == inode:
                     raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
+
+    def count_below(self, min_phy_offset: int) -> int:
+        """Files in front whose entries all lie below a phy offset; never the last. Source: #deleteExpiredFile."""
+        older = takewhile(lambda file: file.end_phy_offset < min_phy_offset, self.files[:-1])
+        return sum(1 for _ in older)
+
+    def forget_first(self, count: int) -> None:
+        """The index begins behind its first `count` files, which the caller removes; those that read them go on."""
+        for file in self.files[:count]:
+            file.detach()
+        self.files = self.files[count:]
 
     def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
         config = self._config
@@ -359,7 +375,7 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
     paths = []
     for path in entries:
         if INDEX_NAME.fullmatch(path.name) and path.is_file():
-            if path.stat().st_size:
+            if _size_of(path):
                 paths.append(path)
             elif remove_empty:
                 path.unlink()  # made and not filled by a process that was killed
@@ -368,6 +384,14 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
         else:
             logger.debug("%s: no index file, skipped", path)
     return paths
+
+
+def _size_of(path: Path) -> int:
+    """0 too when the file was removed since its directory was read."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:

@@ -13,8 +13,9 @@ import numpy as np
 
 from rmq._core._javahash import java_hash
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
-from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue
+from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
 from rmq.query import messages_at
@@ -58,6 +59,9 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
         following = at + len(offsets)
         for number in chosen.tolist():
             place = int(offsets[number]), int(sizes[number])
+            if place[0] not in stored and 0 <= place[0] < log.min_phy_offset:
+                removed = True  # cleaned away since the units were read
+                continue
             message = _own_message(log, queue, at + number, place, stored.get(place[0]), log_end)
             if wanted is None or (message.tags or "") in wanted:
                 messages.append(message)
@@ -130,6 +134,8 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
     def store_timestamp(queue_offset: int) -> int:
         offsets, sizes, _ = queue.read(queue_offset, 1)
         stored = messages_at(log, offsets, log_end)
+        if not len(offsets) or (not stored and 0 <= offsets[0] < log.min_phy_offset):
+            return -(2**63)  # cleaned away meanwhile: what is left lies behind it
         place = int(offsets[0]), int(sizes[0])
         return _own_message(log, queue, queue_offset, place, stored.get(place[0]), log_end).store_timestamp
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
 from rmq._core._message import to_ms
+from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import BatchConsumeQueue, ConsumeQueue, QueueSet
+from rmq.consumequeue import ConsumeQueue, QueueSet
 from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import MAX_TIMESTAMP, Index
 from rmq.info import StoreInfo, describe
@@ -89,6 +90,7 @@ class StoreReader(ABC):
     def min_phy_offset(self) -> int:
         """First byte of the log that is still there; 0 for an empty log."""
         self._check_open()
+        self._log_end()
         return self._log.min_phy_offset
 
     @property
@@ -218,6 +220,7 @@ class StoreReader(ABC):
                 begin = max(self._ambiguous_end, self._log.min_phy_offset)
                 self._ambiguous += ambiguous_records(self._log, begin, covered)
                 self._ambiguous_end = covered
+            self._ambiguous = [place for place in self._ambiguous if place[0] >= self._log.min_phy_offset]
             uncovered = [*self._ambiguous, *uncovered]
         return log_end, uncovered
 

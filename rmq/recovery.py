@@ -304,7 +304,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     """
     log, durable = store.log, mark.durable_phy_offset
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
-    begin = durable if clean or segment is None else segment.start
+    begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
     end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean)
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
@@ -352,7 +352,7 @@ def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: i
     lost = lost_queues(store.log, store.queues, manifest, queue_phy_offset)
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
-    dispatcher.index_phy_offset, dispatcher.index_key = index_begin
+    dispatcher.index_phy_offset, dispatcher.index_key = index_begin if index_begin[0] >= low else (low, 0)
     try:
         dispatcher.advance(store.log.position)
     except QueueGapError as error:

@@ -36,6 +36,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def remove_file(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
+    """Remove a file; durable before anything else is removed. sync: makes a directory's names durable."""
+    os.unlink(path)
+    sync(path.parent)
+
+
 def make_directory(path: Path) -> None:
     """Create a directory and its parents; each new name is made durable."""
     if path.is_dir():
@@ -228,11 +234,15 @@ class MappedFile:
         os.fsync(self._descriptor)
         sync_directory(self.path.parent)
 
-    def close(self) -> None:
-        """Unmap and close; a map that a caller still looks at lives until it lets go."""
+    def detach(self) -> None:
+        """Close the descriptor; the map stays for those that read it, until nobody refers to it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def close(self) -> None:
+        """Unmap and close; a map that a caller still looks at lives until it lets go."""
+        self.detach()
         try:
             self.map.close()
         except BufferError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 import warnings
@@ -47,6 +48,7 @@ from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
+from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
 from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
 from rmq.visible import Visible
 
@@ -293,6 +295,33 @@ class Store(StoreReader):
         """
         self._check_writable()
         self._flusher.flush()
+
+    # ---- cleaning ----
+
+    def clean(self, now: Any = None, *, dry_run: bool = False, limit: int | None = 10,
+              file_reserved_time: int | None = None, max_used_percent: int | None = None, expired_queues: bool = False,
+              disk_usage: DiskUsage = shutil.disk_usage) -> CleanResult:  # fmt: skip
+        """Remove log segments that expired, oldest first, then the queue and index files whose messages are gone.
+
+        A segment expires file_reserved_time hours (None: the config's) after its file's last change. now: int ms or
+        aware datetime, None: the system's clock. While the disk is over max_used_percent (None: RocketMQ's level, 85)
+        others go too. Never the last; at most `limit`, None: all. expired_queues: queues without messages go and begin
+        at 0 again. disk_usage: as shutil.disk_usage. dry_run: tells only, in mode "r" too. Each removal is on disk
+        before the next; puts and reads go on. Raises StoreReadOnlyError, OSError. Source: CleanCommitLogService.
+        """
+        at = system_clock() if now is None else to_ms(now, "now")
+        rules = checked_rules(self.config, at, file_reserved_time, max_used_percent, limit, expired_queues, disk_usage)
+        parts = self._log, self._queues, self._index, rules
+        if dry_run:
+            self._check_open()
+            check_writable(self._paths)
+            end = self._derive()
+            if self.mode == "r":
+                self._index.refresh()
+            return Retention(*parts).plan(end)
+        self._check_writable()
+        with self._flusher.paused() as end:
+            return Retention(*parts).clean(end, self._table, self._put_lock, self._flusher)
 
     # ---- reading ----
 

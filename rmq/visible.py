@@ -63,6 +63,7 @@ class Visible:
         queues.load()
         log.refresh()
         self._derived = False
+        self._low = log.min_phy_offset  # the log's minimum that the queues were made level with
         self._index_is_whole = False
         self._start()
 
@@ -102,7 +103,7 @@ class Visible:
             for key in lost:
                 self._queues.open(*key).forget_files()
             dispatcher.fills_gaps = bool(lost)
-            dispatcher.queue_phy_offset = log.min_phy_offset if lost else mark.derived_phy_offset
+            dispatcher.queue_phy_offset = max(log.min_phy_offset, 0 if lost else mark.derived_phy_offset)
             self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, self._manifest)
             start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
             if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
@@ -164,9 +165,11 @@ class Visible:
     def derive(self) -> None:
         """Bring the queues level with the end, in memory."""
         with self._lock:
-            dispatcher = self._dispatcher
+            dispatcher, low = self._dispatcher, self._log.min_phy_offset
+            if low > self._low:
+                self._follow_cleaning(low)
             end = self.end
-            if not self._derived or dispatcher.queue_phy_offset < end:
+            if not self._derived or dispatcher.queue_phy_offset < end or low > self._low:
                 try:
                     self._advance(end)
                 except QueueGapError:
@@ -176,9 +179,22 @@ class Visible:
                 dispatcher.fills_gaps = False
                 for queue in self._queues.queues.values():
                     if self._mark is not None and queue.tail_size > TAIL_LIMIT:
-                        queue.forget_tail(self._mark.derived_phy_offset)
-                    queue.correct_min_offset(self._log.min_phy_offset)
-                self._derived = True
+                        queue.follow_files(self._mark.derived_phy_offset)
+                    queue.correct_min_offset(low)
+                self._derived, self._low = True, low
+
+    def _follow_cleaning(self, low: int) -> None:
+        """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
+        derived = self._mark.derived_phy_offset if self._mark is not None else 0
+        if derived < low:  # a broker removed them
+            fresh = self._queues.again()
+            derived = max((queue.end_phy_offset() for queue in fresh.queues.values()), default=0)
+            fresh.close()
+        derived = max(min(derived, self.end), low)
+        self._queues.load()
+        for queue in self._queues.queues.values():
+            queue.follow_files(derived)
+        self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""

@@ -29,6 +29,7 @@ VERBS = {
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",
     "ingest": "rmq.cli.ingest",
+    "clean": "rmq.cli.clean",
     "completion": "rmq.cli.completion",
 }
 
@@ -166,7 +167,7 @@ class _PlainFormatter(logging.Formatter):
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="rmq", message="%(prog)s %(version)s")
 def main() -> None:
-    """Apache RocketMQ's message store: look into it, find messages, fill it.
+    """Apache RocketMQ's message store: look into it, find messages, fill it, clean it.
 
     STORE is a store's directory: a broker's, a backup, or one that rmq wrote. Reading verbs change nothing and work
     beside a running broker.

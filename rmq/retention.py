@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retention: which segments have expired, which queue and index files follow them, and their removal.
+
+The order, so that a crash between any two steps leaves a store that opens as it is: the log's segments, oldest first;
+the manifest, which then names none of the files to come; those of queues and index, oldest first. Each removal is on
+disk before the next. Source: RocketMQ DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rmq._core._queuetable import QueueTable
+from rmq.commitlog import CommitLog, Segment
+from rmq.config import StoreConfig
+from rmq.consumequeue import ConsumeQueue, QueueSet
+from rmq.index import Index
+from rmq.keys import check_limit
+from rmq.segment import remove_file
+from rmq.topics import is_system_topic
+
+logger = logging.getLogger("rmq")
+
+_HOUR_MS = 3_600_000
+_BLOCK_SIZE = 512  # of st_blocks
+_INDEX_REASON = "entries of removed messages"
+
+DiskUsage = Callable[[Path], Any]  # as shutil.disk_usage: .used and .free in bytes
+
+
+class RemovedFile(NamedTuple):
+    """A file that went, or with dry_run would go. size: bytes of disk it held; reason: for people."""
+
+    path: str
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanResult:
+    """What clean removed, or with dry_run would remove.
+
+    removed: in the order of removal: segments of the log, queue files, index files. freed_bytes: the disk they held,
+    which is free once no reader has them mapped. min_phy_offset: of the log afterwards. disk_used_percent: of the
+    log's disk afterwards, rounded up. truncated: `limit` let segments stay that would go too.
+    """
+
+    removed: tuple[RemovedFile, ...]
+    freed_bytes: int
+    min_phy_offset: int
+    disk_used_percent: int
+    truncated: bool
+    dry_run: bool
+
+
+class Disk:
+    """How full the disk under a directory is, counting bytes as free that are about to be."""
+
+    def __init__(self, path: Path, usage: DiskUsage) -> None:
+        found = usage(path)
+        self._used, self._free = int(found.used), int(found.free)
+        self.device = os.stat(path).st_dev
+
+    def release(self, size: int) -> None:
+        size = min(size, self._used)
+        self._used, self._free = self._used - size, self._free + size
+
+    @property
+    def used_percent(self) -> int:
+        """Rounded up; 0 for a disk that tells no size. Source: UtilAll#getDiskPartitionSpaceUsedPercent."""
+        total = self._used + self._free
+        return -(-self._used * 100 // total) if total > 0 else 0
+
+
+def forced_level(config: StoreConfig) -> int:
+    """Percent used above which RocketMQ removes segments that have not expired; 100 when it never does.
+
+    Source: CleanCommitLogService#isSpaceToDelete, with the bounds that it puts on both levels.
+    """
+    if not config.clean_file_forcibly_enable:
+        return 100
+    return min(max(35, min(90, config.disk_space_warning_level_ratio)),
+               max(30, min(85, config.disk_space_clean_forcibly_ratio)))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rules:
+    """now: ms. reserved_hours: a segment expires that long after its last change. max_used_percent: above it segments
+    go that have not expired. limit: segments at most, None: all. expired_queues: queues without messages go too.
+    """
+
+    now: int
+    reserved_hours: int
+    max_used_percent: int
+    limit: int | None
+    expired_queues: bool
+    disk_usage: DiskUsage
+
+
+def checked_rules(config: StoreConfig, now: int, file_reserved_time: int | None, max_used_percent: int | None,
+                  limit: int | None, expired_queues: bool, disk_usage: DiskUsage) -> Rules:  # fmt: skip
+    """Rules from the arguments of Store.clean. TypeError, ValueError with the argument's name."""
+    check_limit(limit)
+    hours = config.file_reserved_time if file_reserved_time is None else file_reserved_time
+    percent = forced_level(config) if max_used_percent is None else max_used_percent
+    for name, value, last in (("file_reserved_time", hours, 2**31 - 1), ("max_used_percent", percent, 100)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be int, got {type(value).__name__}")
+        if not 0 <= value <= last:
+            raise ValueError(f"{name} must lie in [0, {last}], got {value}")
+    return Rules(now, hours, percent, limit, expired_queues, disk_usage)
+
+
+class Flushing(Protocol):
+    """What removal needs of the open store. flush writes a manifest that fits the parts."""
+
+    def dispatch(self) -> None: ...
+    def flush(self) -> None: ...
+    def sync_directory(self, path: Path) -> None: ...
+
+
+class Retention:
+    """Applies rules to the parts of a store. The log must be level with its queues and index."""
+
+    def __init__(self, log: CommitLog, queues: QueueSet, index: Index, rules: Rules) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._rules = rules
+        self._removed: list[RemovedFile] = []
+        self._disks: list[Disk] = []
+        for path in (log.directories[0], queues.directory):
+            if path.is_dir():
+                disk = Disk(path, rules.disk_usage)
+                if disk.device not in [other.device for other in self._disks]:
+                    self._disks.append(disk)
+
+    def plan(self, log_end: int) -> CleanResult:
+        """What would go. Changes nothing."""
+        segments, truncated = self._expired(log_end)
+        low = segments[-1].end if segments else self._log.min_phy_offset
+        for queue, count, reason in self._queues_below(low):
+            self._note(queue.first_files(count), reason)
+        self._note([file.path for file in self._index.files[: self._index.count_below(low)]], _INDEX_REASON)
+        return self._result(low, truncated, dry_run=True)
+
+    def clean(self, log_end: int, table: QueueTable, put_lock: threading.RLock, flusher: Flushing) -> CleanResult:
+        """Remove it. Below log_end everything is on disk, and nobody else flushes meanwhile; puts may go on.
+
+        Raises OSError; the store is then as a crash would leave it, and what is left over goes at the next time.
+        """
+        segments, truncated = self._expired(log_end)
+        try:
+            for segment in segments:
+                segment.file.detach()  # mapped by now, so that those who read it can go on
+                remove_file(segment.path, flusher.sync_directory)
+                with put_lock:
+                    self._log.forget_first(segment)
+        finally:
+            low = self._log.min_phy_offset
+            with put_lock:
+                for queue in self._queues.queues.values():
+                    queue.correct_min_offset(low)
+        # A put could begin a queue again whose files are about to go.
+        with put_lock if self._rules.expired_queues else nullcontext():
+            with put_lock:
+                flusher.dispatch()
+                paths = self._forget_files(low, table)
+            flusher.flush()
+            for path in paths:
+                remove_file(path, flusher.sync_directory)
+            for directory in sorted({path.parent for path in paths if path.parent != self._index.directory}):
+                if not any(directory.iterdir()):
+                    directory.rmdir()
+                    flusher.sync_directory(directory.parent)
+        result = self._result(low, truncated, dry_run=False)
+        if result.removed:
+            logger.info("%s: removed %d files, %d bytes; the log begins at phy offset %d", self._log.directories[0],
+                        len(result.removed), result.freed_bytes, low)  # fmt: skip
+        return result
+
+    def _forget_files(self, low: int, table: QueueTable) -> list[Path]:
+        """Take queue and index files below `low` out of the parts; the files are still there."""
+        paths: list[Path] = []
+        for queue, count, reason in self._queues_below(low):
+            files = queue.first_files(count)
+            self._note(files, reason)
+            is_whole = count == len(queue.first_files())
+            queue.forget_first(count)
+            if is_whole:
+                queue.forget_files()
+                table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
+            paths += files
+        count = self._index.count_below(low)
+        files = [file.path for file in self._index.files[:count]]
+        self._note(files, _INDEX_REASON)
+        self._index.forget_first(count)
+        return paths + files
+
+    def _expired(self, log_end: int) -> tuple[list[Segment], bool]:
+        """Segments that go, oldest first, and whether the limit kept others. Never the one with the last byte.
+
+        Source: MappedFileQueue#deleteExpiredFileByTime; there, forced cleaning does not look at the disk in between.
+        """
+        rules = self._rules
+        chosen: list[Segment] = []
+        for segment in self._log.segments:
+            if segment.end >= log_end:
+                break
+            found = _stat(segment.path)
+            if found is None:
+                continue
+            age_ms = rules.now - found.st_mtime_ns // 1_000_000
+            used = max(disk.used_percent for disk in self._disks)
+            if age_ms >= rules.reserved_hours * _HOUR_MS:
+                reason = f"last changed {rules.reserved_hours} h ago or earlier"
+            elif used > rules.max_used_percent:
+                reason = f"disk {used} % full, over {rules.max_used_percent} %"
+            else:
+                break
+            if len(chosen) == rules.limit:
+                return chosen, True
+            chosen.append(segment)
+            self._note([segment.path], reason)
+        return chosen, False
+
+    def _queues_below(self, low: int) -> Iterator[tuple[ConsumeQueue, int, str]]:
+        """(queue, files in front that go, reason). Source: ConsumeQueueStore#cleanExpired for whole queues."""
+        for (topic, _), queue in sorted(self._queues.queues.items()):
+            if self._rules.expired_queues and not is_system_topic(topic) and 0 < queue.end_phy_offset() < low:
+                yield queue, len(queue.first_files()), "queue without messages"
+            elif count := queue.count_below(low):
+                yield queue, count, "units of removed messages"
+
+    def _note(self, paths: list[Path], reason: str) -> None:
+        for path in paths:
+            found = _stat(path)
+            if found is None:
+                continue
+            size = found.st_blocks * _BLOCK_SIZE
+            self._removed.append(RemovedFile(str(path), size, reason))
+            for disk in self._disks:
+                if disk.device == found.st_dev:
+                    disk.release(size)
+
+    def _result(self, low: int, truncated: bool, *, dry_run: bool) -> CleanResult:
+        return CleanResult(removed=tuple(self._removed), freed_bytes=sum(file.size for file in self._removed),
+                           min_phy_offset=low, disk_used_percent=self._disks[0].used_percent if self._disks else 0,
+                           truncated=truncated, dry_run=dry_run)  # fmt: skip
+
+def _stat(path: Path) -> os.stat_result | None:
+    """None when a writer beside this reader has removed the file."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
