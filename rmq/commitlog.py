@@ -29,6 +29,7 @@ from rmq._core._record import (
     SCAN_REASONS,
     SCAN_ZERO,
     encode_blank,
+    resync,
     used_size,
 )
 from rmq._core._recordbatch import RecordBatch
@@ -38,6 +39,7 @@ from rmq.segment import MappedFile, make_directory, sync_directory
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
+ZEROS_AT_END = 65536  # more than any record ends with
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 
 
@@ -70,6 +72,12 @@ class Segment:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
         data_end = self.file.data_end()
         return used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
+
+    def resync(self, begin: int, end: int) -> int:
+        """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
+        used = self.start + self.used_end(begin - self.start)
+        # A record without properties ends with zeros.
+        return resync(self.file.map, self.start, begin, min(end, used + ZEROS_AT_END))
 
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
