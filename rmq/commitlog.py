@@ -193,8 +193,12 @@ class CommitLog:
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")
-        self.segments = found
-        self._starts = [segment.start for segment in found]
+        self.hold(found)
+
+    def hold(self, segments: list[Segment]) -> None:
+        """Be the log of these segments, in ascending order, whatever else lies in the directories."""
+        self.segments = segments
+        self._starts = [segment.start for segment in segments]
 
     def first_gap(self) -> int:
         """Phy offset of the first missing segment between others, or -1."""

@@ -95,6 +95,25 @@ def create_file(path: Path) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
+def data_end(path: Path, size: int) -> int:
+    """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        end = position = 0
+        while position < size:
+            position = os.lseek(descriptor, position, os.SEEK_DATA)
+            end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
+        return end
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data behind `position`
+            return end
+        raise
+    finally:
+        os.close(descriptor)
+
+
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
@@ -140,22 +159,8 @@ class MappedFile:
         self.reserved = target
 
     def data_end(self) -> int:
-        """Position behind the last byte that the file system holds data for; what follows reads as zeros."""
-        if not hasattr(os, "SEEK_DATA"):
-            return self.size
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            end = position = 0
-            while position < self.size:
-                position = os.lseek(descriptor, position, os.SEEK_DATA)
-                end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
-            return end
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # no data behind `position`
-                return end
-            raise
-        finally:
-            os.close(descriptor)
+        """data_end of the file."""
+        return data_end(self.path, self.size)
 
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""

@@ -29,6 +29,7 @@ VERBS = {
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",
     "ingest": "rmq.cli.ingest",
+    "verify": "rmq.cli.verify",
     "completion": "rmq.cli.completion",
 }
 
