@@ -91,7 +91,7 @@ class SegmentCheck:
             if self._ground.is_live and retried != place:
                 retried = place  # a broker may have been in the middle of it
                 continue
-            if stop in _PASSABLE:
+            if stop in _PASSABLE and not self._may_be_torn(place, stop, end):
                 self._ground.report.damage(segment.path, place - segment.start, _PASSABLE[stop], SCAN_REASONS[stop])
                 self._report.has_damage = True
                 one.scan(segment.file.map, segment.start, place, end, queues=self._table, checks=self._checks)
@@ -109,6 +109,12 @@ class SegmentCheck:
         self._finish()
         segment.close()
         return self._report
+
+    def _may_be_torn(self, place: int, stop: int, end: int) -> bool:
+        """Whether a record with a wrong CRC may be one that a crash left half written: the last, and not yet on disk."""
+        ground = self._ground
+        durable = ground.mark.durable_phy_offset if ground.mark is not None else 0
+        return not ground.is_closed and place >= durable and self._next_record(place, stop, end) < 0
 
     def _next_record(self, place: int, stop: int, end: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""
