@@ -63,8 +63,9 @@ def test_a_broker_s_crash_image_gives_notes_only_and_after_our_recovery_nothing(
 def mixed(i: int) -> rmq.Message:
     rng = random.Random(i)
     return rmq.Message(
-        rng.choice(["T", "%RETRY%g", "topic-" + "é" * 40, "%RETRY%" + "long" * 40]), rng.randbytes(rng.randrange(0, 400)),
-        keys=rng.choice([[], [f"k{i}"], [f"k{i}", "all", "all"], ["Aa", "BB", "ключ"]]), tags=rng.choice([None, "a", "é"]),
+        rng.choice(["T", "%RETRY%g", "topic-" + "é" * 40, "%RETRY%" + "long" * 40]),
+        rng.randbytes(rng.randrange(0, 400)), tags=rng.choice([None, "a", "é"]),
+        keys=rng.choice([[], [f"k{i}"], [f"k{i}", "all", "all"], ["Aa", "BB", "ключ"]]),
         queue_id=rng.randrange(3), uniq_key=rng.choice([None, f"U{i}", "all"]), sys_flag=rng.choice([0, 0, 4, 8, 12]),
         born_host=rng.choice(["1.2.3.4:1", "[2001:db8::1]:2"]), store_host=rng.choice([None, "[::1]:10911"]),
         properties=rng.choice([{}, {"a": "b"}, {"DELAY": "3"}]),

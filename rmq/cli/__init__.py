@@ -28,8 +28,8 @@ VERBS = {
     "query": "rmq.cli.find",
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",
-    "ingest": "rmq.cli.ingest",
     "verify": "rmq.cli.verify",
+    "ingest": "rmq.cli.ingest",
     "completion": "rmq.cli.completion",
 }
 

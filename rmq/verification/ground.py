@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import stat
 import threading
@@ -33,10 +34,10 @@ class Ground:
     config: StoreConfig
     report: Report
     state: str
-    is_own: bool  # made by this library; no broker ever wrote it
     mark: Mark | None
     checkpoint: Checkpoint | None
     log: CommitLog
+    is_own: bool = False  # only this library wrote it, by the rules of config.rocketmq_version
     log_limit: int = NO_LIMIT
     unit_end: int = NO_LIMIT
     entry_end: int = NO_LIMIT
@@ -64,11 +65,13 @@ class Ground:
             raise InterruptedError("verification was given up")
 
     def add_blind(self, begin: int, end: int) -> None:
+        """Records of a range, which lies in no other one, are lost or unreadable."""
         with self.lock:
-            self.blind.append((begin, end))
+            bisect.insort(self.blind, (begin, end))
 
     def is_blind(self, phy_offset: int) -> bool:
-        return any(begin <= phy_offset < end for begin, end in self.blind)
+        number = bisect.bisect_right(self.blind, (phy_offset, NO_LIMIT)) - 1
+        return number >= 0 and phy_offset < self.blind[number][1]
 
 
 def list_segments(directories: list[Path], size: int, report: Report, *, is_live: bool) -> tuple[list[Segment],

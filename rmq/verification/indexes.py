@@ -24,6 +24,7 @@ from rmq._core._entrycheck import (
     check_links,
 )
 from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import Segment
 from rmq.paths import INDEX_NAME
@@ -179,6 +180,9 @@ class IndexFiles:
             wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, at most {part.view.index_num} fit")
         elif part.limit < part.view.index_num and self._is_used(part, part.limit):
             wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, but an entry stands there")
+        elif used_size(memoryview(part.file.map)[: part.file.data_end()], begin := self.place_of(part, part.limit)) \
+                > begin:  # fmt: skip
+            report.derived(part.path, begin, "entry", "the bytes behind the last entry are not zero")
         if self._is_used(part, 0):
             report.derived(part.path, self.place_of(part, 0), "entry", "entry 0, which means none, is used")
         if count == 0:
@@ -206,6 +210,8 @@ class IndexFiles:
         part, report = self.parts[number], self._ground.report
         part.base = part.header.begin_timestamp
         before = self.parts[number - 1] if number else None
+        if before is None and self._ground.log.min_phy_offset == 0:
+            part.first_base = 0  # nothing was cleaned, so no file was before it
         if before is not None and before.view.is_full and before.limit > 1:
             end = self._time_of(before.phy_offset(before.limit - 1))
             part.first_base = max(0, before.header.end_timestamp if end is None else end)

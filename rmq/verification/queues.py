@@ -6,12 +6,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from rmq._core._consumequeue import unpack_units
+from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._message import check_topic
@@ -139,6 +140,23 @@ class QueueFiles:
         queue = self.queues.get(name)
         directory = queue.directory if queue is not None else self._root / name[0] / str(name[1])
         return directory / segment_name(start), position - start
+
+    def last_phy_offset(self) -> int:
+        """The highest phy offset that a unit at a queue's end points to; 0 without units."""
+        highest = 0
+        for name, queue in self.queues.items():
+            for start in sorted(queue.starts, reverse=True):
+                first = start // UNIT_SIZE
+                places = range(first, first + self._segment_size // UNIT_SIZE)
+                count = bisect.bisect_left(places, True, key=partial(self._ends_at, name))
+                if count:
+                    phy, sizes, _ = unpack_units(self.read(name, first + count - 1, 1))
+                    highest = max(highest, int(phy[0])) if sizes[0] != UNIT_PRE_BLANK_SIZE else highest
+                    break
+        return highest
+
+    def _ends_at(self, name: Name, queue_offset: int) -> bool:
+        return not valid_units(self.read(name, queue_offset, 1))
 
     # ---- spans ----
 

@@ -21,10 +21,11 @@ from rmq._core._record import (
     SCAN_LOST_SECTOR,
     SCAN_REASONS,
     SCAN_ZERO,
+    resync,
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._unitcheck import UnitCheck
-from rmq.commitlog import CHECK_CRC, Segment
+from rmq.commitlog import CHECK_CRC, ZEROS_AT_END, Segment
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles
@@ -70,6 +71,7 @@ class SegmentCheck:
         self._checks = PARSE_PROPERTIES
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
+        self._used = -1  # end of what is not zero, once it was asked for
         self._report = SegmentReport(segment, segment.start)
 
     def run(self) -> SegmentReport:
@@ -111,15 +113,18 @@ class SegmentCheck:
         return self._report
 
     def _may_be_torn(self, place: int, stop: int, end: int) -> bool:
-        """Whether a record with a wrong CRC may be one that a crash left half written: the last, and not yet on disk."""
+        """Whether a crash may have left a record with a wrong CRC half written: the last, and not yet on disk."""
         ground = self._ground
         durable = ground.mark.durable_phy_offset if ground.mark is not None else 0
         return not ground.is_closed and place >= durable and self._next_record(place, stop, end) < 0
 
     def _next_record(self, place: int, stop: int, end: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""
+        segment = self._segment
         begin = min(end, place + (0 if stop == SCAN_ZERO else 1))
-        return self._segment.resync(begin, end)
+        if self._ground.is_live or self._used < 0:
+            self._used = segment.start + segment.used_end(0)
+        return resync(segment.file.map, segment.start, begin, max(begin, min(end, self._used + ZEROS_AT_END)))
 
     def _pass_over(self, place: int, following: int, stop: int) -> None:
         segment = self._segment

@@ -16,7 +16,7 @@ from rmq.commitlog import CommitLog, Segment
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
 from rmq.geometry import check_readable, foreign_index, foreign_queues, settle_config
-from rmq.logend import fits, start_without_marks
+from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
 from rmq.segment import is_locked
@@ -97,8 +97,7 @@ class _Verification:
         checkpoint = read_checkpoint(paths, report, is_live=is_live)
         config = settle_config(paths, self._given, meta, tolerant=True)
         log = CommitLog([], config.mapped_file_size_commit_log, writable=False)
-        is_own = meta is not None and meta.get("origin") == "rmq"
-        ground = Ground(paths, config, report, state, is_own, mark, checkpoint, log)
+        ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and is_ours(paths) and mark is not None:
             ground.log_limit = _visible(paths)
         judge_names(paths, report, is_live=is_live)
@@ -110,6 +109,8 @@ class _Verification:
         log.directories = paths.commit_logs
         log.hold(segments)
         self._set_blind(ground, unreadable)
+        if meta is not None and meta.get("origin") == "rmq" and mark is not None:
+            ground.is_own = was_left_alone(log, mark) if ground.is_closed else is_ours(paths)
         return ground
 
     def _set_blind(self, ground: Ground, unreadable: list[int]) -> None:
@@ -128,12 +129,15 @@ class _Verification:
         foreign = [error for error in (foreign_queues(self._paths), foreign_index(self._paths)) if error is not None]
         for error in foreign:
             self._report.note(Path(error.path), 0, "unread", f"{error.what}: not verified")
+        for part, what in _UNREAD:
+            if any((self._paths.root / part).glob("*")):
+                self._report.note(self._paths.root / part, 0, "unread", f"{what}: not verified")
         queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
         index = IndexFiles(ground, is_read=foreign_index(self._paths) is None)
         pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="rmq-verify")
         try:
             tail = self._tail()
-            self._set_ends(index)
+            self._set_ends(queues, index)
             self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
             self._judge_index_names(index)
             places = np.array([segment.start for segment in ground.log.segments], np.int64)
@@ -180,7 +184,7 @@ class _Verification:
             segments.pop().close()
         return segments
 
-    def _set_ends(self, index: IndexFiles) -> None:
+    def _set_ends(self, queues: QueueFiles, index: IndexFiles) -> None:
         """Up to where queues and index must have followed the log."""
         ground, mark = self._ground, self._ground.mark
         if not ground.is_closed:
@@ -190,7 +194,9 @@ class _Verification:
                 ends = [part.phy_offset(part.limit - 1) for part in index.parts if part.limit > 1]
                 ground.entry_end = max(ends, default=0)
                 ground.unit_end = 0
-                if not ground.is_live and ground.checkpoint is not None and ground.log.segments:
+                if ground.is_live:
+                    ground.unit_end = queues.last_phy_offset()  # a broker dispatches in log order
+                elif ground.checkpoint is not None and ground.log.segments:
                     ground.unit_end = start_without_marks(ground.log, False, ground.checkpoint, 0)
         elif mark is not None and ground.is_own:
             ground.entry_end = mark.indexed_phy_offset
@@ -204,7 +210,7 @@ class _Verification:
             expected.add(f"{self._ground.mark.index_name:017d}")
         for name in sorted(expected - there):
             path = self._paths.index / name
-            if not path.exists() and not (self._ground.is_closed and not self._ground.is_own):
+            if self._ground.is_own and not path.exists():
                 self._report.derived(path, 0, "missing", "rmq/manifest.json or rmq/marks name this index file")
 
     # ---- the end of the log ----
@@ -281,6 +287,8 @@ class _Verification:
 
 
 _NOTHING: Any = object()
+_UNREAD = (("batchconsumequeue", "queues of inner batches"), ("consumequeue_ext", "tags codes in extended queues"),
+           ("timerlog", "timers"), ("compaction/compactionLog", "compacted topics"))  # fmt: skip
 
 
 def _visible(paths: StorePaths) -> int:
