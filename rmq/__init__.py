@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from rmq.query import QueryManyResult, QueryResult
     from rmq.retention import CleanResult, RemovedFile
     from rmq.store import Store, open
+    from rmq.verification.findings import Finding, VerifyResult
+    from rmq.verification.verify import verify
 
 __all__ = [
     "MAX_TIMESTAMP",
     "CleanResult",
     "CorruptFileError",
+    "Finding",
     "IllegalMessageError",
     "IndexFile",
     "Message",
@@ -62,12 +65,14 @@ __all__ = [
     "StoreReadOnlyError",
     "StoredMessage",
     "UnsupportedFormatError",
+    "VerifyResult",
     "__version__",
     "index_key_hash",
     "java_hash",
     "open",
     "parse_offset_msg_id",
     "parse_uniq_key",
+    "verify",
 ]
 
 _HOMES = {
@@ -82,6 +87,8 @@ _HOMES = {
     "rmq.query": ("QueryManyResult", "QueryResult"),
     "rmq.retention": ("CleanResult", "RemovedFile"),
     "rmq.store": ("Store", "open"),
+    "rmq.verification.findings": ("Finding", "VerifyResult"),
+    "rmq.verification.verify": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

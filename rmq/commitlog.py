@@ -32,6 +32,7 @@ from rmq._core._record import (
     SCAN_REASONS,
     SCAN_ZERO,
     encode_blank,
+    resync,
     used_size,
 )
 from rmq._core._recordbatch import RecordBatch
@@ -43,6 +44,7 @@ logger = logging.getLogger("rmq")
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
+ZEROS_AT_END = 65536  # more than any record ends with
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 _START = attrgetter("start")
 
@@ -100,6 +102,14 @@ class Segment:
         end = used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
         self.check()
         return end
+
+    def resync(self, begin: int, end: int) -> int:
+        """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
+        used = self.start + self.used_end(begin - self.start)
+        # A record without properties ends with zeros.
+        found: int = resync(self.file.map, self.start, begin, min(end, used + ZEROS_AT_END))
+        self.check()
+        return found
 
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
@@ -225,7 +235,11 @@ class CommitLog:
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")
-        self.segments = found
+        self.hold(found)
+
+    def hold(self, segments: list[Segment]) -> None:
+        """Be the log of these segments, in ascending order, whatever else lies in the directories."""
+        self.segments = segments
 
     def first_gap(self) -> int:
         """Phy offset of the first missing segment between others, or -1."""

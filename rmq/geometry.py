@@ -24,15 +24,21 @@ GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "ma
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 
-def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None) -> StoreConfig:
-    """The config with the geometry of the files. ValueError when a field that was passed contradicts them."""
+def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None, *,
+                  tolerant: bool = False) -> StoreConfig:  # fmt: skip
+    """The config with the geometry of the files. ValueError when a field that was passed contradicts them.
+
+    tolerant: files that fit no geometry are left out, not a CorruptFileError.
+    """
     known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
     try:
         StoreConfig(**known)
     except (TypeError, ValueError) as error:
-        raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
+        if not tolerant:
+            raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
+        known = {}
     if not known:
-        known.update(_geometry_of_files(paths, config))
+        known.update(_geometry_of_files(paths, config, tolerant))
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
             if name not in GEOMETRY:
@@ -42,7 +48,7 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
     return dataclasses.replace(config, **known)
 
 
-def _geometry_of_files(paths: StorePaths, config: StoreConfig) -> dict[str, int]:
+def _geometry_of_files(paths: StorePaths, config: StoreConfig, tolerant: bool) -> dict[str, int]:
     known = {}
     size = _common_size(_segments(paths.commit_logs))
     if size:
@@ -50,19 +56,37 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig) -> dict[str, int]
     queues = [queue for topic in _directories(paths.consume_queue) for queue in _directories(topic)]
     size = _common_size(_segments(queues))
     if size:
-        if size % 20:
+        if size % 20 and not tolerant:
             raise CorruptFileError(paths.consume_queue, 0,
                                    f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
-        known["mapped_file_size_consume_queue"] = size
+        if size % 20 == 0:
+            known["mapped_file_size_consume_queue"] = size
     files = index_paths(paths.index)
     if files:
-        geometry = _index_geometry(files, config)
-        if geometry is None and not _lengths_fit(files, config):
+        geometry = _geometry_of_most(files, config) if tolerant else find_geometry(files, config)
+        if geometry is None and not tolerant and not _lengths_fit(files, config):
             raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: "
                              "the files have no entries to tell")  # fmt: skip
         if geometry is not None:
             known["max_hash_slot_num"], known["max_index_num"] = geometry
     return known
+
+
+def _geometry_of_most(files: list[Path], config: StoreConfig) -> tuple[int, int] | None:
+    """The geometry that most of the files have by themselves; of one whose entries are damaged, the length alone."""
+    counts: dict[tuple[int, int], int] = {}
+    for path in files:
+        try:
+            geometry = find_geometry([path], config)
+        except (CorruptFileError, ValueError):
+            continue
+        if geometry is not None:
+            counts[geometry] = counts.get(geometry, 0) + 1
+    if counts:
+        return max(counts, key=lambda geometry: counts[geometry])
+    if _lengths_fit(files, config):
+        return None
+    raise ValueError(f"{files[0].parent}: pass max_hash_slot_num and max_index_num: the files do not tell")
 
 
 def _lengths_fit(files: list[Path], config: StoreConfig) -> bool:
@@ -180,7 +204,7 @@ def refuse_path(path: Path) -> NoReturn:
     raise FileNotFoundError(f"{path}: no such store directory")
 
 
-def _index_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
+def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
     """(max_hash_slot_num, max_index_num) of a store's index files; None when they do not tell (no entries).
 
     The config's numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from rmq._core import _layout as L
-from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO, resync
+from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
@@ -82,9 +82,7 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
         if segment.end <= end.phy_offset:
             continue
         begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
-        used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
-        found = resync(segment.file.map, segment.start, min(begin, used), used)
-        segment.check()
+        found = segment.resync(min(begin, segment.end), segment.end)
         if found >= 0:
             end.next_phy_offset = found
             batch = RecordBatch(1)

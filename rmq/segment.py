@@ -104,6 +104,25 @@ def create_file(path: Path) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
+def data_end(path: Path, size: int) -> int:
+    """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        end = position = 0
+        while position < size:
+            position = os.lseek(descriptor, position, os.SEEK_DATA)
+            end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
+        return end
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data behind `position`
+            return end
+        raise
+    finally:
+        os.close(descriptor)
+
+
 _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
 
@@ -202,22 +221,8 @@ class MappedFile:
         self.reserved = target
 
     def data_end(self) -> int:
-        """Position behind the last byte that the file system holds data for; what follows reads as zeros."""
-        if not hasattr(os, "SEEK_DATA"):
-            return self.size
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            end = position = 0
-            while position < self.size:
-                position = os.lseek(descriptor, position, os.SEEK_DATA)
-                end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
-            return end
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # no data behind `position`
-                return end
-            raise
-        finally:
-            os.close(descriptor)
+        """data_end of the file."""
+        return data_end(self.path, self.size)
 
     def check(self) -> None:
         """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""

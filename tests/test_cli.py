@@ -396,7 +396,9 @@ def test_wrong_usage_is_one_line(arguments: list[str], parts: list[str]) -> None
     assert_error(call(*arguments), 2, *parts, "--help)")
 
 
-@pytest.mark.parametrize("verb", [["info"], ["topics"], ["cat", "T"], ["query", "T", "k"], ["get", "0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "verb", [["info"], ["verify"], ["topics"], ["cat", "T"], ["query", "T", "k"], ["get", "0"]], ids=" ".join
+)
 def test_what_is_no_store_is_said_to_be_none(tmp_path: Path, verb: list[str]) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()

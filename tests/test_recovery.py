@@ -237,3 +237,19 @@ def test_a_mark_below_which_a_broker_cut_and_went_on_is_not_believed(tmp_path: P
         assert [len(store.pull("a", queue, 0, 99).messages) for queue in (0, 1)] == [18, 17]
     with pytest.raises(rmq.CorruptFileError):
         rmq.open(path, "r+")
+
+
+def test_a_last_record_that_ends_with_zeros_still_tells_damage_from_a_torn_tail(tmp_path: Path) -> None:
+    """Without properties its last two bytes are the zeros of their length."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG, clock=Clock()) as store:
+        results = [store.put(rmq.Message("a", b"x" * 40)) for _ in range(3)]
+    shutil.rmtree(path / "rmq")
+    segment = path / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[results[1].phy_offset + 4] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(rmq.CorruptFileError) as error:
+        rmq.open(path, "r+", config=CONFIG)
+    assert error.value.offset == results[1].phy_offset
+    assert segment.read_bytes() == data

@@ -36,11 +36,16 @@ cdef int64_t _delay_ms(const RecordRow *row, const int64_t[::1] delay_levels) no
     return delay_levels[level - 1] if level > 0 else UNKNOWN_DELAY_MS
 
 
-cdef int64_t _tags_code(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:
+cdef bint is_scheduled(const RecordRow *row) noexcept nogil:
+    """Whether a row with parsed properties waits for its delay: its tags code is a time."""
+    return row.delay_size > 0 and row.topic_size == SCHEDULE_TOPIC_SIZE and \
+        memcmp(row.base + row.topic_position, SCHEDULE_TOPIC, SCHEDULE_TOPIC_SIZE) == 0
+
+
+cdef int64_t tags_code_of(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:
     """Source: MessageExtBrokerInner#tagsString2tagsCode, CommitLog#checkMessageAndReturnSize."""
     cdef int64_t delay
-    if row.delay_size > 0 and row.topic_size == SCHEDULE_TOPIC_SIZE and \
-            memcmp(row.base + row.topic_position, SCHEDULE_TOPIC, SCHEDULE_TOPIC_SIZE) == 0:
+    if is_scheduled(row):
         delay = _delay_ms(row, delay_levels)
         if delay >= 0:
             return row.store_timestamp + delay
@@ -81,7 +86,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
             p = &out[count, 0]
             store_i64(p + L.UNIT_PHY_OFFSET_OFFSET, row.phy_offset)
             store_i32(p + L.UNIT_SIZE_OFFSET, row.size)
-            store_i64(p + L.UNIT_TAGS_CODE_OFFSET, _tags_code(row, delay_levels))
+            store_i64(p + L.UNIT_TAGS_CODE_OFFSET, tags_code_of(row, delay_levels))
             queue_of[count] = row.queue
             offset_of[count] = row.queue_offset
             is_grouped = is_grouped and row.queue >= last

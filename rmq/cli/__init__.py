@@ -28,6 +28,7 @@ VERBS = {
     "query": "rmq.cli.find",
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",
+    "verify": "rmq.cli.verify",
     "ingest": "rmq.cli.ingest",
     "clean": "rmq.cli.clean",
     "completion": "rmq.cli.completion",

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Final, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._indexfile import IndexFileView
+from rmq._core._recordbatch import RecordBatch
+
+FAULT_HASH_RANGE: Final[int]
+FAULT_LINK: Final[int]
+FAULT_ORDER: Final[int]
+FAULT_SLOT: Final[int]
+FAULT_NO_RECORD: Final[int]
+FAULT_NO_KEY: Final[int]
+FAULT_TIME: Final[int]
+FAULT_MISSING: Final[int]
+
+@final
+class EntryCheck:
+    def __new__(cls, *, is_lenient: bool = True, index_tags: bool = False) -> Self: ...
+    @property
+    def right(self) -> int: ...
+    @property
+    def behind(self) -> int: ...
+    def compare(
+        self,
+        batch: RecordBatch,
+        row: int,
+        view: IndexFileView,
+        file: int,
+        entry: int,
+        limit: int,
+        *,
+        begin: int,
+        blind_end: int,
+        required_end: int,
+        begin_timestamp: int,
+        first_begin_timestamp: int,
+        is_last: bool,
+    ) -> tuple[int, int]: ...
+    def finish(
+        self, view: IndexFileView, file: int, entry: int, limit: int, *, begin: int, end: int
+    ) -> int: ...
+    def take_faults(self, *, last: bool = False) -> npt.NDArray[np.int64]: ...
+
+def check_links(
+    view: IndexFileView,
+    file: int,
+    limit: int,
+    places: npt.NDArray[np.int64],
+    *,
+    check_slots: bool = True,
+    is_growing: bool = False,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], int]: ...

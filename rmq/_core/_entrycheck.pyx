@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index entries beside the records of a pass over the log; what an index file says of itself.
+
+Source: RocketMQ IndexFile#putKey, IndexService#buildIndex.
+"""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+cimport rmq._core._layout as L
+from rmq._core._bytes cimport load_i32, load_i64
+from rmq._core._indexfile cimport IndexFileView
+from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8
+from rmq._core._record cimport RecordRow, find_properties, next_key
+from rmq._core._recordbatch cimport RecordBatch
+
+import numpy as np
+
+cdef int64_t FOUND_LIMIT = 65536                # entries of one record that are compared with its keys
+cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
+
+
+cdef bint add_fault(FaultList *list_, int64_t kind, int64_t file, int64_t number, int64_t phy_offset, int64_t a,
+                  int64_t b) noexcept nogil:
+    cdef Fault *items
+    cdef int64_t room
+    if list_.count == list_.room:
+        room = list_.room * 2 if list_.room else 64
+        items = <Fault *>realloc(list_.items, <size_t>room * sizeof(Fault))
+        if items == NULL:
+            return False
+        list_.items = items
+        list_.room = room
+    list_.items[list_.count].kind = kind
+    list_.items[list_.count].file = file
+    list_.items[list_.count].number = number
+    list_.items[list_.count].phy_offset = phy_offset
+    list_.items[list_.count].a = a
+    list_.items[list_.count].b = b
+    list_.count += 1
+    return True
+
+
+cdef object take_all(FaultList *list_):
+    """The faults as an int64 array [n, 6] of (kind, file, number, phy_offset, a, b); the list is empty after."""
+    result = np.empty((list_.count, 6), np.int64)
+    cdef int64_t[:, ::1] out = result
+    if list_.count:
+        memcpy(&out[0, 0], list_.items, <size_t>list_.count * sizeof(Fault))
+        list_.count = 0
+    return result
+
+
+cdef inline int64_t _entry_phy_offset(IndexFileView view, int32_t number) noexcept nogil:
+    return load_i64(view._entry(number) + L.ENTRY_PHY_OFFSET_OFFSET)
+
+
+cdef inline bint _is_odd(IndexFileView view, int32_t number, int32_t limit) noexcept nogil:
+    """Whether an entry lies higher in the log than both entries behind it, which go on from the one before: it is the
+    one that breaks the order.
+    """
+    cdef int64_t phy_offset = _entry_phy_offset(view, number), following
+    if number + 1 >= limit:
+        return False
+    following = _entry_phy_offset(view, number + 1)
+    if following >= phy_offset or (number > 1 and following < _entry_phy_offset(view, number - 1)):
+        return False
+    return number + 2 >= limit or _entry_phy_offset(view, number + 2) < phy_offset
+
+
+cdef int64_t _seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
+    """Source: IndexFile#putKey. Unsigned: the difference of hostile times may not overflow."""
+    if begin <= 0 or store_timestamp <= begin:
+        return 0
+    return min(<int64_t>((<uint64_t>store_timestamp - <uint64_t>begin) // 1000), <int64_t>TIME_DIFF_LIMIT)
+
+
+@cython.final
+cdef class EntryCheck:
+    def __cinit__(self, *, bint is_lenient=True, bint index_tags=False):
+        self.is_lenient = is_lenient
+        self.index_tags = index_tags
+
+    def __dealloc__(self):
+        free(self.hashes)
+        free(self.found)
+        free(self.faults.items)
+
+    cdef bint _add_hash(self, int32_t key_hash) noexcept nogil:
+        cdef int32_t *hashes
+        cdef int64_t room
+        if self.key_count == self.key_room:
+            room = self.key_room * 2 if self.key_room else 64
+            hashes = <int32_t *>realloc(self.hashes, <size_t>room * sizeof(int32_t))
+            if hashes == NULL:
+                return False
+            self.hashes = hashes
+            self.key_room = room
+        self.hashes[self.key_count] = key_hash
+        self.key_count += 1
+        return True
+
+    cdef bint _hash_keys(self, const RecordRow *row, bint tags) noexcept nogil:
+        """Hashes of a row's keys in the order of IndexService#buildIndex; with its tags as the last one."""
+        cdef int32_t seed
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef int64_t size
+        self.key_count = 0
+        if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+            return True
+        seed = rmq_hash_utf8(row.base + row.topic_position, row.topic_size, 0)
+        seed = <int32_t>(31 * <uint32_t>seed + 35)       # '#'
+        if row.uniq_key_size > 0 and not self._add_hash(key_hash_of(rmq_hash_utf8(
+                row.base + row.uniq_key_position, row.uniq_key_size, seed))):
+            return False
+        if row.keys_size > 0:
+            cursor = row.base + row.keys_position
+            end = cursor + row.keys_size
+            while next_key(&cursor, end, &piece, &size):
+                if not self._add_hash(key_hash_of(rmq_hash_utf8(piece, size, seed))):
+                    return False
+        if tags and row.tags_size > 0:
+            seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + 35)       # "T#"
+            return self._add_hash(key_hash_of(rmq_hash_utf8(row.base + row.tags_position, row.tags_size, seed)))
+        return True
+
+    cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil:
+        """Note an entry of the row at hand."""
+        cdef FoundEntry *found
+        cdef int64_t room
+        if self.found_count == self.found_room:
+            room = self.found_room * 2 if self.found_room else 64
+            found = <FoundEntry *>realloc(self.found, <size_t>room * sizeof(FoundEntry))
+            if found == NULL:
+                return False
+            self.found = found
+            self.found_room = room
+        self.found[self.found_count].key_hash = key_hash
+        self.found[self.found_count].file = file
+        self.found[self.found_count].number = number
+        self.found_count += 1
+        return True
+
+    cdef int64_t _missing(self) noexcept nogil:
+        """Keys of the row at hand that none of its entries has."""
+        cdef int64_t i, k, missing = 0
+        for i in range(self.key_count):
+            k = 0
+            while k < self.found_count and self.found[k].key_hash != self.hashes[i]:
+                k += 1
+            missing += k == self.found_count
+        return missing
+
+    cdef bint _judge(self, const RecordRow *row, int64_t required_end, int64_t file, int32_t number) noexcept nogil:
+        """Compare the keys of a row with the entries that were found for it.
+
+        An entry may come twice: RocketMQ indexes the last record again after a restart. Up to 4.9.0 properties are
+        read by other rules, from 5.4.0 on tags have an entry: is_lenient lets both pass.
+        """
+        cdef int64_t i = 0, k, missing
+        cdef bint is_same = self.found_count == self.key_count
+        cdef RecordRow old
+        while is_same and i < self.key_count:
+            is_same = self.found[i].key_hash == self.hashes[i]
+            i += 1
+        if is_same:
+            self.right += self.key_count
+            return self._end_run() if self.key_count and self.has_run else True
+        missing = self._missing()
+        if self.is_lenient:
+            old = row[0]
+            old.keys_size = old.uniq_key_size = old.tags_size = -1
+            find_properties(&old, True)
+            if missing:
+                if not self._hash_keys(&old, False):
+                    return False
+                if self._missing() == 0:
+                    missing = 0
+            if not self._hash_keys(&old, True):
+                return False
+            self._mark()
+            if not self._hash_keys(row, True):
+                return False
+        self._mark()
+        for k in range(self.found_count):
+            if self.found[k].key_hash < 0:
+                self.right += 1
+            elif not add_fault(&self.faults, FAULT_NO_KEY, self.found[k].file, self.found[k].number, row.phy_offset,
+                             self.found[k].key_hash, 0):
+                return False
+        if missing == 0:
+            return True
+        if row.phy_offset >= required_end:
+            self.behind += missing
+            return True
+        if not self.has_run:
+            self.has_run = True
+            self.run.file = file
+            self.run.number = number
+            self.run.phy_offset = row.phy_offset
+            self.run.b = 0
+        self.run.a = row.phy_offset
+        self.run.b += missing
+        return True
+
+    cdef void _mark(self) noexcept nogil:
+        """Tell the entries that have one of the hashes from the others: their hash becomes negative."""
+        cdef int64_t i, k
+        for i in range(self.key_count):
+            for k in range(self.found_count):
+                if self.found[k].key_hash == self.hashes[i]:
+                    self.found[k].key_hash = -1 - self.found[k].key_hash
+
+    cdef bint _end_run(self) noexcept nogil:
+        self.has_run = False
+        return add_fault(&self.faults, FAULT_MISSING, self.run.file, self.run.number, self.run.phy_offset, self.run.a,
+                       self.run.b)
+
+    def compare(self, RecordBatch batch not None, int32_t row, IndexFileView view not None, int64_t file,
+                int32_t entry, int32_t limit, *, int64_t begin, int64_t blind_end, int64_t required_end,
+                int64_t begin_timestamp, int64_t first_begin_timestamp, bint is_last):
+        """Compare rows from `row` on with the entries of a file from `entry` to `limit`; returns (row, entry).
+
+        entry equal to limit and row below len(batch): go on with the same row in the next file, or, when there is none,
+        here with is_last. begin: the first byte of the segment; entries of records below it are others' to judge, those
+        below blind_end nobody's. required_end: records at or past it may lack entries. begin_timestamp: the header's;
+        first_begin_timestamp: what it was when entry 1 was put, -1 when not known.
+        """
+        cdef RecordRow *record
+        cdef const uint8_t *at
+        cdef int64_t phy_offset, stored, right
+        cdef bint ok = True
+        view._check()
+        if entry < 1 or limit > view.index_num or file < 0:
+            raise ValueError("entries lie outside the file")
+        with nogil:
+            while row < batch.count and ok:
+                record = &batch.rows[row]
+                if not self.is_under_way:
+                    self.found_count = 0
+                    ok = self._hash_keys(record, self.index_tags)
+                    self.is_under_way = True
+                    if not ok:
+                        break
+                while entry < limit:
+                    at = view._entry(entry)
+                    phy_offset = load_i64(at + L.ENTRY_PHY_OFFSET_OFFSET)
+                    if phy_offset < record.phy_offset:
+                        if phy_offset >= begin and phy_offset >= blind_end:
+                            ok = add_fault(&self.faults, FAULT_NO_RECORD, file, entry, phy_offset, 0, 0)
+                    elif phy_offset > record.phy_offset:
+                        if not _is_odd(view, entry, limit):
+                            break
+                    else:
+                        stored = load_i32(at + L.ENTRY_TIME_DIFF_OFFSET)
+                        right = _seconds(begin_timestamp if entry > 1 else first_begin_timestamp,
+                                         record.store_timestamp)
+                        if stored != right and (entry > 1 or first_begin_timestamp >= 0 or stored < 0):
+                            ok = add_fault(&self.faults, FAULT_TIME, file, entry, phy_offset, stored, right)
+                        if ok and self.found_count < FOUND_LIMIT:
+                            ok = self._find(load_i32(at + L.ENTRY_KEY_HASH_OFFSET), file, entry)
+                    if not ok:
+                        break
+                    entry += 1
+                if not ok or (entry >= limit and not is_last):
+                    break
+                self.is_under_way = False
+                ok = self._judge(record, required_end, file, entry)
+                row += 1
+        if not ok:
+            raise MemoryError()
+        return row, entry
+
+    def finish(self, IndexFileView view not None, int64_t file, int32_t entry, int32_t limit, *, int64_t begin,
+               int64_t end):
+        """Behind the last record of a segment [begin, end): entries that point into it point to no record; returns the
+        number of the first entry of another segment. The open run of missing keys ends.
+        """
+        cdef int64_t phy_offset
+        cdef bint ok = True
+        view._check()
+        if entry < 1 or limit > view.index_num or file < 0:
+            raise ValueError("entries lie outside the file")
+        with nogil:
+            while entry < limit and ok:
+                phy_offset = _entry_phy_offset(view, entry)
+                if phy_offset >= end and not _is_odd(view, entry, limit):
+                    break
+                if begin <= phy_offset < end:
+                    ok = add_fault(&self.faults, FAULT_NO_RECORD, file, entry, phy_offset, 0, 0)
+                entry += 1
+        if not ok:
+            raise MemoryError()
+        return entry
+
+    def take_faults(self, *, bint last=False):
+        """Faults since the last call: int64 array [n, 6] of (FAULT_*, file, number, phy offset, a, b). FAULT_MISSING:
+        a is the last record of the run, b how many keys; it comes when the run ends, or with `last`.
+        """
+        if last and self.has_run and not self._end_run():
+            raise MemoryError()
+        return take_all(&self.faults)
+
+
+# ---- one index file by itself --------------------------------------------------------------------------------
+
+def check_links(IndexFileView view not None, int64_t file, int32_t limit, const int64_t[::1] places not None, *,
+                bint check_slots=True, bint is_growing=False):
+    """What an index file says of itself: (faults, first entries, used slots).
+
+    Entries below `limit` are looked at: hash, link to the newest entry of the slot before it, ascending phy offsets;
+    then, with check_slots, the slots (is_growing: a slot may name an entry at or past limit). first entries: for each of
+    the ascending `places` the number of the first entry at or behind it, limit when none. faults: as of
+    EntryCheck.take_faults. Cost: one pass, four bytes of memory for each slot.
+    """
+    cdef int32_t i, key_hash, stored, slot, used = 0
+    cdef int64_t phy_offset, highest = -1, place = 0
+    cdef const uint8_t *at
+    cdef FaultList faults
+    cdef bint ok = True
+    view._check()
+    if limit < 1 or limit > view.index_num:
+        raise ValueError("limit lies outside the file")
+    memset(&faults, 0, sizeof(faults))
+    table = np.zeros(view.hash_slot_num, np.int32)
+    firsts = np.full(places.shape[0], limit, np.int32)
+    cdef int32_t[::1] newest = table, first = firsts
+    try:
+        with nogil:
+            for i in range(1, limit):
+                at = view._entry(i)
+                key_hash = load_i32(at + L.ENTRY_KEY_HASH_OFFSET)
+                phy_offset = load_i64(at + L.ENTRY_PHY_OFFSET_OFFSET)
+                if phy_offset < highest or _is_odd(view, i, limit):
+                    ok = add_fault(&faults, FAULT_ORDER, file, i, phy_offset, highest, 0)
+                else:
+                    highest = phy_offset
+                    while place < first.shape[0] and places[place] <= phy_offset:
+                        first[place] = i
+                        place += 1
+                if key_hash < 0:
+                    ok = ok and add_fault(&faults, FAULT_HASH_RANGE, file, i, phy_offset, key_hash, 0)
+                else:
+                    slot = key_hash % view.hash_slot_num
+                    stored = load_i32(at + L.ENTRY_PREVIOUS_OFFSET)
+                    if stored != newest[slot]:
+                        ok = ok and add_fault(&faults, FAULT_LINK, file, i, phy_offset, stored, newest[slot])
+                    used += newest[slot] == 0
+                    newest[slot] = i
+                if not ok:
+                    break
+            if check_slots and ok:
+                for i in range(view.hash_slot_num):
+                    stored = load_i32(view._base + L.INDEX_HEADER_SIZE + <int64_t>i * L.INDEX_SLOT_SIZE)
+                    if stored != newest[i] and not (is_growing and limit <= stored < view.index_num):
+                        ok = add_fault(&faults, FAULT_SLOT, file, i, 0, stored, newest[i])
+                        if not ok:
+                            break
+        if not ok:
+            raise MemoryError()
+        return take_all(&faults), firsts, used
+    finally:
+        free(faults.items)

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index files: each by itself, the chain that they form, and their entries beside the records of a segment."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core import _layout as L
+from rmq._core._entrycheck import (
+    FAULT_HASH_RANGE,
+    FAULT_LINK,
+    FAULT_MISSING,
+    FAULT_NO_KEY,
+    FAULT_NO_RECORD,
+    FAULT_ORDER,
+    FAULT_SLOT,
+    FAULT_TIME,
+    EntryCheck,
+    check_links,
+)
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._record import used_size
+from rmq._core._recordbatch import RecordBatch
+from rmq.commitlog import Segment
+from rmq.paths import INDEX_NAME
+from rmq.segment import MappedFile
+from rmq.verification.findings import DERIVED
+from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+
+_HEADER = struct.Struct(">4q2i")
+_KINDS = {FAULT_HASH_RANGE: "entry", FAULT_LINK: "link", FAULT_ORDER: "entry", FAULT_SLOT: "slot",
+          FAULT_NO_RECORD: "entry", FAULT_NO_KEY: "entry", FAULT_TIME: "entry",
+          FAULT_MISSING: "entry-missing"}  # fmt: skip
+
+
+@dataclass
+class Header:
+    """The fields of an index file's first 40 bytes."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+@dataclass
+class Part:
+    """One index file. Entries 1 .. limit - 1 are judged; is_settled: nobody changes slots and header meanwhile.
+
+    base: the begin timestamp from which its entries count seconds; first_base: that of entry 1, -1 when not known.
+    firsts: for each segment the first entry at or behind its start.
+    """
+
+    path: Path
+    file: MappedFile
+    view: IndexFileView
+    header: Header
+    limit: int
+    is_settled: bool
+    base: int = 0
+    first_base: int = -1
+    firsts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def phy_offset(self, entry: int) -> int:
+        at = self.file.size - (self.view.index_num - entry) * L.ENTRY_SIZE
+        return int(struct.unpack_from(">q", self.file.map, at + L.ENTRY_PHY_OFFSET_OFFSET)[0])
+
+
+class IndexFiles:
+    """The index files of a store, oldest first, mapped."""
+
+    def __init__(self, ground: Ground, *, is_read: bool) -> None:
+        self.parts: list[Part] = []
+        self.size = 0  # bytes to read
+        self._ground = ground
+        self._entries_at = L.INDEX_HEADER_SIZE + ground.config.max_hash_slot_num * L.INDEX_SLOT_SIZE
+        if is_read:
+            self._list()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.view.release()
+            part.file.close()
+
+    # ---- files ----
+
+    def _list(self) -> None:
+        ground, config = self._ground, self._ground.config
+        size = index_file_size(config.max_hash_slot_num, config.max_index_num)
+        check_mode(ground.paths.index, ground.report)
+        for entry in scan_directory(ground.paths.index):
+            path = Path(entry.path)
+            if not INDEX_NAME.fullmatch(entry.name) or not entry.is_file():
+                ground.report.note(path, 0, "name", "no index file has this name; it is passed over")
+                continue
+            check_mode(path, ground.report)
+            length = entry.stat().st_size
+            if length == 0:
+                if not ground.is_live:
+                    ground.report.note(path, 0, "leftover", EMPTY)
+            elif length != size:
+                ground.report.derived(path, min(length, size), "size", f"index file has {length} bytes, expected "
+                                      f"{size}")  # fmt: skip
+            elif not self._is_newer_than_mark(path):
+                self._open(path)
+
+    def _is_newer_than_mark(self, path: Path) -> bool:
+        """Whether a file was made behind what is on disk for sure: recovery makes it again."""
+        mark = self._ground.mark
+        return mark is not None and not self._ground.is_closed and int(path.name) > mark.index_name
+
+    def _open(self, path: Path) -> None:
+        ground = self._ground
+        file = MappedFile(path)
+        view = IndexFileView(file.map, hash_slot_num=ground.config.max_hash_slot_num,
+                             index_num=ground.config.max_index_num)  # fmt: skip
+        header = Header(*_HEADER.unpack_from(file.map))
+        part = Part(path, file, view, header, view.index_count, ground.is_closed or view.is_full)
+        if ground.mark is not None and not ground.is_closed and int(path.name) == ground.mark.index_name:
+            part.header = Header(*_HEADER.unpack(ground.mark.index_header))
+            part.limit = max(1, min(part.header.index_count, view.index_num))
+            part.is_settled = False
+        elif ground.mark is None and ground.state == "not closed" and not self._was_flushed(part):
+            part.limit = 1  # a broker deletes such a file, and so does recovery
+            part.is_settled = False
+        self.parts.append(part)
+        self.size += self._entries_at + part.limit * L.ENTRY_SIZE
+
+    def _was_flushed(self, part: Part) -> bool:
+        """Whether a crash cannot have spoiled a broker's file. Source: IndexService#load."""
+        checkpoint = self._ground.checkpoint
+        return checkpoint is not None and part.view.is_full and \
+            part.header.end_timestamp <= checkpoint.index_msg_timestamp  # fmt: skip
+
+    def place_of(self, part: Part, entry: int) -> int:
+        return self._entries_at + entry * L.ENTRY_SIZE
+
+    # ---- each by itself ----
+
+    def judge(self, number: int, places: npt.NDArray[np.int64]) -> None:
+        """Slots, links, order and header of one file; notes where each of `places` begins in it."""
+        part, ground = self.parts[number], self._ground
+        self._cut_count(part)
+        self._judge_times(number)
+        faults, part.firsts, used = check_links(
+            part.view, number, part.limit, places, check_slots=part.is_settled or ground.is_live,
+            is_growing=not part.is_settled)  # fmt: skip
+        self.report(faults)
+        ground.read(self._entries_at + part.limit * L.ENTRY_SIZE)
+        if part.is_settled:
+            self._judge_header(number, used)
+        self._judge_neighbour(number)
+
+    def _cut_count(self, part: Part) -> None:
+        """Leave out empty entries at the end, which a count that is too large would let in."""
+        used = part.limit
+        while used > 2 and not self._is_used(part, used - 1):
+            used -= 1
+        if used < part.limit:
+            self._ground.report.derived(part.path, L.INDEX_COUNT_OFFSET, "header", f"entry count is {part.limit}, but "
+                                        f"the entries end before {used}")  # fmt: skip
+            part.limit = used
+
+    def _judge_header(self, number: int, used: int) -> None:
+        part, report = self.parts[number], self._ground.report
+        header = part.header
+        count = part.limit - 1
+
+        def wrong(offset: int, reason: str) -> None:
+            report.derived(part.path, offset, "header", reason)
+
+        if not 0 <= header.index_count <= part.view.index_num:
+            wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, at most {part.view.index_num} fit")
+        elif part.limit < part.view.index_num and self._is_used(part, part.limit):
+            wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, but an entry stands there")
+        elif used_size(memoryview(part.file.map)[: part.file.data_end()], begin := self.place_of(part, part.limit)) \
+                > begin:  # fmt: skip
+            report.derived(part.path, begin, "entry", "the bytes behind the last entry are not zero")
+        if self._is_used(part, 0):
+            report.derived(part.path, self.place_of(part, 0), "entry", "entry 0, which means none, is used")
+        if count == 0:
+            if header.begin_phy_offset != header.end_phy_offset or header.begin_timestamp != header.end_timestamp:
+                wrong(L.INDEX_BEGIN_TIMESTAMP_OFFSET, "a file without entries begins and ends at different records")
+        else:
+            for offset, name, stored, right in (
+                    (L.INDEX_BEGIN_PHY_OFFSET_OFFSET, "begin", header.begin_phy_offset, part.phy_offset(1)),
+                    (L.INDEX_END_PHY_OFFSET_OFFSET, "end", header.end_phy_offset, part.phy_offset(count))):  # fmt: skip
+                if stored != right:
+                    wrong(offset, f"{name} phy offset is {stored}, but the entry there points to {right}")
+        config = self._ground.config
+        allowed = (count if config.counts_every_index_put else used,) if self._ground.is_own else (used, count)
+        is_upgraded = not self._ground.is_own and used < header.hash_slot_count < count and \
+            any(other.header.hash_slot_count == other.limit - 1 for other in self.parts[:number])  # fmt: skip
+        if header.hash_slot_count not in allowed and not is_upgraded:
+            wrong(L.INDEX_HASH_SLOT_COUNT_OFFSET, f"slot count is {header.hash_slot_count}, {used} are used")
+
+    def _is_used(self, part: Part, entry: int) -> bool:
+        at = self.place_of(part, entry)
+        return any(part.file.map[at : at + L.ENTRY_SIZE])
+
+    def _judge_times(self, number: int) -> None:
+        """Begin and end timestamp are those of the first and the last record; where not, the records' hold."""
+        part, report = self.parts[number], self._ground.report
+        part.base = part.header.begin_timestamp
+        before = self.parts[number - 1] if number else None
+        if before is None and self._ground.log.min_phy_offset == 0:
+            part.first_base = 0  # nothing was cleaned, so no file was before it
+        if before is not None and before.view.is_full and before.limit > 1:
+            end = self._time_of(before.phy_offset(before.limit - 1))
+            part.first_base = max(0, before.header.end_timestamp if end is None else end)
+        if part.limit <= 1:
+            return
+        first, last = self._time_of(part.phy_offset(1)), self._time_of(part.phy_offset(part.limit - 1))
+        if first is not None and first != part.base:
+            report.derived(part.path, L.INDEX_BEGIN_TIMESTAMP_OFFSET, "header", f"begin timestamp is {part.base}, but "
+                           f"the first record was stored at {first}")  # fmt: skip
+            part.base = first
+        if part.is_settled and last is not None and last != part.header.end_timestamp:
+            report.derived(part.path, L.INDEX_END_TIMESTAMP_OFFSET, "header", "end timestamp is "
+                           f"{part.header.end_timestamp}, but the last record was stored at {last}")  # fmt: skip
+
+    def _time_of(self, phy_offset: int) -> int | None:
+        log = self._ground.log
+        segment = log.segment_at(phy_offset)
+        if segment is None:
+            return None
+        batch = RecordBatch(1)
+        found = batch.load(segment.file.map, segment.start, np.array([phy_offset], np.int64), segment.end)
+        time = int(batch.numbers("store_timestamp")[0]) if len(found) else None
+        batch.release()
+        return time
+
+    def _judge_neighbour(self, number: int) -> None:
+        part, report = self.parts[number], self._ground.report
+        if number + 1 < len(self.parts) and part.is_settled and part.limit < part.view.index_num:
+            report.derived(part.path, L.INDEX_COUNT_OFFSET, "order", f"holds {part.limit - 1} entries of "
+                           f"{part.view.index_num - 1}, though a file follows it")  # fmt: skip
+        if number and part.limit > 1 and self.parts[number - 1].limit > 1:
+            before = self.parts[number - 1]
+            end = before.phy_offset(before.limit - 1)
+            if part.phy_offset(1) < end and part.phy_offset(part.limit - 1) < end:
+                report.derived(part.path, 0, "order", f"its entries end at {part.phy_offset(part.limit - 1)}, those of "
+                               f"{before.path.name}, which has the smaller name, at {end}")  # fmt: skip
+
+    # ---- faults ----
+
+    def report(self, faults: npt.NDArray[np.int64]) -> None:
+        """Findings from the faults that the compiled checks give; past the limit they are only counted."""
+        report = self._ground.report
+        for at, (kind, number, entry, phy_offset, a, b) in enumerate(faults.tolist()):
+            if report.is_full(DERIVED):
+                report.count(DERIVED, len(faults) - at)
+                return
+            part = self.parts[number]
+            offset = self.place_of(part, entry)
+            if kind == FAULT_HASH_RANGE:
+                reason = f"entry {entry} has the negative key hash {a}"
+            elif kind == FAULT_LINK:
+                offset += L.ENTRY_PREVIOUS_OFFSET
+                reason = f"entry {entry} links to {a}, the newest entry of its slot before it is {b}"
+            elif kind == FAULT_ORDER:
+                offset += L.ENTRY_PHY_OFFSET_OFFSET
+                reason = f"entry {entry} points to {phy_offset}, out of the order of its neighbours"
+            elif kind == FAULT_SLOT:
+                offset = L.INDEX_HEADER_SIZE + entry * L.INDEX_SLOT_SIZE
+                reason = f"slot {entry} holds {a}, its newest entry is {b}"
+            elif kind == FAULT_NO_RECORD:
+                reason = f"entry {entry} points to {phy_offset}, where no record begins"
+            elif kind == FAULT_NO_KEY:
+                reason = f"entry {entry} has key hash {a}, which no key of the record at {phy_offset} has"
+            elif kind == FAULT_TIME:
+                offset += L.ENTRY_TIME_DIFF_OFFSET
+                reason = f"entry {entry} says {a} seconds, the record at {phy_offset} was stored at {b}"
+            else:
+                until = f" to the one at {a}" if a != phy_offset else ""
+                reason = f"{b} keys of the record at {phy_offset}{until} have no entry"
+                if b == 1:
+                    reason = f"a key of the record at {phy_offset} has no entry"
+            report.derived(part.path, offset, _KINDS[kind], reason)
+
+
+class EntryCursor:
+    """Goes through the entries of one segment's records, across index files."""
+
+    def __init__(self, ground: Ground, index: IndexFiles, segment: Segment) -> None:
+        self.blind_end = 0
+        self._index = index
+        self._segment = segment
+        self._required_end = ground.entry_end
+        self._check = EntryCheck(is_lenient=not ground.is_own, index_tags=ground.config.indexes_tags)
+        self._file, self._entry = 0, 1
+        number = ground.log.segments.index(segment)
+        while self._file < len(index.parts):
+            part = index.parts[self._file]
+            self._entry = int(part.firsts[number])
+            if self._entry < part.limit or self._file == len(index.parts) - 1:
+                break
+            self._file += 1
+
+    def compare(self, batch: RecordBatch) -> None:
+        """Compare the rows of a batch, in log order."""
+        row, parts = 0, self._index.parts
+        if not parts:
+            return
+        while row < len(batch):
+            part = parts[self._file]
+            row, self._entry = self._check.compare(
+                batch, row, part.view, self._file, self._entry, part.limit, begin=self._segment.start,
+                blind_end=self.blind_end, required_end=self._required_end, begin_timestamp=part.base,
+                first_begin_timestamp=part.first_base, is_last=self._file == len(parts) - 1)  # fmt: skip
+            if row < len(batch):
+                self._file, self._entry = self._file + 1, 1
+        self._index.report(self._check.take_faults())
+
+    def finish(self, end: int) -> tuple[int, int]:
+        """The segment's records are through, the last one ends at `end`; returns (right entries, keys behind)."""
+        parts = self._index.parts
+        while parts:
+            part = parts[self._file]
+            self._entry = self._check.finish(part.view, self._file, self._entry, part.limit,
+                                             begin=max(self._segment.start, self.blind_end),
+                                             end=self._segment.end)  # fmt: skip
+            if self._entry < part.limit or self._file == len(parts) - 1:
+                break
+            self._file, self._entry = self._file + 1, 1
+        self._index.report(self._check.take_faults(last=True))
+        return self._check.right, self._check.behind

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consume queues: their files, the units that a pass over the log found wrong, and those that it did not come to."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from rmq._core._consumequeue import unpack_units, valid_units
+from rmq._core._javahash import decode_text
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._message import check_topic
+from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._recordbatch import RecordBatch
+from rmq.paths import SEGMENT_NAME, segment_name
+from rmq.segment import FileCache, data_end
+from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+
+Name = tuple[str, int]
+Span = tuple[int, int, int, bool]  # queue offsets [low, high), phy offset of the record at low, is_right
+CHUNK = 65536  # units
+SPAN_LIMIT = 4096
+
+
+@dataclass
+class Queue:
+    """Files of one queue: first bytes of the readable ones, and of those with a wrong length."""
+
+    directory: Path
+    starts: list[int] = field(default_factory=list)
+    unreadable: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+class QueueFiles:
+    """The queues of a store by (topic, queue id). Thread-safe once listed."""
+
+    def __init__(self, ground: Ground, *, is_read: bool) -> None:
+        """is_read: False leaves all queues alone, because they are no files of units."""
+        self.queues: dict[Name, Queue] = {}
+        self._is_read = is_read
+        self._ground = ground
+        self._root = ground.paths.consume_queue
+        self._segment_size = ground.config.mapped_file_size_consume_queue
+        self._files = FileCache(False)
+        if is_read:
+            self._list()
+
+    def close(self) -> None:
+        self._files.close()
+
+    # ---- files ----
+
+    def _list(self) -> None:
+        report = self._ground.report
+        check_mode(self._root, report)
+        for topic in scan_directory(self._root):
+            if not topic.is_dir():
+                report.note(Path(topic.path), 0, "name", "no topic's directory")
+                continue
+            check_mode(Path(topic.path), report)
+            for queue in scan_directory(Path(topic.path)):
+                name = queue.name
+                if not queue.is_dir() or not name.isascii() or not name.isdigit() or len(name) > 10:
+                    report.note(Path(queue.path), 0, "name", "no queue's directory")
+                    continue
+                self.queues[topic.name, int(name)] = self._list_files(Path(queue.path))
+
+    def _list_files(self, directory: Path) -> Queue:
+        report, size = self._ground.report, self._segment_size
+        check_mode(directory, report)
+        queue = Queue(directory)
+        for entry in scan_directory(directory):
+            path = Path(entry.path)
+            if entry.is_dir():
+                report.note(path, 0, "name", "a directory among a queue's files; it is passed over")
+                continue
+            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % size:
+                report.derived(path, 0, "name", f"no consume-queue segment of {size} bytes has this name; "
+                               "a store does not open with it")  # fmt: skip
+                continue
+            check_mode(path, report)
+            length = entry.stat().st_size
+            if length == size:
+                queue.starts.append(int(entry.name))
+            elif length == 0:
+                if not self._ground.is_live:
+                    report.note(path, 0, "leftover", EMPTY)
+            else:
+                report.derived(path, min(length, size), "size", f"file has {length} bytes, expected {size}")
+                queue.unreadable.append(int(entry.name))
+        there = sorted(queue.starts + queue.unreadable)
+        for start, following in pairwise(there):
+            if following != start + size:
+                report.derived(directory / segment_name(start + size), 0, "missing",
+                               "consume-queue segment is missing")  # fmt: skip
+                queue.unreadable += range(start + size, following, size)
+        return queue
+
+    def name_of(self, topic: bytes, queue_id: int) -> Name | None:
+        """Topic and queue id as they name a directory; None when they cannot, or when no queues are read."""
+        text = decode_text(topic)
+        try:
+            if not self._is_read or check_topic(text) != topic or queue_id < 0:
+                return None
+        except ValueError:
+            return None
+        return text, queue_id
+
+    def read(self, name: Name, first: int, count: int) -> bytes:
+        """Units from a queue offset on; zeros where there is no file."""
+        queue, size = self.queues.get(name), self._segment_size
+        data = bytearray()
+        position, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
+        while position < end:
+            start = position - position % size
+            wanted = min(end, start + size) - position
+            part = b""
+            if queue is not None and start in queue.starts:
+                try:
+                    part = self._files.read(queue.directory / segment_name(start), position - start, wanted)
+                except FileNotFoundError:
+                    if not self._ground.is_live:
+                        raise
+            self._ground.read(len(part))
+            data += part.ljust(wanted, b"\0")
+            position += wanted
+        return bytes(data)
+
+    def place_of(self, name: Name, queue_offset: int) -> tuple[Path, int]:
+        """File and position of a unit, whether there is one or not."""
+        position = queue_offset * UNIT_SIZE
+        start = position - position % self._segment_size
+        queue = self.queues.get(name)
+        directory = queue.directory if queue is not None else self._root / name[0] / str(name[1])
+        return directory / segment_name(start), position - start
+
+    def last_phy_offset(self) -> int:
+        """The highest phy offset that a unit at a queue's end points to; 0 without units."""
+        highest = 0
+        for name, queue in self.queues.items():
+            for start in sorted(queue.starts, reverse=True):
+                first = start // UNIT_SIZE
+                places = range(first, first + self._segment_size // UNIT_SIZE)
+                count = bisect.bisect_left(places, True, key=partial(self._ends_at, name))
+                if count:
+                    phy, sizes, _ = unpack_units(self.read(name, first + count - 1, 1))
+                    highest = max(highest, int(phy[0])) if sizes[0] != UNIT_PRE_BLANK_SIZE else highest
+                    break
+        return highest
+
+    def _ends_at(self, name: Name, queue_offset: int) -> bool:
+        return not valid_units(self.read(name, queue_offset, 1))
+
+    # ---- spans ----
+
+    def add_spans(self, name: Name, spans: list[Span]) -> None:
+        """Take what one segment's records say of a queue. Memory: a span for each stretch without a fault."""
+        queue = self.queues.setdefault(name, Queue(self._root / name[0] / str(name[1])))
+        for low, high, phy_offset, is_right in spans:
+            at = bisect.bisect_left(queue.spans, (low, high, phy_offset, is_right))
+            if at and queue.spans[at - 1][1] == low and queue.spans[at - 1][3] == is_right:
+                before = queue.spans[at - 1]
+                queue.spans[at - 1] = before[0], high, before[2], is_right
+            elif len(queue.spans) < SPAN_LIMIT:
+                queue.spans.insert(at, (low, high, phy_offset, is_right))
+            else:
+                last = queue.spans[-1]
+                queue.spans[-1] = min(last[0], low), max(last[1], high), last[2], last[3] and is_right
+
+    # ---- judging ----
+
+    def judge(self, name: Name) -> None:
+        """Report what is wrong with one queue, once the whole log was read."""
+        queue = self.queues[name]
+        for span in queue.spans:
+            if not span[3]:
+                self._report_wrong(name, queue, span)
+        extents = [self._extent(queue, start) for start in sorted(queue.starts)]
+        known = sorted((low, high) for low, high, _, _ in queue.spans)
+        last = max((high for _, high in known), default=0)
+        begun = min((low for low, _ in known), default=2**62)
+        for first, end in _without(extents, known):
+            self._judge_rest(name, first, end, begun, last)
+
+    def _extent(self, queue: Queue, start: int) -> tuple[int, int]:
+        """Queue offsets [first, end) of one file; the zeros of a hole at its end are left out."""
+        used = min(data_end(queue.directory / segment_name(start), self._segment_size), self._segment_size)
+        return start // UNIT_SIZE, (start + used + UNIT_SIZE - 1) // UNIT_SIZE
+
+    def _report_wrong(self, name: Name, queue: Queue, span: Span) -> None:
+        low, high, phy_offset, _ = span
+        size = self._segment_size // UNIT_SIZE
+        report = self._ground.report
+        if low < 0 or low * UNIT_SIZE >= 2**62:
+            segment = self._ground.log.segment_at(phy_offset)
+            assert segment is not None
+            report.damage(segment.path, phy_offset - segment.start, "unit-missing",
+                          f"the record has queue offset {low}, which no unit can have")  # fmt: skip
+            return
+        while low < high and low * UNIT_SIZE - low * UNIT_SIZE % self._segment_size in queue.unreadable:
+            low = (low // size + 1) * size  # its file was reported
+        if low >= high:
+            return
+        phy, sizes, tags = unpack_units(self.read(name, low, 1))
+        path, position = self.place_of(name, low)
+        more = f", and {high - low - 1} more of {name[0]}/{name[1]}" if high - low > 1 else ""
+        if not phy[0] and not tags[0] and sizes[0] in (0, UNIT_PRE_BLANK_SIZE):
+            what = "is pre-blank" if sizes[0] else "is not there"
+            report.derived(path, position, "unit-missing", f"unit {low} {what}; the record at {phy_offset} needs it"
+                           + more)  # fmt: skip
+            return
+        own = self._record_of(name, phy_offset)
+        if low == span[0] and phy[0] == phy_offset:
+            reason = f"unit {low} of the record at {phy_offset} says size {sizes[0]} and tags code {tags[0]}"
+            if own is not None:
+                reason += f", the record has size {own[0]}"
+        else:
+            reason = f"unit {low} points to {phy[0]}, but the message is the record at {phy_offset}"
+        report.derived(path, position, "unit", reason + more)
+
+    def _judge_rest(self, name: Name, first: int, end: int, begun: int, last: int) -> None:
+        """Units that no record in the log claims: cleaned, pre-blank, of another queue's records, or wrong."""
+        for low in range(first, end, CHUNK):
+            count = min(CHUNK, end - low)
+            data = self.read(name, low, count)
+            if low >= last and not any(data):
+                continue
+            phy, sizes, tags = unpack_units(data)
+            is_zero = (phy == 0) & (sizes == 0) & (tags == 0)
+            is_pre_blank = (phy == 0) & (sizes == UNIT_PRE_BLANK_SIZE) & (tags == 0)
+            offsets = np.arange(low, low + count)
+            wrong = is_zero & (offsets < last)
+            wrong |= is_pre_blank & (offsets > begun)
+            is_unit = ~is_zero & ~is_pre_blank
+            wrong |= is_unit & ((phy < 0) | (sizes <= 0) | (phy >= self._ground.log.min_phy_offset))
+            for number in np.flatnonzero(wrong).tolist():
+                self._judge_unit(name, low + number, int(phy[number]), int(sizes[number]), bool(is_zero[number]))
+
+    def _judge_unit(self, name: Name, queue_offset: int, phy_offset: int, size: int, is_zero: bool) -> None:
+        ground = self._ground
+        path, position = self.place_of(name, queue_offset)
+        if ground.is_blind(phy_offset) and not is_zero:
+            return
+        if not ground.is_closed and (is_zero or phy_offset + size > ground.unit_end or phy_offset < 0):
+            return  # behind what was on disk, or made visible: any mix of old and new
+        if is_zero or (size == UNIT_PRE_BLANK_SIZE and phy_offset == 0):
+            what = "zero" if is_zero else "pre-blank"
+            ground.report.derived(path, position, "unit-extra", f"unit {queue_offset} is {what}, though units stand "
+                                  "before and behind it")  # fmt: skip
+            return
+        if phy_offset < 0 or size <= 0:
+            ground.report.derived(path, position, "unit-extra", f"unit {queue_offset} is none: phy offset "
+                                  f"{phy_offset}, size {size}")  # fmt: skip
+            return
+        found = self._record_of(name, phy_offset)
+        if found is not None and name[0].startswith("%LMQ%"):
+            if found[0] != size:
+                ground.report.derived(path, position, "unit", f"unit {queue_offset} says size {size}, the record at "
+                                      f"{phy_offset} has {found[0]}")  # fmt: skip
+            return
+        if found is None:
+            if phy_offset >= ground.log_end and ground.tail is not None:
+                ground.log_lost = max(ground.log_lost, phy_offset)
+                return  # the tail is damage then, and the unit no fault
+            reason = f"unit {queue_offset} points to {phy_offset}, where no record begins"
+        else:
+            reason = f"unit {queue_offset} points to the record at {phy_offset}, which is message {found[3]} of " \
+                     f"{found[1]}/{found[2]}"  # fmt: skip
+        ground.report.derived(path, position, "unit-extra", reason)
+
+    def _record_of(self, name: Name, phy_offset: int) -> tuple[int, str, int, int] | None:
+        """(size, topic, queue id, queue offset) of the record at a phy offset, None when there is none."""
+        batch = RecordBatch(1)
+        segment = self._ground.log.segment_at(phy_offset)
+        if segment is None or phy_offset >= self._ground.log_limit:
+            return None
+        try:
+            found = batch.load(segment.file.map, segment.start, np.array([phy_offset], np.int64), segment.end,
+                               checks=PARSE_PROPERTIES)  # fmt: skip
+            if not len(found):
+                return None
+            fields = batch.fields(0)
+            return fields[4], fields[0], fields[1], fields[2]
+        finally:
+            batch.release()
+
+
+def _without(extents: list[tuple[int, int]], known: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Parts of ascending ranges that ascending, maybe overlapping ranges leave."""
+    number = 0
+    for first, end in extents:
+        place = first
+        while number < len(known) and known[number][1] <= place:
+            number += 1
+        at = number
+        while at < len(known) and known[at][0] < end:
+            if known[at][0] > place:
+                yield place, known[at][0]
+            place = max(place, known[at][1])
+            at += 1
+        if place < end:
+            yield place, end

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small files of a store: checkpoint, abort, lock, those of <store>/rmq/, and what does not belong there."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from rmq._core import _layout as L
+from rmq.checkpoint import Checkpoint
+from rmq.errors import CorruptFileError
+from rmq.marks import Manifest, Mark, Marks, holder_pid, read_manifest, read_meta
+from rmq.paths import StorePaths
+from rmq.verification.findings import DERIVED, NOTE, Report
+from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+
+# What RocketMQ and its parts that are not read here leave below the root.
+_ROOT_NAMES = frozenset({
+    "commitlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "checkpoint", "abort", "abort.bak",
+    "lock", "config", "rmq", "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity",
+    "delayOffset", "tieredStore",
+})  # fmt: skip
+_ROOT_PREFIXES = ("consumequeue_r", "indexRocksDB", "dledger-", "tiered", "epochFileCheckpoint", "checkpoint.",
+                  "timer")  # fmt: skip
+_OWN_NAMES = frozenset({"meta.json", "marks", "manifest.json", "owner", "cut"})
+
+
+def read_own_meta(paths: StorePaths, report: Report) -> dict[str, Any] | None:
+    """meta.json, or None; one that is broken is reported. Raises UnsupportedFormatError for a newer format."""
+    try:
+        return read_meta(paths)
+    except CorruptFileError as error:
+        report.damage(paths.meta, 0, "own", f"{error.reason}; the store does not open with it")
+    except OSError as error:
+        report.damage(paths.meta, 0, "own", str(error))
+    return None
+
+
+def read_mark(paths: StorePaths, report: Report) -> Mark | None:
+    """The newest mark; cells that are neither whole nor unused are reported."""
+    try:
+        data = paths.marks.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not data:
+        report.note(paths.marks, 0, "leftover", EMPTY)
+        return None
+    if len(data) != L.MARKS_SIZE:
+        report.derived(paths.marks, min(len(data), L.MARKS_SIZE), "own", f"marks have {len(data)} bytes, expected "
+                       f"{L.MARKS_SIZE}; the store does not open with them")  # fmt: skip
+        return None
+    torn = [offset for offset in (L.MARKS_CELL_A_OFFSET, L.MARKS_CELL_B_OFFSET)
+            if not _is_whole(data[offset : offset + L.CELL_SIZE])]  # fmt: skip
+    marks = Marks(paths.marks, writable=False)
+    mark = marks.read()
+    marks.close()
+    for offset in torn:
+        severity = NOTE if mark is not None else DERIVED  # of two cells one may be torn
+        report.add(paths.marks, offset, "own", severity, "the cell's CRC is not that of its bytes")
+    return mark
+
+
+def _is_whole(cell: bytes) -> bool:
+    """Whether a cell's CRC is right, or the cell was never written."""
+    stored: int = struct.unpack_from(">I", cell, L.CELL_CRC_OFFSET)[0]
+    return not any(cell) or stored == zlib.crc32(cell[: L.CELL_CRC_OFFSET])
+
+
+def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
+    """The manifest, or None; one that is broken is reported."""
+    if not paths.manifest.is_file():
+        return None
+    try:
+        json.loads(paths.manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
+        return None
+    manifest = read_manifest(paths)
+    if manifest is None:
+        report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
+    return manifest
+
+
+def read_checkpoint(paths: StorePaths, report: Report, *, is_live: bool) -> Checkpoint | None:
+    """The checkpoint, None when it cannot be read."""
+    try:
+        checkpoint = Checkpoint(paths.checkpoint)
+        length = paths.checkpoint.stat().st_size if checkpoint.exists else L.CHECKPOINT_SIZE
+    except CorruptFileError as error:
+        report.derived(paths.checkpoint, error.offset, "size", error.reason)
+        return None
+    except FileNotFoundError:
+        return None
+    if length != L.CHECKPOINT_SIZE and not is_live:
+        report.derived(paths.checkpoint, min(length, L.CHECKPOINT_SIZE), "size", f"checkpoint has {length} bytes, "
+                       f"expected {L.CHECKPOINT_SIZE}")  # fmt: skip
+    return checkpoint
+
+
+def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
+    """Its times against the newest one in the log. Source: StoreCheckpoint."""
+    checkpoint, report = ground.checkpoint, ground.report
+    if checkpoint is None or not checkpoint.exists or ground.is_live:
+        return
+    latest = 0 if last_timestamp is None else last_timestamp
+    times = ((L.CHECKPOINT_PHYSIC_MSG_TIMESTAMP_OFFSET, "physicMsgTimestamp", checkpoint.physic_msg_timestamp),
+             (L.CHECKPOINT_LOGICS_MSG_TIMESTAMP_OFFSET, "logicsMsgTimestamp", checkpoint.logics_msg_timestamp),
+             (L.CHECKPOINT_INDEX_MSG_TIMESTAMP_OFFSET, "indexMsgTimestamp",
+              checkpoint.index_msg_timestamp))  # fmt: skip
+    for offset, name, time in times:
+        if time < 0:
+            report.derived(checkpoint.path, offset, "checkpoint", f"{name} is {time}, which is no time")
+        elif time > latest and not ground.blind:
+            # What queues and index had reached may have been cut with the log behind it.
+            severity = DERIVED if ground.is_closed or name == "physicMsgTimestamp" else NOTE
+            report.add(checkpoint.path, offset, "checkpoint", severity, f"{name} is {time}, but the newest record was "
+                       f"stored at {latest}")  # fmt: skip
+    if ground.is_closed and checkpoint.confirm_phy_offset > ground.log_end:
+        report.derived(checkpoint.path, L.CHECKPOINT_CONFIRM_PHY_OFFSET_OFFSET, "checkpoint",
+                       f"confirmPhyOffset is {checkpoint.confirm_phy_offset}, the log ends at {ground.log_end}")
+
+
+def judge_names(paths: StorePaths, report: Report, *, is_live: bool) -> None:
+    """Names and modes below the root and in <store>/rmq/."""
+    check_mode(paths.root, report)
+    for entry in scan_directory(paths.root):
+        path = Path(entry.path)
+        check_mode(path, report)
+        if entry.name not in _ROOT_NAMES and not entry.name.startswith(_ROOT_PREFIXES) \
+                and path not in paths.commit_logs:  # fmt: skip
+            report.note(path, 0, "name", "no file of a store has this name")
+    for entry in scan_directory(paths.own):
+        path = Path(entry.path)
+        check_mode(path, report)
+        if entry.name.endswith(".tmp"):
+            if not is_live:
+                report.note(path, 0, "leftover", "a file whose writer was killed before it had its name")
+        elif entry.name not in _OWN_NAMES:
+            report.note(path, 0, "name", "no file of <store>/rmq/ has this name")
+
+
+def judge_markers(paths: StorePaths, report: Report, state: str) -> None:
+    """abort, lock and owner."""
+    if state == "not closed":
+        report.note(paths.abort, 0, "open", "the store was not closed: its writer was killed, or this is a copy of an "
+                    "open store")  # fmt: skip
+    if state == "closed" and paths.owner.exists():
+        report.note(paths.owner, 0, "leftover", "names a writer, but the store is closed")
+    try:
+        text = paths.lock.read_bytes()[:5] if paths.lock.is_file() else b""
+    except OSError:
+        return
+    if text not in (b"", b"lock"):
+        report.note(paths.lock, 0, "name", "does not hold the text `lock`")
+
+
+def is_ours(paths: StorePaths) -> bool:
+    """Whether the writer of an open store is this library: its owner file names the pid that `abort` names, if any."""
+    try:
+        abort = paths.abort.read_text().strip()
+    except (OSError, ValueError):
+        return False
+    return paths.owner.exists() and (not abort or abort == str(holder_pid(paths)))

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole of a store, verified: log, then queues and index against it in both directions, then the small files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO
+from rmq.commitlog import CommitLog, Segment
+from rmq.config import StoreConfig
+from rmq.errors import UnsupportedFormatError
+from rmq.geometry import check_readable, foreign_index, foreign_queues, settle_config
+from rmq.logend import fits, start_without_marks, was_left_alone
+from rmq.marks import Manifest, Marks
+from rmq.paths import StorePaths
+from rmq.segment import is_locked
+from rmq.verification.findings import LIMIT, Report, VerifyResult
+from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
+from rmq.verification.indexes import IndexFiles
+from rmq.verification.queues import QueueFiles
+from rmq.verification.records import SegmentCheck, SegmentReport
+from rmq.verification.smallfiles import (
+    is_ours,
+    judge_checkpoint,
+    judge_markers,
+    judge_names,
+    read_checkpoint,
+    read_mark,
+    read_own_manifest,
+    read_own_meta,
+)
+
+Progress = Callable[[int, int], object]
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+TICK_S = 0.1
+
+
+def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, progress: Progress | None = None,
+           jobs: int | None = None, limit: int = LIMIT) -> VerifyResult:  # fmt: skip
+    """Every broken rule of a store directory: read only, nothing is created, locked or changed.
+
+    Log records, queues and index in both directions, checkpoint, the files of <store>/rmq/, names, sizes, modes. What
+    releases of RocketMQ do differently is no finding. Beside a writer what it has made visible and derived is verified.
+    config: geometry that the files do not tell, as for `rmq.open`. progress: called here now and then with (bytes read,
+    bytes to read). jobs: threads, default the number of cores. limit: findings that are kept; the others are counted.
+    Cost: one pass over log, queues and index; memory does not grow with the store, but for four bytes for each slot of
+    an index file and a few hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError (geometry), never
+    CorruptFileError: that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
+    """
+    if config is not None and not isinstance(config, StoreConfig):
+        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
+    for name, number in (("jobs", jobs), ("limit", limit)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise TypeError(f"{name} must be int, got {type(number).__name__}")
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, got {type(progress).__name__}")
+    root = Path(path)
+    if not root.is_dir():
+        kind = NotADirectoryError if root.exists() else FileNotFoundError
+        raise kind(f"{root}: not a directory, so no store" if root.exists() else f"{root}: no such store directory")
+    given = config or StoreConfig()
+    paths = StorePaths(root.absolute(), given.store_path_commit_log)
+    check_readable(paths)
+    if not paths.looks_like_store():
+        raise UnsupportedFormatError(root, "no message store", "it has no commitlog directory")
+    return _Verification(paths, given, Report(limit), jobs or os.cpu_count() or 1, progress).run()
+
+
+class _Verification:
+    def __init__(self, paths: StorePaths, config: StoreConfig, report: Report, jobs: int,
+                 progress: Progress | None) -> None:  # fmt: skip
+        self._paths = paths
+        self._report = report
+        self._jobs = jobs
+        self._progress = progress
+        self._total = 0
+        self._given = config
+        self._ground = self._look()
+
+    def _look(self) -> Ground:
+        """The small files first: beside a writer each of the others may be newer than they are, never older."""
+        paths, report = self._paths, self._report
+        state = "open" if is_locked(paths.lock) else "not closed" if paths.abort.exists() else "closed"
+        is_live = state == "open"
+        meta = read_own_meta(paths, report)
+        mark = read_mark(paths, report)
+        self._manifest: Manifest | None = read_own_manifest(paths, report) if mark is not None else None
+        checkpoint = read_checkpoint(paths, report, is_live=is_live)
+        config = settle_config(paths, self._given, meta, tolerant=True)
+        log = CommitLog([], config.mapped_file_size_commit_log, writable=False)
+        ground = Ground(paths, config, report, state, mark, checkpoint, log)
+        if is_live and is_ours(paths) and mark is not None:
+            ground.log_limit = _visible(paths)
+        judge_names(paths, report, is_live=is_live)
+        judge_markers(paths, report, state)
+        for directory in paths.commit_logs:
+            check_mode(directory, report)
+        segments, unreadable = list_segments(paths.commit_logs, config.mapped_file_size_commit_log, report,
+                                             is_live=is_live)  # fmt: skip
+        log.directories = paths.commit_logs
+        log.hold(segments)
+        self._set_blind(ground, unreadable)
+        if meta is not None and meta.get("origin") == "rmq" and mark is not None:
+            ground.is_own = was_left_alone(log, mark) if ground.is_closed else is_ours(paths)
+        return ground
+
+    def _set_blind(self, ground: Ground, unreadable: list[int]) -> None:
+        """Ranges between the first and the last segment that no readable segment holds."""
+        size = ground.config.mapped_file_size_commit_log
+        starts = sorted([segment.start for segment in ground.log.segments] + unreadable)
+        there = {segment.start for segment in ground.log.segments}
+        for start in range(starts[0], starts[-1] + size, size) if starts and len(starts) < 2**20 else ():
+            if start not in there:
+                ground.add_blind(start, start + size)
+
+    # ---- the passes ----
+
+    def run(self) -> VerifyResult:
+        ground = self._ground
+        foreign = [error for error in (foreign_queues(self._paths), foreign_index(self._paths)) if error is not None]
+        for error in foreign:
+            self._report.note(Path(error.path), 0, "unread", f"{error.what}: not verified")
+        for part, what in _UNREAD:
+            if any((self._paths.root / part).glob("*")):
+                self._report.note(self._paths.root / part, 0, "unread", f"{what}: not verified")
+        queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
+        index = IndexFiles(ground, is_read=foreign_index(self._paths) is None)
+        pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="rmq-verify")
+        try:
+            tail = self._tail()
+            self._set_ends(queues, index)
+            self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
+            self._judge_index_names(index)
+            places = np.array([segment.start for segment in ground.log.segments], np.int64)
+            for _ in self._map(pool, lambda number: index.judge(number, places), range(len(index.parts))):
+                pass
+            found: list[SegmentReport] = []
+            for report in self._map(pool, lambda segment: SegmentCheck(ground, segment, queues, index).run(), tail):
+                for name, spans in report.spans.items():
+                    queues.add_spans(name, spans)
+                report.spans = {}
+                found.append(report)
+            self._judge_end(sorted(found, key=lambda report: report.segment.start))
+            for _ in self._map(pool, queues.judge, list(queues.queues)):
+                pass
+            return self._result(found)
+        finally:
+            ground.stop.set()
+            pool.shutdown(cancel_futures=True)
+            index.close()
+            queues.close()
+            ground.log.close()
+
+    def _map(self, pool: ThreadPoolExecutor, work: Callable[[_Item], _Answer],
+             items: Iterable[_Item]) -> Iterator[_Answer]:  # fmt: skip
+        """Answers in the order in which they come; progress is told meanwhile."""
+        left = iter(items)
+        running: set[Future[_Answer]] = set()
+        while True:
+            while len(running) < self._jobs * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
+                running.add(pool.submit(work, item))
+            if not running:
+                return
+            done, running = wait(running, TICK_S, FIRST_COMPLETED)
+            if self._progress is not None:
+                self._progress(min(self._ground.size_read, self._total), self._total)
+            for future in done:
+                yield future.result()
+
+    def _tail(self) -> list[Segment]:
+        """The segments to read: all but those behind the last one that holds anything."""
+        ground = self._ground
+        segments = [segment for segment in ground.log.segments if segment.start < ground.log_limit]
+        while segments and segments[-1].used_end(0) == 0:
+            segments.pop().close()
+        return segments
+
+    def _set_ends(self, queues: QueueFiles, index: IndexFiles) -> None:
+        """Up to where queues and index must have followed the log."""
+        ground, mark = self._ground, self._ground.mark
+        if not ground.is_closed:
+            if mark is not None:
+                ground.unit_end, ground.entry_end = mark.derived_phy_offset, mark.indexed_phy_offset
+            else:
+                ends = [part.phy_offset(part.limit - 1) for part in index.parts if part.limit > 1]
+                ground.entry_end = max(ends, default=0)
+                ground.unit_end = 0
+                if ground.is_live:
+                    ground.unit_end = queues.last_phy_offset()  # a broker dispatches in log order
+                elif ground.checkpoint is not None and ground.log.segments:
+                    ground.unit_end = start_without_marks(ground.log, False, ground.checkpoint, 0)
+        elif mark is not None and ground.is_own:
+            ground.entry_end = mark.indexed_phy_offset
+        if not self._given.message_index_enable:
+            ground.entry_end = 0
+
+    def _judge_index_names(self, index: IndexFiles) -> None:
+        there = {part.path.name for part in index.parts}
+        expected = set(self._manifest.index_files) if self._manifest is not None else set()
+        if self._ground.mark is not None and self._ground.mark.index_name:
+            expected.add(f"{self._ground.mark.index_name:017d}")
+        for name in sorted(expected - there):
+            path = self._paths.index / name
+            if self._ground.is_own and not path.exists():
+                self._report.derived(path, 0, "missing", "rmq/manifest.json or rmq/marks name this index file")
+
+    # ---- the end of the log ----
+
+    def _judge_end(self, found: list[SegmentReport]) -> None:
+        """Where each segment's records end: a blank record must stand there, or it is the end of the log."""
+        ground, report = self._ground, self._report
+        ground.log_end = ground.log.min_phy_offset
+        whole = [item for item in found if item.record_count]
+        last = whole[-1].segment.start if whole else -1
+        for item in found:
+            segment = item.segment
+            if item.record_count:
+                ground.log_end = item.end
+            if item.stop in (SCAN_LIMIT, SCAN_BLANK):
+                continue
+            position = item.end - segment.start
+            reason = SCAN_REASONS.get(item.stop, "no record")
+            if segment.start < last:
+                what = "zeros, and no record behind them" if item.stop == SCAN_ZERO else f"{reason}, and none follows"
+                report.damage(segment.path, position, "record", f"{what} in this segment")
+                ground.add_blind(item.end, segment.end)
+            elif ground.tail is None and not ground.is_live and segment.used_end(position) > position:
+                ground.tail = segment.path, position, reason
+        if ground.mark is not None and ground.log.segments and not (ground.is_live and not ground.is_own):
+            self._judge_mark()
+
+    def _judge_mark(self) -> None:
+        """The log against the mark: below it nothing may be gone."""
+        ground, mark = self._ground, self._ground.mark
+        assert mark is not None
+        if mark.durable_phy_offset > ground.log_end and not self._ends_with_blank(mark.durable_phy_offset):
+            ground.add_blind(ground.log_end, NO_LIMIT)
+            segment = ground.log.segment_at(ground.log_end)
+            path, position = (segment.path, ground.log_end - segment.start) if segment is not None else \
+                (ground.log.directories[0], 0)  # fmt: skip
+            reason = ground.tail[2] if ground.tail is not None else "the log ends here"
+            ground.tail = None
+            self._report.damage(path, position, "record", f"{reason}; up to phy offset {mark.durable_phy_offset} it "
+                                "was on disk")  # fmt: skip
+        elif not fits(ground.log, mark) and not ground.is_blind(mark.last_phy_offset):
+            self._report.derived(self._paths.marks, 0, "own", f"no record that ends at {mark.durable_phy_offset} "
+                                 f"begins at {mark.last_phy_offset}, as the mark says")  # fmt: skip
+
+    def _ends_with_blank(self, phy_offset: int) -> bool:
+        """Whether the log ends with the blank record behind which a phy offset lies."""
+        ground = self._ground
+        segment = ground.log.segment_at(ground.log_end)
+        return segment is not None and phy_offset == segment.end and \
+            segment.map_has_blank(ground.log_end - segment.start)  # fmt: skip
+
+    # ---- the answer ----
+
+    def _result(self, found: list[SegmentReport]) -> VerifyResult:
+        ground, report = self._ground, self._report
+        if ground.tail is not None:
+            path, position, reason = ground.tail
+            if ground.is_closed and ground.log_lost >= 0:
+                report.damage(path, position, "record", f"{reason}; a queue has a message at {ground.log_lost}")
+            else:
+                report.note(path, position, "tail", f"bytes behind the end of the log: {reason}")
+        times = [item.last_timestamp for item in found if item.last_timestamp is not None]
+        judge_checkpoint(ground, max(times, default=None))
+        if ground.state == "not closed":
+            behind = sum(item.units_behind for item in found)
+            keys = sum(item.keys_behind for item in found)
+            if behind or keys:
+                report.note(self._paths.abort, 0, "open", f"{behind} messages have no unit yet, {keys} keys no index "
+                            "entry; opening derives them")  # fmt: skip
+        return VerifyResult(
+            report.findings(), state=ground.state, record_count=sum(item.record_count for item in found),
+            unit_count=sum(item.unit_count for item in found), entry_count=sum(item.entry_count for item in found),
+            size_read=ground.size_read, counts=report.counts)  # fmt: skip
+
+
+_NOTHING: Any = object()
+_UNREAD = (("batchconsumequeue", "queues of inner batches"), ("consumequeue_ext", "tags codes in extended queues"),
+           ("timerlog", "timers"), ("compaction/compactionLog", "compacted topics"))  # fmt: skip
+
+
+def _visible(paths: StorePaths) -> int:
+    """End of the log that a writer of ours has published."""
+    marks = Marks(paths.marks, writable=False)
+    try:
+        return marks.visible_phy_offset
+    finally:
+        marks.close()

@@ -1,0 +1,272 @@
+"""Sound stores give no finding: RocketMQ's own, ours of every kind, recovered, repaired, and while they are written."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from conftest import Golden, copy_store
+from test_verify_damage import CONFIG, SIZES, base, message  # noqa: F401
+
+import rmq
+
+SMALL = dict(SIZES)
+
+
+def assert_sound(path: Path, **options: Any) -> rmq.VerifyResult:
+    result = rmq.verify(path, **options)
+    assert result == [], "\n".join(map(str, result))
+    assert result.is_sound
+    return result
+
+
+# ---- RocketMQ's --------------------------------------------------------------------------------------------
+
+
+def test_rocketmq_s_own_stores_give_no_finding_and_every_record_unit_and_entry_is_counted(golden: Golden) -> None:
+    result = assert_sound(golden.directory / "store")
+    records = oracle.read_records(golden.directory / "store")
+    version = golden.config["rocketmq_version"]
+    assert result.record_count == len(records) == len(golden.stored)
+    assert result.unit_count == sum(map(len, oracle.expected_units(records, version).values()))
+    assert result.entry_count == len(oracle.expected_index_entries(records, version))
+    assert result.state == "closed"
+
+
+def test_a_broker_s_crash_image_gives_notes_only_and_after_our_recovery_nothing(
+    small_golden: Golden, tmp_path: Path
+) -> None:
+    path = copy_store(small_golden.directory / "crash", tmp_path / "s")
+    result = rmq.verify(path)
+    assert result.is_sound
+    assert result.state == "not closed"
+    assert {item.kind for item in result} == {"open"}
+    version = rmq.StoreConfig(rocketmq_version=small_golden.config["rocketmq_version"])
+    with rmq.open(path, "r+", config=version):
+        pass
+    after = assert_sound(path)
+    assert after.record_count == result.record_count
+    with rmq.open(path, "r+", config=version) as store:
+        store.put_many([rmq.Message("Exact", b"x" * 500, keys=[f"new{i}"]) for i in range(300)])
+    assert assert_sound(path).record_count == result.record_count + 300
+
+
+# ---- ours --------------------------------------------------------------------------------------------------
+
+
+def mixed(i: int) -> rmq.Message:
+    rng = random.Random(i)
+    return rmq.Message(
+        rng.choice(["T", "%RETRY%g", "topic-" + "é" * 40, "%RETRY%" + "long" * 40]),
+        rng.randbytes(rng.randrange(0, 400)), tags=rng.choice([None, "a", "é"]),
+        keys=rng.choice([[], [f"k{i}"], [f"k{i}", "all", "all"], ["Aa", "BB", "ключ"]]),
+        queue_id=rng.randrange(3), uniq_key=rng.choice([None, f"U{i}", "all"]), sys_flag=rng.choice([0, 0, 4, 8, 12]),
+        born_host=rng.choice(["1.2.3.4:1", "[2001:db8::1]:2"]), store_host=rng.choice([None, "[::1]:10911"]),
+        properties=rng.choice([{}, {"a": "b"}, {"DELAY": "3"}]),
+    )  # fmt: skip
+
+
+def delayed(i: int) -> rmq.Message:
+    return rmq.Message("SCHEDULE_TOPIC_XXXX", b"x", queue_id=i % 18, properties={"DELAY": str(i % 20)}, tags="later")
+
+
+def fill_mixed(store: rmq.Store) -> None:
+    for i in range(150):
+        store.put(mixed(i))
+
+
+def fill_batches(store: rmq.Store) -> None:
+    for i in range(20):
+        store.put_batch([rmq.Message("B", b"x" * n, keys=[f"k{i}-{n}", "all"], queue_id=i % 2) for n in range(1, 9)])
+    store.put_many([message(i) for i in range(400)])
+
+
+def fill_delayed(store: rmq.Store) -> None:
+    store.put_many([delayed(i) for i in range(60)])
+
+
+def fill_empty(store: rmq.Store) -> None:
+    pass
+
+
+def fill_without_keys(store: rmq.Store) -> None:
+    store.put_many([rmq.Message("T", b"x" * 10) for _ in range(300)])
+
+
+FILLS = [fill_mixed, fill_batches, fill_delayed, fill_empty, fill_without_keys]
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"rocketmq_version": "4.7.0"},
+    {"rocketmq_version": "4.9.2"},
+    {"rocketmq_version": "5.4.0"},
+    {"enabled_append_prop_crc": True},
+    {"message_index_enable": False},
+    {"message_delay_level": "7s 2m"},
+]
+
+
+class Clock:
+    """Now and then the clock goes back."""
+
+    def __init__(self) -> None:
+        self.random, self.now = random.Random(5), 1_700_000_000_000
+
+    def __call__(self) -> int:
+        self.now += self.random.choice([0, 1, 900, 5000, -2500, 90_000])
+        return self.now
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("fields", CONFIGS, ids=str)
+def test_what_we_write_is_sound(tmp_path: Path, fill: Callable[[rmq.Store], None], fields: dict[str, Any]) -> None:
+    path = tmp_path / "s"
+    if fill is fill_mixed and fields.get("rocketmq_version", "5") < "5":
+        pytest.skip("topics of V2 records need RocketMQ 5.1")
+    config = rmq.StoreConfig(**SMALL | fields)
+    with rmq.open(path, "x", config=config, clock=Clock()) as store:
+        fill(store)
+        count = store.scan(columns=["phy_offset"]).read_all().num_rows
+    assert assert_sound(path).record_count == count
+    if not {"message_index_enable", "message_delay_level"} & fields.keys():
+        assert oracle.check_store(path, 10, 30, config.rocketmq_version) == []
+    with rmq.open(path, "r+", clock=Clock()) as store:
+        fill(store)
+    assert_sound(path)
+
+
+def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(base: Path, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(base, tmp_path / "s")
+    whole = assert_sound(tmp_path / "s")
+    shutil.rmtree(tmp_path / "s/rmq")
+    found = assert_sound(tmp_path / "s")
+    assert vars(found) == vars(whole) | {"size_read": found.size_read}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_store_is_sound_before_and_after_recovery(tmp_path: Path, seed: int) -> None:
+    with rmq.open(tmp_path / "live", "x", config=CONFIG, clock=Clock()) as store:
+        for i in range(50):
+            store.put(message(i))
+        store.flush()
+        for i in range(50, 50 + 15 * seed):
+            store.put(message(i))
+        shutil.copytree(tmp_path / "live", tmp_path / "s")
+    before = rmq.verify(tmp_path / "s")
+    assert before.is_sound, "\n".join(map(str, before))
+    assert {item.kind for item in before} <= {"open", "tail"}
+    with rmq.open(tmp_path / "s", "r+"):
+        pass
+    assert assert_sound(tmp_path / "s").record_count == before.record_count
+
+
+def test_a_torn_tail_is_a_note_and_gone_after_recovery(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "live", "x", config=CONFIG) as store:
+        store.put_many([message(i) for i in range(20)])
+        store.flush()
+        last = store.put(message(20))
+        shutil.copytree(tmp_path / "live", tmp_path / "s")
+    segment = tmp_path / "s/commitlog" / f"{last.phy_offset // 4096 * 4096:020d}"
+    data = bytearray(segment.read_bytes())
+    data[last.phy_offset % 4096 + 90] ^= 1
+    segment.write_bytes(data)
+    result = rmq.verify(tmp_path / "s")
+    found = {(item.kind, item.severity, Path(item.path).name, item.offset) for item in result}
+    assert ("tail", "note", segment.name, last.phy_offset % 4096) in found or not result.is_sound
+    assert result.is_sound, "\n".join(map(str, result))
+    with rmq.open(tmp_path / "s", "r+"):
+        pass
+    assert list((tmp_path / "s/rmq/cut").glob("*.bin"))
+    assert_sound(tmp_path / "s")
+
+
+def test_after_a_repair_nothing_is_left_to_find(base: Path, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(base, tmp_path / "s")
+    segment = sorted((tmp_path / "s/commitlog").iterdir())[1]
+    segment.write_bytes(segment.read_bytes()[:500] + bytes(300) + segment.read_bytes()[800:])
+    assert not rmq.verify(tmp_path / "s").is_sound
+    with rmq.open(tmp_path / "s", "r+", repair=True) as store:
+        store.put(message(99))
+    assert_sound(tmp_path / "s")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_files_that_cleaning_takes_from_the_front_are_not_missed(base: Path, tmp_path: Path, lost: int) -> None:  # noqa: F811
+    """Segments of the log go first, then queue and index files whose records are all gone."""
+    shutil.copytree(base, tmp_path / "s")
+    whole = rmq.verify(base).record_count
+    for segment in sorted((tmp_path / "s/commitlog").iterdir())[:2]:
+        segment.unlink()
+    if lost:
+        sorted((tmp_path / "s/index").iterdir())[0].unlink()
+        sorted((tmp_path / "s/consumequeue/T/0").iterdir())[0].unlink()
+        for own in ("marks", "meta.json", "manifest.json"):
+            (tmp_path / "s/rmq" / own).unlink()
+    assert 0 < assert_sound(tmp_path / "s").record_count < whole
+
+
+def test_a_queue_that_begins_later_has_pre_blank_units_in_front(tmp_path: Path) -> None:
+    (tmp_path / "s/commitlog").mkdir(parents=True)
+    log = b""
+    for n in range(5):
+        log += oracle.encode_record("T", 0, 13 + n, len(log), b"x", b"", store_timestamp=1_700_000_000_000 + n)
+    (tmp_path / "s/commitlog" / f"{0:020d}").write_bytes(log.ljust(4096, b"\0"))
+    with rmq.open(tmp_path / "s", "r+", config=CONFIG):
+        pass
+    file = tmp_path / "s/consumequeue/T/0" / f"{200:020d}"
+    assert file.read_bytes()[:60] == oracle.UNIT.pack(*oracle.PRE_BLANK) * 3
+    assert assert_sound(tmp_path / "s").unit_count == 5
+
+
+# ---- beside a writer ---------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_written_gives_no_finding_and_no_less_than_what_was_flushed(tmp_path: Path) -> None:
+    path, stop, failed = tmp_path / "s", threading.Event(), []
+
+    def write(store: rmq.Store) -> None:
+        number = 0
+        try:
+            while not stop.wait(0.001):
+                store.put_many([message(number + i) for i in range(7)])
+                number += 7
+                if number % 49 == 0:
+                    store.flush()
+        except Exception as error:
+            failed.append(error)
+
+    wide = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000,
+                           max_hash_slot_num=100, max_index_num=500)  # fmt: skip
+    with rmq.open(path, "x", config=wide) as store:
+        store.put_many([message(i) for i in range(100)])
+        store.flush()
+        writer = threading.Thread(target=write, args=(store,))
+        writer.start()
+        try:
+            seen = 100
+            for _ in range(15):
+                result = assert_sound(path)
+                assert result.state == "open"
+                assert result.record_count >= seen
+                assert result.unit_count >= 100
+                seen = result.record_count
+        finally:
+            stop.set()
+            writer.join()
+    assert not failed
+    assert_sound(path)
+
+
+def test_damage_below_what_a_writer_flushed_is_found_beside_it(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([message(i) for i in range(100)])
+        store.flush()
+        file = tmp_path / "s/consumequeue/T/0" / f"{0:020d}"
+        file.write_bytes(file.read_bytes()[:20] + bytes(20) + file.read_bytes()[40:])
+        found = rmq.verify(tmp_path / "s")
+    assert [(item.path, item.offset, item.kind) for item in found] == [(str(file), 20, "unit-missing")]
