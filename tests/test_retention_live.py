@@ -35,6 +35,7 @@ from conftest import Golden, copy_store, digests
 import rmq
 
 LOW = 4 * SEGMENT
+ROUNDS = 60  # segments that go while others look
 
 
 # ---- readers that were there before ------------------------------------------------------------------------
@@ -181,8 +182,9 @@ def test_readers_and_puts_go_on_while_it_is_cleaned_again_and_again(tmp_path: Pa
         threads = [threading.Thread(target=work, args=args) for args in ((look, store), (look, reader), (put, store))]
         for thread in threads:
             thread.start()
-        removed, deadline = 0, time.monotonic() + 3
-        while time.monotonic() < deadline and not faults:
+        removed, deadline = 0, time.monotonic() + 60
+        while (removed < ROUNDS or min(counts) < 4) and not faults:
+            assert time.monotonic() < deadline
             date(path, rest=HOUR)
             removed += clean(store, limit=3).min_phy_offset // SEGMENT - removed
             time.sleep(0.01)
@@ -190,12 +192,10 @@ def test_readers_and_puts_go_on_while_it_is_cleaned_again_and_again(tmp_path: Pa
         (tmp_path / "stop").touch()
         for thread in threads:
             thread.join()
-        out, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         assert all(line.endswith("were cleaned away while they were read") for line in err.splitlines()), err
         assert faults == []
-        assert removed > 20
-        assert min(counts) > 3, (counts, out)
         messages = [store.lookup(place) for place in
                     store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()]  # fmt: skip
         for topic, queues in store.topics().items():
