@@ -135,23 +135,23 @@ class LogScan:
     Yields the same RecordBatch again and again: use its rows before going on.
     """
 
-    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch,
+    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch, skip_removed: bool,
                  options: dict[str, Any]) -> None:  # fmt: skip
         self.phy_offset = begin
         self.stop = SCAN_LIMIT
         self._log = log
         self._end = end
         self._batch = batch
+        self._skip_removed = skip_removed
         self._options = options
 
     def __iter__(self) -> Iterator[RecordBatch]:
         blank_at = -1
         while self.phy_offset < self._end:
             segment = self._log.segment_at(self.phy_offset)
-            if segment is None and self.phy_offset < self._log.min_phy_offset:
-                logger.warning("phy offsets %d to %d were cleaned away while they were read", self.phy_offset,
-                               self._log.min_phy_offset)  # fmt: skip
-                self.phy_offset, blank_at = self._log.min_phy_offset, -1
+            if segment is None and self._skip_removed and self.phy_offset < (low := self._log.min_phy_offset):
+                logger.warning("phy offsets %d to %d were cleaned away while they were read", self.phy_offset, low)
+                self.phy_offset, blank_at = low, -1
                 continue
             if segment is None:
                 # A blank record with no segment behind it closes nothing: the log ends before it.
@@ -226,8 +226,7 @@ class CommitLog:
                     raise CorruptFileError(path, min(size, self.segment_size),
                                            f"segment has {size} bytes, expected {self.segment_size}")  # fmt: skip
                 if start % self.segment_size:
-                    raise CorruptFileError(path, 0, "segment starts off the grid of "
-                                           f"{self.segment_size} bytes")  # fmt: skip
+                    raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
                 found.append(Segment(path, start, self.segment_size, self.writable, entry.inode()))
         found.sort(key=lambda segment: segment.start)
         while found and found[-1].start in empty:
@@ -235,6 +234,10 @@ class CommitLog:
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")
+        for number in range(len(found) - 1, 0, -1):
+            if found[number].start != found[number - 1].end and not found[number - 1].path.exists():
+                found = found[number:]  # cleaned away while the directory was read
+                break
         self.hold(found)
 
     def hold(self, segments: list[Segment]) -> None:
@@ -270,8 +273,7 @@ class CommitLog:
     @property
     def max_phy_offset(self) -> int:
         """End of the last segment's file: no byte of the log lies at or past it."""
-        segments = self.segments
-        return segments[-1].end if segments else 0
+        return self.segments[-1].end if self.segments else 0
 
     def _create_segment(self, start: int) -> Segment:
         directory = self.directories[0]
@@ -332,9 +334,10 @@ class CommitLog:
 
     # ---- read ----
 
-    def scan(self, begin: int, end: int, *, batch: RecordBatch | None = None, **options: Any) -> LogScan:
+    def scan(self, begin: int, end: int, *, batch: RecordBatch | None = None, skip_removed: bool = True,
+             **options: Any) -> LogScan:  # fmt: skip
         """Records from `begin` (a record's start) up to `end`, in batches. Options: RecordBatch.scan's."""
-        return LogScan(self, begin, end, batch or RecordBatch(), options)
+        return LogScan(self, begin, end, batch or RecordBatch(), skip_removed, options)
 
     def records(self, begin: int, end: int, **options: Any) -> Iterator[RecordBatch]:
         """scan of a range known to be whole: raises CorruptFileError where it is not."""

@@ -328,20 +328,19 @@ class ConsumeQueue:
     # ---- cleaning ----
 
     def count_below(self, min_phy_offset: int) -> int:
-        """Segments in front whose last unit's record lies below a phy offset; never the one with the last unit.
+        """Segments in front whose records lie below a phy offset; never the one with the last unit.
 
-        Source: MappedFileQueue#deleteExpiredFileByOffset.
+        Source: MappedFileQueue#deleteExpiredFileByOffset, which looks at the last unit only.
         """
-        count = 0
-        for start in self._starts:
-            following = (start + self._segment_size) // UNIT_SIZE
-            if following >= self.max_offset:
-                break
-            phy_offset, _, _ = self.read(following - 1, 1)
-            if not len(phy_offset) or not 0 <= phy_offset[0] < min_phy_offset:
-                break
-            count += 1
-        return count
+        size = self._segment_size // UNIT_SIZE
+        for count, start in enumerate(self._starts):
+            following = start // UNIT_SIZE + size
+            for first in (following - 1, following - size):
+                offsets, _, _ = self.read(first, following - first)
+                is_below = (offsets >= 0) & (offsets < min_phy_offset)
+                if following >= self.max_offset or not len(offsets) or not is_below.all():
+                    return count
+        return len(self._starts)
 
     def first_files(self, count: int | None = None) -> list[Path]:
         """The first segments, oldest first; None: all."""

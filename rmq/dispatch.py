@@ -62,7 +62,9 @@ class Dispatcher:
                 return
             if self._batch is None:
                 self._batch = RecordBatch()
-            scan = self._log.scan(begin, end, batch=self._batch, checks=self._checks, queues=self._table)
+            # What is cleaned away beside a reader must not be passed over: its units are in the writer's files.
+            scan = self._log.scan(begin, end, batch=self._batch, skip_removed=False, checks=self._checks,
+                                  queues=self._table)  # fmt: skip
             for batch in scan:
                 self._add_units(batch)
                 if self._index is not None:

@@ -267,9 +267,12 @@ class Index:
         self.files = files
 
     def count_below(self, min_phy_offset: int) -> int:
-        """Files in front whose entries all lie below a phy offset; never the last. Source: #deleteExpiredFile."""
-        older = takewhile(lambda file: file.end_phy_offset < min_phy_offset, self.files[:-1])
-        return sum(1 for _ in older)
+        """Files in front whose last entry lies below a phy offset; never the last. Source: #deleteExpiredFile."""
+        def is_below(file: IndexFile) -> bool:
+            end = file.end_phy_offset
+            return end < min_phy_offset and file.view.entries_of(end) > 0  # the header's word is not enough
+
+        return sum(1 for _ in takewhile(is_below, self.files[:-1]))
 
     def forget_first(self, count: int) -> None:
         """The index begins behind its first `count` files, which the caller removes; those that read them go on."""

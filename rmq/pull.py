@@ -60,8 +60,9 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
         for number in chosen.tolist():
             place = int(offsets[number]), int(sizes[number])
             if place[0] not in stored and 0 <= place[0] < log.min_phy_offset:
-                removed = True  # cleaned away since the units were read
-                continue
+                messages.clear()  # cleaned away since the units were read, as all before it: look again
+                following = at
+                break
             message = _own_message(log, queue, at + number, place, stored.get(place[0]), log_end)
             if wanted is None or (message.tags or "") in wanted:
                 messages.append(message)

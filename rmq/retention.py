@@ -173,7 +173,8 @@ class Retention:
             with put_lock:
                 flusher.dispatch()
                 paths = self._forget_files(low, table)
-            flusher.flush()
+            if self._removed:
+                flusher.flush()
             for path in paths:
                 remove_file(path, flusher.sync_directory)
             for directory in sorted({path.parent for path in paths if path.parent != self._index.directory}):

@@ -38,7 +38,7 @@ class Visible:
 
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
                  dispatcher: Dispatcher) -> None:  # fmt: skip
-        self.end = log.min_phy_offset
+        self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
         self._log = log
         self._queues = queues
@@ -63,7 +63,6 @@ class Visible:
         queues.load()
         log.refresh()
         self._derived = False
-        self._low = log.min_phy_offset  # the log's minimum that the queues were made level with
         self._index_is_whole = False
         self._start()
 
@@ -165,26 +164,38 @@ class Visible:
     def derive(self) -> None:
         """Bring the queues level with the end, in memory."""
         with self._lock:
-            dispatcher, low = self._dispatcher, self._log.min_phy_offset
+            low = self._log.min_phy_offset
             if low > self._low:
                 self._follow_cleaning(low)
-            end = self.end
-            if not self._derived or dispatcher.queue_phy_offset < end or low > self._low:
+            if not self._derived or self._dispatcher.queue_phy_offset < self.end or low > self._low:
                 try:
-                    self._advance(end)
-                except QueueGapError:
-                    dispatcher.fills_gaps = True
-                    dispatcher.queue_phy_offset = self._log.min_phy_offset
-                    self._advance(end)
-                dispatcher.fills_gaps = False
+                    self._advance_or_fill(self.end)
+                except CorruptFileError:
+                    if self._log.min_phy_offset == low:
+                        raise
+                    self.derive()  # cleaned meanwhile
+                    return
                 for queue in self._queues.queues.values():
                     if self._mark is not None and queue.tail_size > TAIL_LIMIT:
                         queue.follow_files(self._mark.derived_phy_offset)
                     queue.correct_min_offset(low)
                 self._derived, self._low = True, low
 
+    def _advance_or_fill(self, end: int) -> None:
+        """Dispatch up to the end; when units of earlier records are missing, from the start of the log."""
+        dispatcher = self._dispatcher
+        try:
+            self._advance(end)
+        except QueueGapError:
+            dispatcher.fills_gaps = True
+            dispatcher.queue_phy_offset = self._log.min_phy_offset
+            self._advance(end)
+        finally:
+            dispatcher.fills_gaps = False
+
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
+        self._read_mark()
         derived = self._mark.derived_phy_offset if self._mark is not None else 0
         if derived < low:  # a broker removed them
             fresh = self._queues.again()
@@ -201,7 +212,7 @@ class Visible:
         try:
             self._dispatcher.advance(end)
         except CorruptFileError:
-            if self._is_live:
+            if self._is_live or self._dispatcher.queue_phy_offset < self._log.min_phy_offset:
                 raise
             following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_BAD_MAGIC),
                                     durable=0, durable_time=None)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,52 @@ def test_a_lost_queue_is_derived_from_what_is_left(tmp_path: Path) -> None:
         assert_left(store, messages, 3 * SEGMENT)
     with open_store(tmp_path / "s", "r+") as store:
         assert_left(store, messages, 3 * SEGMENT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["rmq/marks", "rmq/meta.json", "rmq/manifest.json", "rmq", "index"])
+def test_our_own_directory_and_the_index_may_be_lost_after_cleaning(tmp_path: Path, lost: str) -> None:
+    messages = make(tmp_path / "s", 199)
+    expire(tmp_path / "s", 3 * SEGMENT)
+    with open_store(tmp_path / "s", "r+") as store:
+        clean(store)
+    before = digests(tmp_path / "s", "commitlog", "consumequeue")
+    path = tmp_path / "s" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for mode in ("r", "r+", "r"):
+        with open_store(tmp_path / "s", mode, CONFIG) as store:
+            assert_left(store, messages, 3 * SEGMENT)
+    assert digests(tmp_path / "s", "commitlog", "consumequeue") == before
+
+
+def test_a_repair_after_cleaning_keeps_what_is_left(tmp_path: Path) -> None:
+    messages = make(tmp_path / "s")
+    expire(tmp_path / "s", 3 * SEGMENT)
+    with open_store(tmp_path / "s", "r+") as store:
+        clean(store)
+    with rmq.open(tmp_path / "s", "r+", repair=True) as store:
+        assert_left(store, messages, 3 * SEGMENT)
+
+
+def test_a_file_whose_units_or_entries_contradict_its_end_stays(tmp_path: Path) -> None:
+    """A last unit, and the end of a header, that damage has made small."""
+    make(tmp_path / "s")
+    low = 4 * SEGMENT
+    expire(tmp_path / "s", low)
+    with rmq.open(tmp_path / "s") as store:
+        told = clean(store, dry_run=True)
+        queue = store._queues.queues["T", 3]
+        units = queue.first_files(queue.count_below(low) + 1)[-1]
+        entries = store._index.files[store._index.count_below(low)].path
+    for path, position in ((units, 180), (entries, 24)):
+        assert str(path) not in {file.path for file in told.removed}
+        with path.open("r+b") as file:
+            file.seek(position)
+            assert int.from_bytes(file.read(8), "big") >= low
+            file.seek(position)
+            file.write(bytes(8))
+    with rmq.open(tmp_path / "s") as store:
+        assert clean(store, dry_run=True).removed == told.removed
 
 
 # ---- queues without messages -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from test_syncs import Disk as SyncedDisk
 import rmq
 
 LOW = 4 * SEGMENT
+SHORT_QUEUES = rmq.StoreConfig(**SIZES | {"mapped_file_size_consume_queue": 80})  # several files of each go
 FOLDERS = ("commitlog", "consumequeue", "index")
 
 
@@ -45,16 +46,20 @@ class Images:
         return imaged
 
 
+def inodes(directory: Path) -> set[tuple[str, int]]:
+    return {(entry.name, entry.inode()) for entry in os.scandir(directory)}
+
+
 def assert_comes_back(path: Path, messages: list[rmq.StoredMessage], settled: dict[str, str], **options: bool) -> None:
     """An interrupted cleaning left a whole store; it opens as it is, and cleaning goes on from there."""
     low = first_segment(path) * SEGMENT
     assert low <= LOW
-    before = digests(path, "commitlog")
+    before, index = digests(path, "commitlog"), inodes(path / "index")
     with rmq.open(path) as store:
         assert_left(store, messages, low)
     with open_store(path, "r+") as store:
         assert_left(store, messages, low)
-        assert digests(path, "commitlog") == before
+        assert (digests(path, "commitlog"), inodes(path / "index")) == (before, index), "made again"
         expire(path, LOW)
         clean(store, **options)
         assert_left(store, messages, LOW)
@@ -64,7 +69,7 @@ def assert_comes_back(path: Path, messages: list[rmq.StoredMessage], settled: di
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_complaint")
 def test_killed_before_any_removal_it_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = make(tmp_path / "s")
+    messages = make(tmp_path / "s", config=SHORT_QUEUES)
     (tmp_path / "images").mkdir()
     with open_store(tmp_path / "s", "r+") as store, monkeypatch.context() as patch:
         expire(tmp_path / "s", LOW)
@@ -82,7 +87,7 @@ def test_killed_before_any_removal_it_goes_on_from_there(tmp_path: Path, monkeyp
 def test_killed_amid_the_removal_of_whole_queues_it_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages = make(tmp_path / "s", config=rmq.StoreConfig(**SIZES | {"mapped_file_size_consume_queue": 60}))
+    messages = make(tmp_path / "s", config=SHORT_QUEUES)
     (tmp_path / "images").mkdir()
     with open_store(tmp_path / "s", "r+") as store:
         expire(tmp_path / "s", LOW)
@@ -112,7 +117,7 @@ def test_a_power_cut_after_any_sync_leaves_a_whole_store(tmp_path: Path, monkeyp
     images: list[Path] = []
     with monkeypatch.context() as patch:
         disk = SyncedDisk(patch)
-        messages = make(tmp_path / "s")
+        messages = make(tmp_path / "s", config=SHORT_QUEUES)
         with open_store(tmp_path / "s", "r+") as store:
             expire(tmp_path / "s", LOW)
             sync = os.fsync

@@ -1,0 +1,286 @@
+"""Cleaning beside readers and puts: of another process, of other threads, before and amid what they do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cleaning import (
+    CONFIG,
+    HOUR,
+    NOW,
+    ROOMY,
+    SEGMENT,
+    assert_left,
+    clean,
+    date,
+    expire,
+    fill,
+    first_segment,
+    make,
+    message,
+    open_store,
+)
+from commandline import environment
+from conftest import Golden, copy_store, digests
+
+import rmq
+
+LOW = 4 * SEGMENT
+ROUNDS = 60  # segments that go while others look
+
+
+# ---- readers that were there before ------------------------------------------------------------------------
+
+
+def test_a_reader_that_missed_what_was_put_and_cleaned_finds_its_units_in_the_files(tmp_path: Path) -> None:
+    """It derived up to here; of what came since, the first part is gone from the log."""
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        messages = fill(store, 40)
+        with rmq.open(tmp_path / "s") as reader:
+            assert_left(reader, messages, 0)
+            messages += fill(store, 200, 40)
+            low = 6 * SEGMENT
+            assert messages[40].phy_offset < low
+            expire(tmp_path / "s", low)
+            clean(store)
+            assert_left(reader, messages, low)
+            messages += fill(store, 30, 240)
+            assert_left(reader, messages, low)
+
+
+def test_a_reader_with_units_in_memory_keeps_them_when_the_files_before_go(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        messages = fill(store, 100)
+        with rmq.open(tmp_path / "s") as reader:
+            for first in range(100, 300, 25):
+                messages += fill(store, 25, first)
+                assert_left(reader, messages, reader.min_phy_offset)
+                messages.append(store.lookup(store.put(message(900 + first)).phy_offset))  # not flushed
+                reader.topics()
+                low = reader.min_phy_offset + SEGMENT
+                expire(tmp_path / "s", low)
+                clean(store)
+                assert_left(reader, messages, low)
+
+
+def test_min_phy_offset_of_a_reader_is_what_it_is_now(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    with rmq.open(tmp_path / "s") as reader, open_store(tmp_path / "s", "r+") as store:
+        expire(tmp_path / "s", LOW)
+        clean(store)
+        assert reader.min_phy_offset == LOW
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_scan_under_way_goes_on_behind_what_was_removed(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the writer's own process removes it still has mapped; another process may find a file gone."""
+    messages = make(tmp_path / "s")
+    with open_store(tmp_path / "s", "r+") as store, rmq.open(tmp_path / "s") as reader:
+        scan = (store if mode == "r+" else reader).scan(columns=["phy_offset"], batch_rows=5)
+        first = scan.read_next_batch()["phy_offset"].to_pylist()
+        expire(tmp_path / "s", LOW)
+        clean(store)
+        rest = scan.read_all()["phy_offset"].to_pylist()
+    assert first == [item.phy_offset for item in messages[:5]]
+    assert rest[-1] == messages[-1].phy_offset
+    assert set(rest) >= {item.phy_offset for item in messages if item.phy_offset >= LOW}
+    assert rest == sorted(set(rest))
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert told[0].endswith("to 16384 were cleaned away while they were read")
+
+
+def test_a_damaged_log_is_not_taken_for_a_cleaned_one(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    with rmq.open(tmp_path / "s") as reader:
+        scan = reader.scan(columns=["phy_offset"], batch_rows=5)
+        (tmp_path / "s/commitlog" / f"{2 * SEGMENT:020d}").unlink()
+        with pytest.raises(rmq.CorruptFileError, match=r"segment is missing|no record"):
+            scan.read_all()
+
+
+# ---- while others work -------------------------------------------------------------------------------------
+
+READER = """
+import os, sys, rmq
+path, stop = sys.argv[1:]
+STATUSES = ("FOUND", "OFFSET_TOO_SMALL", "OFFSET_FOUND_NULL", "MESSAGE_WAS_REMOVING", "OFFSET_OVERFLOW_ONE")
+
+def look(store):
+    for topic, queues in store.topics().items():
+        for queue_id, (low, high) in queues.items():
+            page = store.pull(topic, queue_id, low, 40)
+            assert page.status.name in STATUSES, page.status
+            offsets = [message.queue_offset for message in page.messages]
+            assert not offsets or offsets == list(range(offsets[0], offsets[0] + len(offsets))), offsets
+            assert {message.topic for message in page.messages} <= {topic}
+            assert store.search_offset(topic, queue_id, 0) >= low
+    found = [message.phy_offset for message in store.query("T", "all", limit=None)]
+    assert found == sorted(set(found), reverse=True)
+    places = [place for batch in store.scan(columns=["phy_offset"]) for place in batch["phy_offset"].to_pylist()]
+    assert places == sorted(set(places))
+    assert store.clean(dry_run=True).min_phy_offset >= store.info().min_phy_offset - 2**40
+
+turns = 0
+while not os.path.exists(stop):
+    with rmq.open(path) as store:
+        for _ in range(1 + turns % 4):
+            look(store)
+            turns += 1
+assert turns > 3, turns
+"""
+
+
+@pytest.mark.slow
+def test_readers_and_puts_go_on_while_it_is_cleaned_again_and_again(tmp_path: Path) -> None:
+    """In another process, in threads of this one; each answer is one that was right at some time."""
+    path, faults, stop = tmp_path / "s", [], threading.Event()
+    counts = [0, 0]
+
+    def look(store: rmq.Store) -> None:
+        while not stop.is_set():
+            for topic, queues in store.topics().items():
+                for queue_id, (low, high) in queues.items():
+                    page = store.pull(topic, queue_id, low, 40)
+                    offsets = [item.queue_offset for item in page.messages]
+                    assert not offsets or offsets == list(range(offsets[0], offsets[0] + len(offsets))), offsets
+                    assert low <= store.search_offset(topic, queue_id, 0) <= high + 10**6
+            found = [item.phy_offset for item in store.query("T", "all", limit=None)]
+            assert found == sorted(set(found), reverse=True)
+            counts[0] += 1
+
+    def work(call: Any, *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    def put(store: rmq.Store) -> None:
+        number = 200
+        while not stop.is_set():
+            store.put_many([message(i) for i in range(number, number + 20)])
+            number += 20
+            counts[1] += 1
+            time.sleep(0.002)
+
+    make(path)
+    process = subprocess.Popen([sys.executable, "-c", READER, str(path), str(tmp_path / "stop")], env=environment(),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    with open_store(path, "r+") as store, rmq.open(path) as reader:
+        threads = [threading.Thread(target=work, args=args) for args in ((look, store), (look, reader), (put, store))]
+        for thread in threads:
+            thread.start()
+        removed, deadline = 0, time.monotonic() + 60
+        while (removed < ROUNDS or min(counts) < 4) and not faults:
+            assert time.monotonic() < deadline
+            date(path, rest=HOUR)
+            removed += clean(store, limit=3).min_phy_offset // SEGMENT - removed
+            time.sleep(0.01)
+        stop.set()
+        (tmp_path / "stop").touch()
+        for thread in threads:
+            thread.join()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert all(line.endswith("were cleaned away while they were read") for line in err.splitlines()), err
+        assert faults == []
+        messages = [store.lookup(place) for place in
+                    store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()]  # fmt: skip
+        for topic, queues in store.topics().items():
+            for queue_id, (low, high) in queues.items():
+                kept = [item for item in messages if (item.topic, item.queue_id) == (topic, queue_id)]
+                assert store.pull(topic, queue_id, low, 10**6).messages == kept
+                assert len(kept) == high - low
+        topics = store.topics()
+    with rmq.open(path) as again:
+        assert again.topics() == topics
+
+
+# ---- stores of a broker --------------------------------------------------------------------------------------
+
+
+def expire_half(path: Path) -> int:
+    """The first half of the segments expires; the minimum afterwards."""
+    files = sorted((path / "commitlog").iterdir())
+    half = len(files) // 2
+    date(path, *[HOUR] * half)
+    return int(files[half].name)
+
+
+def test_a_brokers_store_is_cleaned_too(small_golden: Golden, tmp_path: Path) -> None:
+    path = copy_store(small_golden.directory / "store", tmp_path / "s")
+    with rmq.open(path, config=small_golden.store_config) as store:
+        before, messages = store.topics(), store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+        pages = {(topic, queue_id): store.pull(topic, queue_id, 0, 10**6).messages
+                 for topic, queues in before.items() for queue_id in queues}  # fmt: skip
+    low = expire_half(path)
+    assert low > 0
+    with rmq.open(path, config=small_golden.store_config) as reader:
+        assert reader.topics() == before
+        with rmq.open(path, "r+", config=small_golden.store_config) as store:
+            assert store.clean(NOW, file_reserved_time=1, limit=None, disk_usage=ROOMY).min_phy_offset == low
+        for opened in (reader, rmq.open(path, config=small_golden.store_config)):
+            assert opened.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist() == [
+                place for place in messages if place >= low]  # fmt: skip
+            for (topic, queue_id), page in pages.items():
+                kept = [item for item in page if item.phy_offset >= low]
+                first, last = opened.topics()[topic][queue_id]
+                assert (last - first, last) == (len(kept), before[topic][queue_id][1])
+                assert opened.pull(topic, queue_id, first, 10**6).messages == kept
+                for item in [item for item in kept if item.keys][:10]:
+                    found = opened.query(topic, item.keys[0], limit=None)
+                    assert item in found
+                    assert all(other.phy_offset >= low for other in found)
+    opened.close()
+
+
+def test_a_store_that_a_broker_cleaned_past_our_mark_opens(tmp_path: Path) -> None:
+    """Our mark and manifest speak of segments that are gone; others came."""
+    path = tmp_path / "s"
+    messages = make(path, 60)
+    shutil.copytree(path / "rmq", tmp_path / "old")
+    with open_store(path, "r+") as store:
+        messages += fill(store, 199, 60)
+        low = 6 * SEGMENT
+        assert messages[60].phy_offset < low
+        expire(path, low)
+        clean(store)
+    shutil.rmtree(path / "rmq")
+    shutil.copytree(tmp_path / "old", path / "rmq")
+    before = digests(path, "commitlog", "consumequeue", "index")
+    with rmq.open(path) as store:
+        assert_left(store, messages, low)
+    with open_store(path, "r+") as store:
+        assert_left(store, messages, low)
+    assert digests(path, "commitlog", "consumequeue", "index") == before
+    assert first_segment(path) == 6
+
+
+def test_a_reader_follows_a_broker_that_cleans(tmp_path: Path) -> None:
+    """Without marks of ours: a broker holds the lock, removes files in front and appends."""
+    path = tmp_path / "s"
+    with open_store(path, "x", CONFIG) as store:
+        messages = fill(store, 60)
+        hidden = tmp_path / "hidden"
+        os.rename(path / "rmq", hidden)
+        with rmq.open(path, config=CONFIG) as reader:
+            assert_left(reader, messages, 0)
+            os.rename(hidden, path / "rmq")
+            messages += fill(store, 200, 60)
+            expire(path, 6 * SEGMENT)
+            clean(store)
+            os.rename(path / "rmq", hidden)
+            assert_left(reader, messages, 6 * SEGMENT)
+            os.rename(hidden, path / "rmq")
