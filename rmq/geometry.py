@@ -48,7 +48,8 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
     return dataclasses.replace(config, **known)
 
 
-def _geometry_of_files(paths: StorePaths, config: StoreConfig, tolerant: bool) -> dict[str, int]:
+def segment_sizes(paths: StorePaths) -> dict[str, int]:
+    """Lengths of the segments of log and queues, as far as there are any; that of most files holds."""
     known = {}
     size = _common_size(_segments(paths.commit_logs))
     if size:
@@ -56,11 +57,18 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig, tolerant: bool) -
     queues = [queue for topic in _directories(paths.consume_queue) for queue in _directories(topic)]
     size = _common_size(_segments(queues))
     if size:
-        if size % 20 and not tolerant:
+        known["mapped_file_size_consume_queue"] = size
+    return known
+
+
+def _geometry_of_files(paths: StorePaths, config: StoreConfig, tolerant: bool) -> dict[str, int]:
+    known = segment_sizes(paths)
+    size = known.get("mapped_file_size_consume_queue", 0)
+    if size % 20:
+        if not tolerant:
             raise CorruptFileError(paths.consume_queue, 0,
                                    f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
-        if size % 20 == 0:
-            known["mapped_file_size_consume_queue"] = size
+        del known["mapped_file_size_consume_queue"]
     files = index_paths(paths.index)
     if files:
         geometry = _geometry_of_most(files, config) if tolerant else find_geometry(files, config)

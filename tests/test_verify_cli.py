@@ -1,3 +1,4 @@
+# ruff: noqa: F401, F811
 """`rmq verify`: what it prints, where, and its exit codes."""
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from commandline import SGR, Terminal, assert_error, call, good, on_terminal
-from test_verify_damage import CONFIG, Victim, base  # noqa: F401
+from test_verify_damage import Victim, base
 
 import rmq
 
 
 @pytest.fixture
-def damaged(base: Path, tmp_path: Path) -> Path:  # noqa: F811
+def damaged(base: Path, tmp_path: Path) -> Path:
     shutil.copytree(base, tmp_path / "s")
     victim = Victim(tmp_path / "s")
     victim.poke(*victim.in_log(5, 90), b"\x00")
@@ -26,7 +27,7 @@ def damaged(base: Path, tmp_path: Path) -> Path:  # noqa: F811
 
 
 
-def test_a_sound_store_prints_nothing_but_a_line_on_stderr(base: Path) -> None:  # noqa: F811
+def test_a_sound_store_prints_nothing_but_a_line_on_stderr(base: Path) -> None:
     done = good("verify", base)
     assert done.out == ""
     assert re.fullmatch(rf"rmq: {base}: sound, closed; 0 damage, 0 derived, 0 notes; 70 records, 70 units, "
@@ -47,7 +48,7 @@ def test_findings_are_rows_the_severest_first_and_end_with_3(damaged: Path) -> N
     assert [line.split(" ")[0] for line in shown.split("\n") if line[:1].strip()] == ["damage", "derived", "note"]
 
 
-def test_notes_alone_end_with_0(base: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_notes_alone_end_with_0(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "s")
     (tmp_path / "s/README").touch()
     assert [row["kind"] for row in good("verify", tmp_path / "s").rows] == ["name"]
@@ -81,7 +82,7 @@ def test_the_conf_tells_what_the_files_do_not(damaged: Path, tmp_path: Path) -> 
     ({"jobs": 0}, ValueError), ({"limit": 0}, ValueError), ({"jobs": "2"}, TypeError), ({"limit": True}, TypeError),
     ({"config": {}}, TypeError), ({"progress": 5}, TypeError),
 ])  # fmt: skip
-def test_wrong_arguments_are_named(base: Path, arguments: dict[str, object], error: type[Exception]) -> None:  # noqa: F811
+def test_wrong_arguments_are_named(base: Path, arguments: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error, match=next(iter(arguments))):
         rmq.verify(base, **arguments)  # type: ignore[arg-type]
 
@@ -94,7 +95,7 @@ def test_what_is_no_directory_is_an_oserror(tmp_path: Path) -> None:
         rmq.verify(tmp_path / "none")
 
 
-def test_progress_only_grows_and_comes_from_the_caller_s_thread(base: Path) -> None:  # noqa: F811
+def test_progress_only_grows_and_comes_from_the_caller_s_thread(base: Path) -> None:
     told: list[tuple[int, int]] = []
     rmq.verify(base, progress=lambda done, total: told.append((done, total)), jobs=1)
     assert told
@@ -102,7 +103,7 @@ def test_progress_only_grows_and_comes_from_the_caller_s_thread(base: Path) -> N
     assert all(0 <= done <= total for done, total in told)
 
 
-def test_a_progress_that_raises_ends_the_verification(base: Path) -> None:  # noqa: F811
+def test_a_progress_that_raises_ends_the_verification(base: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -111,7 +112,7 @@ def test_a_progress_that_raises_ends_the_verification(base: Path) -> None:  # no
     assert rmq.verify(base) == []
 
 
-def test_nothing_is_left_open(base: Path) -> None:  # noqa: F811
+def test_nothing_is_left_open(base: Path) -> None:
     rmq.verify(base)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -121,7 +122,7 @@ def test_nothing_is_left_open(base: Path) -> None:  # noqa: F811
 
 @pytest.mark.slow
 def test_a_bar_is_shown_on_a_terminal_only_and_on_stderr(tmp_path: Path) -> None:
-    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(max_hash_slot_num=100, max_index_num=5000)) as store:
         store.put_many([rmq.Message("T", b"x" * 1000, keys="k") for _ in range(2000)])
     done = on_terminal("verify", tmp_path / "s")
     assert done.code == 0

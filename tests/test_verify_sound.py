@@ -1,3 +1,4 @@
+# ruff: noqa: F401, F811
 """Sound stores give no finding: RocketMQ's own, ours of every kind, recovered, repaired, and while they are written."""
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 import oracle
 import pytest
 from conftest import Golden, copy_store
-from test_verify_damage import CONFIG, SIZES, base, message  # noqa: F401
+from test_verify_damage import CONFIG, SIZES, base, message
 
 import rmq
+from rmq.segment import StoreLock
 
 SMALL = dict(SIZES)
 
@@ -29,6 +31,7 @@ def assert_sound(path: Path, **options: Any) -> rmq.VerifyResult:
 # ---- RocketMQ's --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rocketmq_s_own_stores_give_no_finding_and_every_record_unit_and_entry_is_counted(golden: Golden) -> None:
     result = assert_sound(golden.directory / "store")
     records = oracle.read_records(golden.directory / "store")
@@ -39,6 +42,7 @@ def test_rocketmq_s_own_stores_give_no_finding_and_every_record_unit_and_entry_i
     assert result.state == "closed"
 
 
+@pytest.mark.slow
 def test_a_broker_s_crash_image_gives_notes_only_and_after_our_recovery_nothing(
     small_golden: Golden, tmp_path: Path
 ) -> None:
@@ -60,10 +64,13 @@ def test_a_broker_s_crash_image_gives_notes_only_and_after_our_recovery_nothing(
 # ---- ours --------------------------------------------------------------------------------------------------
 
 
+LONG_TOPICS = ("%RETRY%" + "long" * 40,)  # of V2 records, which RocketMQ has from 5.1 on
+
+
 def mixed(i: int) -> rmq.Message:
     rng = random.Random(i)
     return rmq.Message(
-        rng.choice(["T", "%RETRY%g", "topic-" + "é" * 40, "%RETRY%" + "long" * 40]),
+        rng.choice(["T", "%RETRY%g", "topic-" + "é" * 40, *LONG_TOPICS]),
         rng.randbytes(rng.randrange(0, 400)), tags=rng.choice([None, "a", "é"]),
         keys=rng.choice([[], [f"k{i}"], [f"k{i}", "all", "all"], ["Aa", "BB", "ключ"]]),
         queue_id=rng.randrange(3), uniq_key=rng.choice([None, f"U{i}", "all"]), sys_flag=rng.choice([0, 0, 4, 8, 12]),
@@ -78,7 +85,8 @@ def delayed(i: int) -> rmq.Message:
 
 def fill_mixed(store: rmq.Store) -> None:
     for i in range(150):
-        store.put(mixed(i))
+        if mixed(i).topic not in LONG_TOPICS or store.config.allows_v2_records:
+            store.put(mixed(i))
 
 
 def fill_batches(store: rmq.Store) -> None:
@@ -122,12 +130,11 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("fields", CONFIGS, ids=str)
 def test_what_we_write_is_sound(tmp_path: Path, fill: Callable[[rmq.Store], None], fields: dict[str, Any]) -> None:
     path = tmp_path / "s"
-    if fill is fill_mixed and fields.get("rocketmq_version", "5") < "5":
-        pytest.skip("topics of V2 records need RocketMQ 5.1")
     config = rmq.StoreConfig(**SMALL | fields)
     with rmq.open(path, "x", config=config, clock=Clock()) as store:
         fill(store)
@@ -140,7 +147,7 @@ def test_what_we_write_is_sound(tmp_path: Path, fill: Callable[[rmq.Store], None
     assert_sound(path)
 
 
-def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(base: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "s")
     whole = assert_sound(tmp_path / "s")
     shutil.rmtree(tmp_path / "s/rmq")
@@ -148,6 +155,7 @@ def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(bas
     assert vars(found) == vars(whole) | {"size_read": found.size_read}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_store_is_sound_before_and_after_recovery(tmp_path: Path, seed: int) -> None:
     with rmq.open(tmp_path / "live", "x", config=CONFIG, clock=Clock()) as store:
@@ -165,6 +173,7 @@ def test_a_killed_store_is_sound_before_and_after_recovery(tmp_path: Path, seed:
     assert assert_sound(tmp_path / "s").record_count == before.record_count
 
 
+@pytest.mark.slow
 def test_a_torn_tail_is_a_note_and_gone_after_recovery(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "live", "x", config=CONFIG) as store:
         store.put_many([message(i) for i in range(20)])
@@ -185,7 +194,8 @@ def test_a_torn_tail_is_a_note_and_gone_after_recovery(tmp_path: Path) -> None:
     assert_sound(tmp_path / "s")
 
 
-def test_after_a_repair_nothing_is_left_to_find(base: Path, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.slow
+def test_after_a_repair_nothing_is_left_to_find(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "s")
     segment = sorted((tmp_path / "s/commitlog").iterdir())[1]
     segment.write_bytes(segment.read_bytes()[:500] + bytes(300) + segment.read_bytes()[800:])
@@ -195,8 +205,9 @@ def test_after_a_repair_nothing_is_left_to_find(base: Path, tmp_path: Path) -> N
     assert_sound(tmp_path / "s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_files_that_cleaning_takes_from_the_front_are_not_missed(base: Path, tmp_path: Path, lost: int) -> None:  # noqa: F811
+def test_files_that_cleaning_takes_from_the_front_are_not_missed(base: Path, tmp_path: Path, lost: int) -> None:
     """Segments of the log go first, then queue and index files whose records are all gone."""
     shutil.copytree(base, tmp_path / "s")
     whole = rmq.verify(base).record_count
@@ -223,9 +234,38 @@ def test_a_queue_that_begins_later_has_pre_blank_units_in_front(tmp_path: Path) 
     assert assert_sound(tmp_path / "s").unit_count == 5
 
 
+def test_entries_that_come_twice_after_a_restart_are_rocketmq_s_own(base: Path, tmp_path: Path) -> None:
+    """Source: IndexService#buildIndex, where a phy offset equal to the end's is not skipped."""
+    shutil.copytree(base, tmp_path / "s")
+    shutil.rmtree(tmp_path / "s/rmq")
+    last = oracle.read_records(tmp_path / "s")[-1]
+    file = sorted((tmp_path / "s/index").iterdir())[-1]
+    with rmq.IndexFile(file, "r+", max_hash_slot_num=10, max_index_num=30) as index:
+        for key in oracle.index_keys(last):
+            assert index.put_key(key, last.phy_offset, last.store_timestamp)
+    assert assert_sound(tmp_path / "s").entry_count == 142
+    with rmq.IndexFile(file, "r+", max_hash_slot_num=10, max_index_num=30) as index:
+        assert index.put_key("T#other", last.phy_offset, last.store_timestamp)
+    (found,) = rmq.verify(tmp_path / "s")
+    assert (found.path, found.kind, found.severity) == (str(file), "entry", "derived")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, -1])
+def test_a_store_of_another_geometry_part_for_part(tmp_path: Path, number: int) -> None:
+    """Files of one unit, one entry, one record for a segment."""
+    fields = [{"mapped_file_size_consume_queue": 20}, {"max_index_num": 2}, {"max_hash_slot_num": 1},
+              {"mapped_file_size_commit_log": 300}, {}][number]  # fmt: skip
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SMALL | fields)) as store:
+        for i in range(12):
+            store.put(message(i))
+    result = assert_sound(tmp_path / "s")
+    assert (result.record_count, result.unit_count, result.entry_count) == (12, 12, 24)
+
+
 # ---- beside a writer ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_store_that_is_written_gives_no_finding_and_no_less_than_what_was_flushed(tmp_path: Path) -> None:
     path, stop, failed = tmp_path / "s", threading.Event(), []
 
@@ -270,3 +310,18 @@ def test_damage_below_what_a_writer_flushed_is_found_beside_it(tmp_path: Path) -
         file.write_bytes(file.read_bytes()[:20] + bytes(20) + file.read_bytes()[40:])
         found = rmq.verify(tmp_path / "s")
     assert [(item.path, item.offset, item.kind) for item in found] == [(str(file), 20, "unit-missing")]
+
+
+@pytest.mark.slow
+def test_a_broker_s_open_store_gives_no_finding(small_golden: Golden, tmp_path: Path) -> None:
+    path = copy_store(small_golden.directory / "crash", tmp_path / "s")
+    lock = StoreLock(path / "lock", lambda: None)
+    try:
+        result = assert_sound(path)
+        assert result.state == "open"
+        file = next(iter(sorted((path / "consumequeue").glob("*/0/*"))))
+        data = file.read_bytes()
+        file.write_bytes(bytes(20) + data[20:])
+        assert [(item.path, item.offset) for item in rmq.verify(path)] == [(str(file), 0)]
+    finally:
+        lock.close()

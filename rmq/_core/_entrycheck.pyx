@@ -312,8 +312,8 @@ def check_links(IndexFileView view not None, int64_t file, int32_t limit, const 
     """What an index file says of itself: (faults, first entries, used slots).
 
     Entries below `limit` are looked at: hash, link to the newest entry of the slot before it, ascending phy offsets;
-    then, with check_slots, the slots (is_growing: a slot may name an entry at or past limit). first entries: for each of
-    the ascending `places` the number of the first entry at or behind it, limit when none. faults: as of
+    then, with check_slots, the slots (is_growing: a slot may name an entry at or past limit). first entries: for each
+    of the ascending `places` the number of the first entry at or behind it, limit when none. faults: as of
     EntryCheck.take_faults. Cost: one pass, four bytes of memory for each slot.
     """
     cdef int32_t i, key_hash, stored, slot, used = 0

@@ -152,28 +152,18 @@ cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) no
 # ---- validate ------------------------------------------------------------------------------------------------
 
 cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:
-    """Whether the CRC property, when it ends the properties, speaks of other bytes. Digits run backwards.
-
-    Digits that do speak of these bytes under almost its name are a CRC property whose own name is damaged.
-    """
+    """Whether the CRC property, when it ends the properties, speaks of other bytes. Digits run backwards."""
     cdef const uint8_t *tail
-    cdef int i, named
+    cdef int i
     cdef int64_t stored = 0
-    cdef bint right
     if row.properties_size < L.PROPERTY_CRC_SIZE:
         return False
     tail = row.base + row.size - L.PROPERTY_CRC_SIZE
-    named = tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END
-    for i in range(CRC_NAME_SIZE):
-        named += tail[i] == <uint8_t>CRC_NAME[i]
-    if named <= CRC_NAME_SIZE // 2:
+    if memcmp(tail, CRC_NAME, CRC_NAME_SIZE) != 0 or tail[CRC_NAME_SIZE] != L.PROPERTY_NAME_END:
         return False
     for i in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
         stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + i] - 48)
-    right = stored == crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE)
-    if named <= CRC_NAME_SIZE:
-        return right
-    return not right or tail[L.PROPERTY_CRC_SIZE - 1] != L.PROPERTY_END
+    return stored != crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE)
 
 
 cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:

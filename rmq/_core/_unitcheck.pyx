@@ -9,10 +9,12 @@ cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._consumequeue cimport is_scheduled, tags_code_of
 from rmq._core._entrycheck cimport add_fault, take_all
-from rmq._core._record cimport RecordRow, find_properties
+from rmq._core._record cimport RecordRow, crc_of, find_properties
 from rmq._core._recordbatch cimport RecordBatch
 
 cdef int64_t LARGEST_QUEUE_OFFSET = 0x7FFFFFFFFFFFFFFF // L.UNIT_SIZE
+cdef const char *CRC_NAME = "__CRC32#"
+cdef int CRC_NAME_SIZE = 8
 cdef int64_t LARGEST_EXT_CODE = -2147483649     # a tags code at or below it is an address in consumequeue_ext
 
 
@@ -165,3 +167,30 @@ cdef class UnitCheck:
                     raise MemoryError()
         found = take_all(&self.spans)
         return found[:, [2, 4, 5, 3, 0]]
+
+
+def misnamed_crcs(RecordBatch batch not None):
+    """Phy offsets of the rows whose whole-record CRC is right under almost its name: the scan took it for a property
+    like any other, because the name itself is damaged.
+    """
+    cdef int32_t i, k, named
+    cdef const uint8_t *tail
+    cdef int64_t stored
+    cdef RecordRow *row
+    cdef list found = []
+    for i in range(batch.count):
+        row = &batch.rows[i]
+        if row.properties_size < L.PROPERTY_CRC_SIZE:
+            continue
+        tail = row.base + row.size - L.PROPERTY_CRC_SIZE
+        named = (tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END) + (tail[L.PROPERTY_CRC_SIZE - 1] == L.PROPERTY_END)
+        for k in range(CRC_NAME_SIZE):
+            named += tail[k] == <uint8_t>CRC_NAME[k]
+        if named <= CRC_NAME_SIZE // 2 or named == CRC_NAME_SIZE + 2:
+            continue
+        stored = 0
+        for k in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
+            stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + k] - 48)
+        if stored == crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE):
+            found.append(row.phy_offset)
+    return found

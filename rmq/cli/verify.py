@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,8 @@ def verify(store: Path, conf: Path | None, jobs: int | None, limit: int, form: s
         raise click.UsageError(f"{error}{'' if conf else '; --conf FILE can tell'}") from error
     if output.form == "table":
         for finding in found:
-            output.facts({}, {finding.severity.ljust(7): f"{finding.kind}: {finding.path}, byte {finding.offset:,}: "
+            place = os.path.relpath(finding.path, store)
+            output.facts({}, {finding.severity.ljust(7): f"{finding.kind}: {place}, byte {finding.offset:,}: "
                                                          f"{finding.reason}"})  # fmt: skip
     else:
         output.rows(map(asdict, found), lambda row: {})

@@ -24,7 +24,7 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._unitcheck import UnitCheck
+from rmq._core._unitcheck import UnitCheck, misnamed_crcs
 from rmq.commitlog import CHECK_CRC, ZEROS_AT_END, Segment
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
@@ -138,7 +138,10 @@ class SegmentCheck:
     def _use(self, batch: RecordBatch) -> None:
         if not batch.count:
             return
-        report, times = self._report, batch.numbers("store_timestamp")
+        report, times, segment = self._report, batch.numbers("store_timestamp"), self._segment
+        for phy_offset in misnamed_crcs(batch):
+            self._ground.report.damage(segment.path, phy_offset - segment.start, "crc",
+                                       "the name or the end of its whole-record CRC is damaged")  # fmt: skip
         report.record_count += len(batch)
         first, last = int(times.min()), int(times.max())
         report.first_timestamp = first if report.first_timestamp is None else min(report.first_timestamp, first)

@@ -15,7 +15,7 @@ from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO
 from rmq.commitlog import CommitLog, Segment
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
-from rmq.geometry import check_readable, foreign_index, foreign_queues, settle_config
+from rmq.geometry import check_readable, foreign_index, foreign_queues, segment_sizes, settle_config
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
@@ -95,6 +95,10 @@ class _Verification:
         mark = read_mark(paths, report)
         self._manifest: Manifest | None = read_own_manifest(paths, report) if mark is not None else None
         checkpoint = read_checkpoint(paths, report, is_live=is_live)
+        for name, size in segment_sizes(paths).items() if meta is not None else ():
+            if meta is not None and meta.get(name, size) != size:
+                report.damage(paths.meta, 0, "own", f"meta.json says {name} {meta[name]}, the files have {size}")
+                meta[name] = size
         config = settle_config(paths, self._given, meta, tolerant=True)
         log = CommitLog([], config.mapped_file_size_commit_log, writable=False)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)

@@ -1,0 +1,171 @@
+"""No byte of a store may change unseen, no bytes may break the verification: flips, random faults, hostile records."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from test_bad_stores import crafted
+from test_verify_damage import SIZES, Victim, message
+
+import rmq
+
+CONFIG = rmq.StoreConfig(**SIZES, enabled_append_prop_crc=True)
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 messages whose records carry a whole-record CRC."""
+    path = tmp_path_factory.mktemp("checked") / "s"
+    times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
+    with rmq.open(path, "x", config=CONFIG, clock=lambda: next(times)) as store:
+        for i in range(40):
+            store.put(message(i))
+    return path
+
+
+def used_bytes(path: Path) -> list[tuple[Path, int]]:
+    """Every byte of the records, and of the queue and index files whole."""
+    records = oracle.read_records(path)
+    places = []
+    for file in sorted(path.rglob("*")):
+        part = file.relative_to(path).parts[0]
+        if file.is_file() and part in ("consumequeue", "index"):
+            places += [(file, at) for at in range(file.stat().st_size)]
+        elif file.is_file() and part == "commitlog":
+            start = int(file.name)
+            places += [(file, record.phy_offset - start + at) for record in records
+                       if start <= record.phy_offset < start + 4096 for at in range(record.size)]  # fmt: skip
+    return places
+
+
+@pytest.mark.slow
+def test_one_flipped_bit_in_any_byte_of_log_queues_and_index_is_found(checked: Path, tmp_path: Path) -> None:
+    """2,000 of the 9,630 bytes."""
+    shutil.copytree(checked, tmp_path / "s")
+    rng, missed = random.Random(1), []
+    for file, at in rng.sample(used_bytes(tmp_path / "s"), 2000):
+        with open(file, "r+b") as out:
+            out.seek(at)
+            (byte,) = out.read(1)
+            out.seek(at)
+            out.write(bytes([byte ^ 1 << rng.randrange(8)]))
+            out.flush()
+            if rmq.verify(tmp_path / "s", jobs=1).is_sound:
+                missed.append((file.name, at))
+            out.seek(at)
+            out.write(bytes([byte]))
+    assert missed == []
+    assert rmq.verify(tmp_path / "s") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
+def test_random_faults_are_found_whenever_the_oracle_finds_them(checked: Path, tmp_path: Path, own: bool) -> None:
+    shutil.copytree(checked, tmp_path / "s")
+    if not own:
+        shutil.rmtree(tmp_path / "s/rmq")
+    config = rmq.StoreConfig(**SIZES)
+    for file in sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for seed in range(40):
+            file.write_bytes(oracle.damage(whole, seed))
+            result = rmq.verify(tmp_path / "s", config=config)
+            data = file.parts[len(tmp_path.parts) + 1] in ("commitlog", "consumequeue", "index")
+            assert not (data and result.is_sound and oracle.check_store(tmp_path / "s", 10, 30)), (file, seed)
+        file.write_bytes(whole)
+    assert rmq.verify(tmp_path / "s", config=config) == []
+
+
+@pytest.mark.slow
+def test_faults_in_several_files_at_once_end_with_an_answer(checked: Path, tmp_path: Path) -> None:
+    config = rmq.StoreConfig(**SIZES)
+    for seed in range(150):
+        path = shutil.copytree(checked, tmp_path / f"s{seed}")
+        rng = random.Random(seed)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        for file in rng.sample(files, 4):
+            for _ in range(rng.randrange(1, 4)):
+                file.write_bytes(oracle.damage(file.read_bytes(), rng.randrange(10**6)))
+        (path / "abort").touch() if rng.random() < 0.3 else None
+        try:
+            rmq.verify(path, config=config, limit=rng.choice([1, 3, 1000]))
+        except rmq.UnsupportedFormatError as error:
+            assert "format" in str(error)  # noqa: PT017
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("fields", [
+    *({"topic": topic} for topic in ("../x", "/x", "..", "", "a/b", "x" * 120 + "\0")),
+    *({"queue_id": number} for number in (-1, -(2**31), 2**31 - 1)),
+    *({"queue_offset": number} for number in (-1, 1, 7, 2**31, 2**58, 2**62, 2**63 - 1, -(2**63))),
+    {"sys_flag": 128, "body": b"\0" * 40},
+    {"store_timestamp": -(2**63)}, {"store_timestamp": 2**63 - 1},
+    {"raw_properties": b"KEYS\1k\1\2\2\1"}, {"raw_properties": b"\xff\1\xff\2"},
+    {"raw_properties": b"KEYS\1" + b"k " * 16000},
+    {"topic": "SCHEDULE_TOPIC_XXXX", "raw_properties": b"DELAY\x01-99999999999999999999\2"},
+], ids=lambda fields: ascii(fields)[:60])  # fmt: skip
+def test_a_hostile_record_is_verified_like_any_other(tmp_path: Path, fields: dict[str, Any]) -> None:
+    time = fields.pop("store_timestamp", None)
+    path = crafted(tmp_path / "outer" / "store", fields)
+    if time is not None:
+        segment = path / "commitlog" / f"{0:020d}"
+        data = bytearray(segment.read_bytes())
+        struct.pack_into(">q", data, len(oracle.encode_record("T", 0, 0, 0, b"first")) + 56, time)
+        segment.write_bytes(data)
+    size_of_all = rmq.StoreConfig(mapped_file_size_commit_log=len((path / "commitlog" / f"{0:020d}").read_bytes()),
+                                  mapped_file_size_consume_queue=200)  # fmt: skip
+    result = rmq.verify(path, config=size_of_all)
+    assert result.record_count >= 2
+    assert {item.severity for item in result} <= {"damage", "derived"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["outer"]
+
+
+def test_a_lost_sector_is_named(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        results = [store.put(rmq.Message("T", b"x", properties={"p": "y" * 1500}, keys=[f"k{i}"])) for i in range(2)]
+    victim = Victim(tmp_path / "s")
+    begin = (results[0].phy_offset + 200 + 511) // 512 * 512
+    victim.poke(f"commitlog/{0:020d}", begin, bytes(512))
+    found = rmq.verify(tmp_path / "s")
+    assert [(item.kind, item.severity, item.offset) for item in found] == [("sector", "damage", results[0].phy_offset)]
+    assert found.record_count == found.unit_count == 2
+
+
+def test_units_of_light_queues_may_point_to_any_topic_s_messages(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        results = [store.put(rmq.Message("T", b"x", keys=["k"], tags="a")) for _ in range(3)]
+    tags = oracle.java_hash("a")
+    units = [oracle.UNIT.pack(result.phy_offset, result.size, tags) for result in results]
+    (tmp_path / "s/consumequeue/%LMQ%x/0").mkdir(parents=True)
+    file = tmp_path / "s/consumequeue/%LMQ%x/0" / f"{0:020d}"
+    file.write_bytes(b"".join(units[1:]).ljust(200, b"\0"))
+    assert rmq.verify(tmp_path / "s") == []
+    file.write_bytes((units[1] + oracle.UNIT.pack(results[2].phy_offset + 1, 5, tags)).ljust(200, b"\0"))
+    (found,) = rmq.verify(tmp_path / "s")
+    assert (found.path, found.offset, found.kind) == (str(file), 20, "unit-extra")
+    file.write_bytes((units[1] + oracle.UNIT.pack(results[2].phy_offset, 5, tags)).ljust(200, b"\0"))
+    (found,) = rmq.verify(tmp_path / "s")
+    assert (found.path, found.offset, found.kind) == (str(file), 20, "unit")
+
+
+def test_parts_that_are_not_verified_are_named(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        store.put(rmq.Message("T", b"x", keys=["k"]))
+    (tmp_path / "s/batchconsumequeue/B").mkdir(parents=True)
+    found = rmq.verify(tmp_path / "s")
+    assert [(item.kind, item.severity, Path(item.path).name) for item in found] == [
+        ("unread", "note", "batchconsumequeue")]
+    shutil.rmtree(tmp_path / "s/consumequeue")
+    (tmp_path / "s/consumequeue").mkdir()
+    (tmp_path / "s/consumequeue/CURRENT").touch()
+    (tmp_path / "s/consumequeue/MANIFEST-1").touch()
+    found = rmq.verify(tmp_path / "s")
+    assert found.is_sound
+    assert sorted(Path(item.path).name for item in found if item.kind == "unread") == ["batchconsumequeue",
+                                                                                        "consumequeue"]  # fmt: skip
