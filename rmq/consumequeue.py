@@ -21,7 +21,7 @@ from rmq._core._consumequeue import pre_blank_units, unpack_batch_units, unpack_
 from rmq._core._layout import BATCH_UNIT_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import FileCache, create_file, make_directory, sync_directory
+from rmq.segment import FileCache, create_file, make_directory, open_regular, sync_directory
 
 logger = logging.getLogger("rmq")
 
@@ -366,8 +366,11 @@ class BatchConsumeQueue:
         for path in sorted(path for path in directory.iterdir() if path.is_file()):
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
-            units = unpack_batch_units(path.read_bytes())
-            parts.append(units)
+            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+                while data := file.read(BATCH_UNIT_SIZE * 4096):
+                    parts.append(unpack_batch_units(data))
+                    if len(parts[-1]) * BATCH_UNIT_SIZE < len(data):
+                        break
         self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
         self.min_offset = int(self.units[0, 4]) if len(self.units) else 0
         self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0

@@ -43,7 +43,7 @@ cdef int64_t _tags_code(const RecordRow *row, const int64_t[::1] delay_levels) n
             memcmp(row.base + row.topic_position, SCHEDULE_TOPIC, SCHEDULE_TOPIC_SIZE) == 0:
         delay = _delay_ms(row, delay_levels)
         if delay >= 0:
-            return row.store_timestamp + delay
+            return <int64_t>(<unsigned long long>row.store_timestamp + <unsigned long long>delay)
     if row.tags_size <= 0:
         return 0
     return rmq_hash_utf8(row.base + row.tags_position, row.tags_size, 0)
@@ -97,7 +97,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
                 run_queue = row.queue
                 r += 1
             run[r - 1, 3] += 1
-            run_next = row.queue_offset + 1
+            run_next = <int64_t>(<unsigned long long>row.queue_offset + 1)  # wraps, as hostile offsets may
     return units, runs[:r]
 
 

@@ -194,7 +194,7 @@ cdef class IndexFileView:
             store_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET, store_timestamp)
         if previous == 0 or self._count_every_put:
             store_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-                      load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + 1)
+                      <int32_t>(<uint32_t>load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + 1))
         store_i32(self._base + L.INDEX_COUNT_OFFSET, count + 1)
         store_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET, phy_offset)
         store_i64(self._base + L.INDEX_END_TIMESTAMP_OFFSET, store_timestamp)
