@@ -16,6 +16,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.marks import Mark
 
+RECORD_ZEROS = 128 * 1024  # zeros that a record may end with: its properties and its topic
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
 
 
@@ -81,6 +82,7 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
             continue
         begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
         used = segment.start + segment.used_end(min(begin, segment.end) - segment.start)
+        used = min(segment.end, used + RECORD_ZEROS)
         found = resync(segment.file.map, segment.start, min(begin, used), used)
         if found >= 0:
             end.next_phy_offset = found
