@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         parse_uniq_key,
     )
     from rmq.query import QueryManyResult, QueryResult
+    from rmq.scan import LostRange
     from rmq.store import Store, open
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "CorruptFileError",
     "IllegalMessageError",
     "IndexFile",
+    "LostRange",
     "Message",
     "MessageTooLargeError",
     "PullResult",
@@ -77,6 +79,7 @@ _HOMES = {
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
                     "parse_uniq_key"),
     "rmq.query": ("QueryManyResult", "QueryResult"),
+    "rmq.scan": ("LostRange",),
     "rmq.store": ("Store", "open"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

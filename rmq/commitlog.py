@@ -301,6 +301,8 @@ class CommitLog:
         if segment is None:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
+        if stop in (SCAN_BLANK, SCAN_ZERO) and segment.map_has_blank(phy_offset - segment.start):
+            return self.damage(segment.end, SCAN_ZERO)
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
 
     def no_record(self, phy_offset: int, reason: str) -> CorruptFileError:

@@ -58,7 +58,13 @@ class Visible:
         log.refresh()
         self._derived = False
         self._index_is_whole = False
-        self._start()
+        try:
+            self._start()
+        except CorruptFileError as error:
+            if error.path not in {str(segment.path) for segment in log.segments}:
+                raise
+            # That file is cut short: a scan can skip what is gone, every other read of it tells.
+            self.end = log.max_phy_offset
 
     def _read_mark(self) -> None:
         if self._marks is None:
