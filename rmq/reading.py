@@ -26,7 +26,7 @@ from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import pull_batches, pull_units, search_batches, search_units, tag_set
-from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
+from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller, unwrapped_rows
 from rmq.segment import is_locked
 
@@ -143,7 +143,7 @@ class StoreReader(ABC):
         read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         found, log_end, is_complete = self._find(topic, [key], begin, end, limit, complete)
-        stored = messages_at(self._log, found.phy_offsets, log_end)
+        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
         messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
         return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
 
@@ -161,7 +161,7 @@ class StoreReader(ABC):
         order = np.argsort(found.phy_offsets, kind="stable")
         rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
         batches = []
-        for batch, positions in self._log.load(found.phy_offsets[order], log_end, checks=maker.checks):
+        for batch, positions in load_sound(self._log, found.phy_offsets[order], log_end, maker.checks):
             if not batch.has_inner_batches():
                 maker.append(batch)
                 rows.append(order[positions])
@@ -186,7 +186,7 @@ class StoreReader(ABC):
             raise self._foreign_index
         check_limit(limit)
         name = encoded(topic, "topic")
-        items: list[Item] = [(name, encoded(key, "key")) for key in keys]
+        items = [(name, encoded(key, "key")) for key in keys]
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered = self._unindexed()
@@ -255,7 +255,7 @@ class StoreReader(ABC):
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:
-            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end())
+            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end(), check_crc=True)
             if phy_offset in found:
                 return found[phy_offset]
         raise KeyError(phy_offset)
@@ -264,11 +264,11 @@ class StoreReader(ABC):
         key = encoded(uniq_key, "id")
         log_end, uncovered = self._unindexed()
         topics = sorted({name for name, _ in self._queues.queues}) if topic is None else [topic]
-        item: Item = (None if topic is None else encoded(topic, "topic"), key)
+        item = (None if topic is None else encoded(topic, "topic"), key)
         _, offsets = self._index.collect(hash_str_keys([f"{name}#{uniq_key}" for name in topics]))
         candidates = np.zeros(len(offsets), np.int64), offsets
         found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
-        stored = messages_at(self._log, found.phy_offsets, log_end)
+        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
         for phy_offset in found.phy_offsets.tolist():
             if phy_offset in stored and stored[phy_offset].uniq_key == uniq_key:
                 return next(unwrap(stored[phy_offset], uniq_key))
