@@ -7,8 +7,9 @@ PY := $(VENV)/bin/python
 SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rmq/_core/*.h)
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop kill lint bench docs build debug sanitize clean FORCE
+.PHONY: help demo test interop kill fuzz lint bench docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -27,6 +28,9 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 
 kill: $(VENV)/.dev ## 200 writers killed at random moments, readers beside them
 	$(PY) -m pytest -q -m kill $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
+	tools/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs 2
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .

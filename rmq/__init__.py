@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from rmq.query import QueryManyResult, QueryResult
     from rmq.retention import CleanResult, RemovedFile
+    from rmq.scan import LostRange
     from rmq.store import Store, open
     from rmq.verification.findings import Finding, VerifyResult
     from rmq.verification.verify import verify
@@ -47,6 +48,7 @@ __all__ = [
     "Finding",
     "IllegalMessageError",
     "IndexFile",
+    "LostRange",
     "Message",
     "MessageTooLargeError",
     "PullResult",
@@ -86,6 +88,7 @@ _HOMES = {
                     "parse_uniq_key"),
     "rmq.query": ("QueryManyResult", "QueryResult"),
     "rmq.retention": ("CleanResult", "RemovedFile"),
+    "rmq.scan": ("LostRange",),
     "rmq.store": ("Store", "open"),
     "rmq.verification.findings": ("Finding", "VerifyResult"),
     "rmq.verification.verify": ("verify",),

@@ -6,6 +6,7 @@ Layout: docs/format/consumequeue.md.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.paths import SEGMENT_NAME
+from rmq.segment import open_regular
 
 
 class BatchConsumeQueue:
@@ -27,8 +29,11 @@ class BatchConsumeQueue:
         for path in sorted(path for path in directory.iterdir() if path.is_file()):
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
-            units = unpack_batch_units(path.read_bytes())
-            parts.append(units)
+            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+                while data := file.read(BATCH_UNIT_SIZE * 4096):
+                    parts.append(unpack_batch_units(data))
+                    if len(parts[-1]) * BATCH_UNIT_SIZE < len(data):
+                        break
         self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
         self.min_offset = int(self.units[0, 4]) if len(self.units) else 0
         self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import FILE_MODE
+from rmq.segment import open_regular, read_file
 
 _FIELDS = struct.Struct(">5q")
 
@@ -29,7 +29,7 @@ class Checkpoint:
         self._longs = longs
         values = (0, 0, 0, 0, 0)
         try:
-            data = path.read_bytes()[:CHECKPOINT_SIZE]
+            data = read_file(path, CHECKPOINT_SIZE)
         except FileNotFoundError:
             self.exists = False
         else:
@@ -45,7 +45,7 @@ class Checkpoint:
         """Write and sync. What the fields say must be on disk before."""
         own = (self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp,
                self.master_flushed_offset, self.confirm_phy_offset)  # fmt: skip
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(descriptor).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(descriptor, CHECKPOINT_SIZE)

@@ -44,7 +44,7 @@ logger = logging.getLogger("rmq")
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
-ZEROS_AT_END = 65536  # more than any record ends with
+ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 _START = attrgetter("start")
 
@@ -365,6 +365,8 @@ class CommitLog:
         if segment is None:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
+        if stop in (SCAN_BLANK, SCAN_ZERO) and segment.map_has_blank(phy_offset - segment.start):
+            return self.damage(segment.end, SCAN_ZERO)
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
 
     def no_record(self, phy_offset: int, reason: str) -> CorruptFileError:

@@ -297,6 +297,8 @@ class Index:
         name = min(spare) if spare else next_index_name(before, time.time_ns() // 1_000_000)
         while (self.directory / name).exists():
             name = next_index_name(name, 0)
+        if last is not None and not INDEX_NAME.fullmatch(name):
+            raise CorruptFileError(last.path, 0, "no index file's name comes behind this one")
         self.spare_names = [other for other in spare if other != name]
         file = self._open(self.directory / name, "x", last.end_phy_offset if last else 0,
                           last.end_timestamp if last else 0)  # fmt: skip

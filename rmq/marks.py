@@ -21,11 +21,20 @@ from rmq._core import _layout as L
 from rmq._core._record import store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.paths import StorePaths
-from rmq.segment import MappedFile, make_directory, sync_directory, write_atomically
+from rmq.segment import (
+    SMALL_FILE,
+    MappedFile,
+    make_directory,
+    read_file,
+    sync_directory,
+    write_atomically,
+    write_file,
+)
 
 logger = logging.getLogger("rmq")
 
 FORMAT = 1
+MANIFEST_LIMIT = 256 * 1024 * 1024
 _CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
 _LONG = struct.Struct(">q")
@@ -114,7 +123,7 @@ def read_meta(paths: StorePaths) -> dict[str, Any] | None:
     Raises UnsupportedFormatError for a newer format, CorruptFileError when it is no such file.
     """
     try:
-        data = paths.meta.read_bytes()
+        data = read_file(paths.meta, SMALL_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -147,13 +156,13 @@ class Manifest:
 def read_manifest(paths: StorePaths) -> Manifest | None:
     """The manifest, or None when there is none that can be read: then nothing is known to be missing."""
     try:
-        data = json.loads(paths.manifest.read_bytes())
+        data = json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
         queues = {(str(topic), int(queue_id)): (int(first), int(following))
                   for topic, queue_id, first, following in data["queues"]}  # fmt: skip
         return Manifest(int(data["min_phy_offset"]), queues, tuple(str(name) for name in data["index"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         logger.warning("%s: not understood; lost queue or index files may go unnoticed", paths.manifest)
         return None
 
@@ -168,18 +177,18 @@ def write_owner(paths: StorePaths) -> None:
     """Who writes: pid, host and start time, for the message of a second writer."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
-    paths.owner.write_text(json.dumps(owner) + "\n")
+    write_file(paths.owner, (json.dumps(owner) + "\n").encode())
 
 
 def holder_pid(paths: StorePaths) -> int | None:
     """Pid of the process that holds the store, as far as its files tell."""
     try:
-        return int(json.loads(paths.owner.read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(read_file(paths.owner, SMALL_FILE))["pid"])
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     try:
-        return int(paths.abort.read_text())
-    except (OSError, ValueError):
+        return int(read_file(paths.abort, SMALL_FILE))
+    except (CorruptFileError, OSError, ValueError):
         return None
 
 

@@ -275,7 +275,7 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         tail = L.INNER_BODY_OFFSET + body_size
         properties_size = int.from_bytes(item[tail : tail + 2], "big")
         is_whole = len(item) >= max(size, L.INNER_FIXED_SIZE) and body_size >= 0
-        if not is_whole or tail + 2 + properties_size != size:
+        if not is_whole or tail + 2 + properties_size != size or properties_size > L.PROPERTIES_SIZE_LIMIT:
             reason = f"inner batch is damaged at byte {at} of its body"
             raise CorruptFileError("commitlog", phy_offset, reason)
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)

@@ -61,12 +61,15 @@ def index_name(ms: int) -> str:
 
 
 def next_index_name(name: str, ms: int) -> str:
-    """Name for an index file made at `ms` after the file `name`: strictly greater, whatever the clock did."""
+    """Name for an index file made at `ms` after the file `name`: strictly greater, whatever the clock did.
+
+    Behind the last name of 17 digits comes one of 18, which is no index file's.
+    """
     fresh = index_name(ms)
     if fresh > name:
         return fresh
     try:
         later = datetime.strptime(name[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(name[14:]) + 1)
         return f"{later:%Y%m%d%H%M%S}{later.microsecond // 1000:03d}"
-    except ValueError:
-        return str(int(name) + 1)  # seventeen digits that are no time; RocketMQ sorts them all the same
+    except (ValueError, OverflowError):
+        return f"{int(name) + 1:017d}"  # seventeen digits that are no time; RocketMQ sorts them all the same

@@ -55,7 +55,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: 
             # A unit of an extended queue holds an address there; only the message tells its tags.
             passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
             chosen = chosen[passes[chosen]]
-        stored = messages_at(log, offsets[chosen], log_end)
+        stored = messages_at(log, offsets[chosen], log_end, check_crc=True)
         following = at + len(offsets)
         for number in chosen.tolist():
             place = int(offsets[number]), int(sizes[number])
@@ -114,7 +114,9 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
             at += 1
             continue
         phy_offset, _, base, count = unit
-        wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end).get(phy_offset)
+        wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end, check_crc=True).get(phy_offset)
+        if wrapper is None and log.min_phy_offset <= phy_offset < log_end:
+            raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
         if wrapper is not None:
             for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]:
                 message = StoredMessage(fields)

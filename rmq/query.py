@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
-from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.message import StoredMessage, inner_messages
 
 if TYPE_CHECKING:
@@ -163,15 +163,35 @@ def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[tuple[int, i
     return [place for batch in batches for place in batch.ambiguous()]
 
 
-def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int) -> dict[int, StoredMessage]:
-    """Whole records at the given phy offsets, wrappers of inner batches as they are."""
+def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int, *,
+                check_crc: bool = False) -> dict[int, StoredMessage]:  # fmt: skip
+    """Whole records at the given phy offsets, wrappers of inner batches as they are.
+
+    check_crc: CorruptFileError for a record that is whole but for a CRC.
+    """
     found = {}
     order = np.unique(phy_offsets)
-    for batch, _ in log.load(order, log_end):
+    for batch, _ in load_sound(log, order, log_end) if check_crc else log.load(order, log_end):
         for row in range(len(batch)):
             message = StoredMessage(batch.fields(row))
             found[message.phy_offset] = message
     return found
+
+
+def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
+               checks: int = 0) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+    """CommitLog.load, and at its end CorruptFileError when a record there is whole but for a CRC."""
+    is_left_out = np.ones(len(phy_offsets), np.bool_)
+    for batch, positions in log.load(phy_offsets, log_end, checks=checks | CHECK_CRC):
+        is_left_out[positions] = False
+        yield batch, positions
+    for phy_offset in phy_offsets[is_left_out].tolist():
+        segment = log.segment_at(phy_offset)
+        if segment is not None and phy_offset < log_end:
+            scan = log.scan(phy_offset, min(segment.end, log_end), batch=RecordBatch(1), checks=CHECK_CRC)
+            next(iter(scan), None)
+            if scan.phy_offset == phy_offset and scan.stop in (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC):
+                raise log.damage(phy_offset, scan.stop)
 
 
 def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMessage]:

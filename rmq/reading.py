@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,8 @@ from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
-from rmq.query import Found, Item, QueryManyResult, QueryResult, ambiguous_records, find, messages_at, unwrap
-from rmq.scan import BatchMaker, checked_columns, record_batches, unwrapped_rows
+from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
+from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller, unwrapped_rows
 from rmq.segment import guarded, is_locked
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class StoreReader(ABC):
         read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         found, log_end, is_complete = self._find(topic, [key], begin, end, limit, complete)
-        stored = messages_at(self._log, found.phy_offsets, log_end)
+        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
         messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
         return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
 
@@ -166,7 +167,7 @@ class StoreReader(ABC):
         order = np.argsort(found.phy_offsets, kind="stable")
         rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
         batches = []
-        for batch, positions in self._log.load(found.phy_offsets[order], log_end, checks=maker.checks):
+        for batch, positions in load_sound(self._log, found.phy_offsets[order], log_end, maker.checks):
             if not batch.has_inner_batches():
                 maker.append(batch)
                 rows.append(order[positions])
@@ -191,7 +192,7 @@ class StoreReader(ABC):
             raise self._foreign_index
         check_limit(limit)
         name = encoded(topic, "topic")
-        items: list[Item] = [(name, encoded(key, "key")) for key in keys]
+        items = [(name, encoded(key, "key")) for key in keys]
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(keys, topic))
@@ -272,14 +273,14 @@ class StoreReader(ABC):
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:
-            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end())
+            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end(), check_crc=True)
             if phy_offset in found:
                 return found[phy_offset]
         raise KeyError(phy_offset)
 
     def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
         key = encoded(uniq_key, "id")
-        item: Item = (None if topic is None else encoded(topic, "topic"), key)
+        item = (None if topic is None else encoded(topic, "topic"), key)
 
         def hashes() -> npt.NDArray[np.int32]:
             if topic is None and self._foreign_queues is None:
@@ -290,7 +291,7 @@ class StoreReader(ABC):
         log_end, uncovered, (_, offsets) = self._candidates(hashes)
         candidates = np.zeros(len(offsets), np.int64), offsets
         found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
-        stored = messages_at(self._log, found.phy_offsets, log_end)
+        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
         for phy_offset in found.phy_offsets.tolist():
             if phy_offset in stored and stored[phy_offset].uniq_key == uniq_key:
                 return next(unwrap(stored[phy_offset], uniq_key))
@@ -364,13 +365,18 @@ class StoreReader(ABC):
     def scan(self, *, topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
              columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
-             check_crc: bool = True) -> pa.RecordBatchReader:  # fmt: skip
+             check_crc: bool = True, on_damage: Literal["raise", "skip"] = "raise",
+             lost: list[LostRange] | None = None) -> pa.RecordBatchReader:  # fmt: skip
         """The log's messages in log order as a stream of Arrow record batches.
 
         topics: those only. begin, end: store timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start
         in [begin, end). columns: names of StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows
-        and ends soon after batch_bytes bytes. check_crc: CorruptFileError at a body whose CRC differs. The end of the
-        log is taken now. Memory: about two batches; up to 32 MiB stay for the next ones.
+        and ends soon after batch_bytes bytes. check_crc: a body whose CRC differs is damage. The end of the log is
+        taken now. Memory: about two batches; up to 32 MiB stay for the next ones.
+
+        on_damage: "raise" gives what lies before the first damage, then raises CorruptFileError; "skip" goes on at the
+        next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
+        `rmq`, and appends it to `lost`. Also files that are gone or cut short are skipped then.
         """
         import pyarrow as pa
 
@@ -384,17 +390,19 @@ class StoreReader(ABC):
                 raise TypeError(f"{name} must be int, got {type(number).__name__}")
             if not 1 <= number < 2**31:
                 raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
+        tell = teller(on_damage, lost)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end = self._log_end()
         low = self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
         stop = log_end if end_phy_offset is None else int64_offset(end_phy_offset, "end_phy_offset")
-        start, stop = (self._log.align(max(low, place), log_end) for place in (start, stop))
+        align = self._log.align if tell is None else partial(aligned, self._log)
+        start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
         batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
                                  end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
-                                 check_crc=check_crc)  # fmt: skip
+                                 check_crc=check_crc, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _while_open(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

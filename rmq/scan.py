@@ -3,28 +3,78 @@
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
-from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._record import (
+    PARSE_PROPERTIES,
+    SCAN_BAD_BODY_CRC,
+    SCAN_BAD_RECORD_CRC,
+    SCAN_BLANK,
+    SCAN_FULL,
+    SCAN_LIMIT,
+    SCAN_REASONS,
+    resync,
+)
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog, Segment
 from rmq.errors import CorruptFileError
 from rmq.message import inner_messages, plain_body
+from rmq.paths import segment_name
+from rmq.segment import MappedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger("rmq")
 
 COLUMNS = tuple(name for name in KINDS if not name.startswith("raw_"))
 BODY_METADATA = {b"rmq.body": b"plain"}  # tells put_many that sys_flag's compression bits no longer hold
 BLOCK_BYTES = 1024 * 1024  # records that are checked, then copied: what the cache still holds
 _HEAD = struct.Struct(">iiiiiqqiq")
 _TAIL = struct.Struct(">iqi")
+
+
+@dataclass(frozen=True)
+class LostRange:
+    """Bytes [begin_phy_offset, end_phy_offset) of the log in which a scan found no whole record; `path` holds them all.
+
+    What lay there is not known: messages, or the unused end of a segment. reason: what is wrong at the first byte.
+    """
+
+    path: str
+    begin_phy_offset: int
+    end_phy_offset: int
+    reason: str
+
+
+Tell = Callable[[Path, int, int, str], None]
+
+
+def teller(on_damage: str, lost: list[LostRange] | None) -> Tell | None:
+    """What a scan that goes on behind damage calls for each range: a warning, and an item of `lost`; None: "raise"."""
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(f"on_damage must be 'raise' or 'skip', got {on_damage!r}")
+    if lost is not None and not isinstance(lost, list):
+        raise TypeError(f"lost must be a list, got {type(lost).__name__}")
+    if on_damage == "raise":
+        return None
+
+    def tell(path: Path, begin: int, end: int, reason: str) -> None:
+        logger.warning("%s: no whole record in the log's bytes %d to %d: %s", path, begin, end - 1, reason)
+        if lost is not None:
+            lost.append(LostRange(str(path), begin, end, reason))
+
+    return tell
 
 
 def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
@@ -138,13 +188,36 @@ def unwrapped_rows(batch: RecordBatch) -> Iterator[RecordBatch]:
     """For each row a batch of its own: the messages of an inner batch, or the one message."""
     for row in range(len(batch)):
         wrapper = batch.fields(row)
-        items = inner_messages(wrapper) or [wrapper]
-        data, places = bytearray(), []
-        for item in items:
-            places.append((len(data), item[4]))
-            data += _record_of(item)
-        own = RecordBatch(len(items))
-        own.adopt(bytes(data), places)
+        yield _adopted(inner_messages(wrapper) or [wrapper])
+
+
+def _adopted(items: list[tuple[Any, ...]]) -> RecordBatch:
+    data, places = bytearray(), []
+    for item in items:
+        places.append((len(data), item[4]))
+        data += _record_of(item)
+    own = RecordBatch(len(items))
+    own.adopt(bytes(data), places)
+    return own
+
+
+def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, tell: Tell) -> Iterator[RecordBatch]:
+    """unwrapped, less the rows whose inner batch or compressed body breaks the format: those are told."""
+    if not (batch.numbers("sys_flag") & (L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_COMPRESSED)).any():
+        yield batch
+        return
+    for row in range(len(batch)):
+        wrapper = batch.fields(row)
+        try:
+            items = inner_messages(wrapper) or [wrapper]
+            for item in items if has_bodies else ():
+                plain_body(item[14], item[6], item[3])
+            own = _adopted(items)
+        except CorruptFileError as error:
+            segment = log.segment_at(wrapper[3])
+            assert segment is not None
+            tell(segment.path, wrapper[3], wrapper[3] + wrapper[4], error.reason)
+            continue
         yield own
 
 
@@ -153,6 +226,8 @@ def _record_of(fields: tuple[Any, ...]) -> bytes:
     (topic, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host,
      reconsumed, prepared, crc, body, properties) = fields  # fmt: skip
     name = topic.encode()
+    if len(name) > 0xFFFF:
+        raise CorruptFileError("commitlog", phy_offset, "topic is no UTF-8 and too long to be shown")
     tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
     tail += struct.pack(">H", len(properties)) + properties
     middle = born_host + struct.pack(">q", stored) + store_host
@@ -161,17 +236,83 @@ def _record_of(fields: tuple[Any, ...]) -> bytes:
     return b"".join((head, middle, tail))
 
 
+def _readable_segment(log: CommitLog, segment: Segment, begin: int, end: int, batch: RecordBatch, tell: Tell,
+                      options: dict[str, Any]) -> Iterator[RecordBatch]:  # fmt: skip
+    """The whole records of one segment in [begin, end), whatever lies between them."""
+    try:
+        file = MappedFile(segment.path)  # of any length: what is there is read
+    except (CorruptFileError, OSError) as error:
+        tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
+        return
+    with closing(file), memoryview(file.map)[: log.segment_size] as data:
+        limit = min(end, segment.start + file.size)
+        while begin < limit:
+            stop = batch.scan(data, segment.start, begin, limit, **options)
+            begin = batch.next_phy_offset
+            if batch.count:
+                yield batch
+            if stop == SCAN_BLANK:
+                break
+            if stop in (SCAN_FULL, SCAN_LIMIT):
+                continue
+            position = begin - segment.start
+            if stop in (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC):  # lengths add up: the next record is where they say
+                following = begin + int.from_bytes(data[position : position + 4], "big")
+            else:
+                following = resync(data, segment.start, begin + 1, limit)
+                following = limit if following < 0 else following
+            tell(segment.path, begin, following, SCAN_REASONS[stop])
+            begin = following
+        batch.release()
+        if begin < limit:  # a blank record ends the segment
+            return
+    if max(begin, limit) < end:
+        reason = f"file has {file.size} bytes, expected {log.segment_size}"
+        tell(segment.path, max(begin, limit), end, reason)
+
+
+def readable(log: CommitLog, begin: int, end: int, batch: RecordBatch, tell: Tell,
+             **options: Any) -> Iterator[RecordBatch]:  # fmt: skip
+    """CommitLog.records that goes on at the next whole record; what it leaves out is told, file by file."""
+    while begin < end:
+        segment = log.segment_at(begin)
+        if segment is None:
+            start = begin - begin % log.segment_size
+            stop = min(end, start + log.segment_size)
+            tell(log.directories[0] / segment_name(start), begin, stop, "segment is missing")
+        else:
+            stop = min(end, segment.end)
+            yield from _readable_segment(log, segment, begin, stop, batch, tell, options)
+        begin = stop
+
+
+def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
+    """CommitLog.align on a damaged log."""
+    segment = log.segment_at(phy_offset)
+    if segment is None or segment.start == phy_offset:
+        return min(phy_offset, end)
+    for batch in readable(log, segment.start, min(end, segment.end), RecordBatch(), lambda *_: None):
+        offsets = batch.numbers("phy_offset")
+        if offsets[-1] >= phy_offset:
+            return int(offsets[np.searchsorted(offsets, phy_offset)])
+    return min(segment.end, end)
+
+
 def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, topics: list[bytes] | None,
                    begin_timestamp: int, end_timestamp: int, batch_rows: int, batch_bytes: int,
-                   check_crc: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
+                   check_crc: bool, tell: Tell | None) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Arrow batches of the records in [begin, end): at most batch_rows rows, about batch_bytes of text each.
 
-    Raises CorruptFileError at the first byte that is no record; what lies before was yielded.
+    Raises CorruptFileError at the first byte that is no record; what lies before was yielded. With `tell` it goes on
+    at the next whole record.
     """
     checks = maker.checks | (CHECK_CRC if check_crc else 0)
     batch = RecordBatch(min(8192, batch_rows))
     damage: CorruptFileError | None = None
-    records = log.records(begin, end, batch=batch, checks=checks, byte_limit=min(batch_bytes, BLOCK_BYTES))
+    options = {"checks": checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
+    records = log.records(begin, end, batch=batch, **options) if tell is None else \
+        readable(log, begin, end, batch, tell, **options)  # fmt: skip
+    has_bodies = "body" in maker.schema.names
     while damage is None:
         try:
             scanned = next(records, None)
@@ -181,7 +322,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
         if scanned is None:
             break
         scanned.keep(topics, begin_timestamp, end_timestamp)
-        for rows in unwrapped(scanned):
+        for rows in unwrapped(scanned) if tell is None else sound(log, scanned, has_bodies, tell):
             first = 0
             while first < len(rows):
                 last = min(len(rows), first + batch_rows - maker.count)

@@ -9,6 +9,7 @@ import functools
 import logging
 import mmap
 import os
+import stat
 import struct
 import threading
 from collections import OrderedDict
@@ -24,6 +25,7 @@ logger = logging.getLogger("rmq")
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 FILE_CACHE_LIMIT = 96
+SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
@@ -51,6 +53,30 @@ def make_directory(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def open_regular(path: Path, flags: int) -> int:
+    """Descriptor of what must be a regular file: a FIFO is not waited for, and what is written is no symbolic link's
+    target. CorruptFileError when it is something else, OSError of the system.
+    """
+    follow = 0 if flags & (os.O_RDWR | os.O_WRONLY) == 0 else os.O_NOFOLLOW
+    descriptor = os.open(path, flags | follow | os.O_NONBLOCK, FILE_MODE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorruptFileError(path, 0, "no regular file")
+    return descriptor
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a small file. Raises as open_regular."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(min(limit, os.fstat(file.fileno()).st_size))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file in place, unsynced. Raises as open_regular."""
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(data)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a small file: temporary name, fsync, rename, fsync of the directory."""
     temporary = path.with_name(path.name + ".tmp")
@@ -75,8 +101,8 @@ def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
     if directory_changed:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
     if text is not None:
-        backup.write_bytes(path.read_bytes())
-        path.write_bytes(text)
+        write_file(backup, read_file(path, SMALL_FILE))
+        write_file(path, text)
     sync_directory(path.parent)
 
 
@@ -108,7 +134,7 @@ def data_end(path: Path, size: int) -> int:
     """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
     if not hasattr(os, "SEEK_DATA"):
         return size
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_regular(path, os.O_RDONLY)
     try:
         end = position = 0
         while position < size:
@@ -189,7 +215,7 @@ class MappedFile:
         self.reserved = 0  # bytes from the start that have blocks for sure
         self._descriptor = -1
         flags = os.O_RDWR if writable else os.O_RDONLY
-        descriptor = create_file(path) if create else os.open(path, flags)
+        descriptor = create_file(path) if create else open_regular(path, flags)
         try:
             if create:
                 assert size is not None
@@ -270,7 +296,7 @@ class FileCache:
             return descriptor
         while len(self._open) >= FILE_CACHE_LIMIT:
             os.close(self._open.popitem(last=False)[1])
-        descriptor = os.open(path, self._flags)
+        descriptor = open_regular(path, self._flags)
         self._open[path] = descriptor
         return descriptor
 
@@ -357,7 +383,7 @@ def is_locked(path: Path) -> bool:
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

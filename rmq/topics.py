@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rmq.segment import make_directory, write_atomically
+from rmq.errors import CorruptFileError
+from rmq.segment import make_directory, read_file, write_atomically
 
 logger = logging.getLogger("rmq")
 
@@ -24,6 +25,7 @@ _SYSTEM_TOPICS = frozenset({
     "CHECKPOINT_TOPIC",
 })  # fmt: skip
 _READ_WRITE = 6
+TOPICS_LIMIT = 256 * 1024 * 1024
 
 
 def parse_fastjson(text: str) -> Any:
@@ -47,15 +49,14 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
     wanted = {topic: count for topic, count in queues.items() if not is_system_topic(topic)}
     document: dict[str, Any] = {}
     try:
-        document = parse_fastjson(path.read_text(encoding="utf-8"))
+        document = parse_fastjson(read_file(path, TOPICS_LIMIT).decode())
         if not isinstance(document, dict) or \
                 not isinstance(document.setdefault("topicConfigTable", {}), dict):  # fmt: skip
             raise ValueError("no object with a topicConfigTable")
     except FileNotFoundError:
         document = {"topicConfigTable": {}}
-    except ValueError as error:
-        logger.warning("%s: not understood and left alone (%s); a broker may not serve new topics", path,
-                       error)  # fmt: skip
+    except (CorruptFileError, ValueError, RecursionError) as error:
+        _warn(path, error)
         return
     table, changed = document["topicConfigTable"], False
     for topic, count in wanted.items():
@@ -75,5 +76,22 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
     if isinstance(version, dict) and isinstance(version.get("counter"), int):
         version["counter"] += 1
         version["timestamp"] = time.time_ns() // 1_000_000
+    try:
+        data = _encoded(document)
+    except RecursionError as error:
+        _warn(path, error)
+        return
     make_directory(path.parent)
-    write_atomically(path, (json.dumps(document, indent="\t", ensure_ascii=False) + "\n").encode())
+    write_atomically(path, data)
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    """Pretty JSON in UTF-8; in ASCII when a text has lone surrogates, which UTF-8 cannot hold."""
+    try:
+        return (json.dumps(document, indent="\t", ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(document, indent="\t") + "\n").encode()
+
+
+def _warn(path: Path, error: Exception) -> None:
+    logger.warning("%s: not understood and left alone (%s); a broker may not serve new topics", path, error)

@@ -28,7 +28,7 @@ from rmq.marks import Mark, Marks, holder_pid, read_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
 from rmq.recovery import cut_queues, index_is_whole, lost_queues
-from rmq.segment import is_locked
+from rmq.segment import SMALL_FILE, is_locked, read_file
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 
@@ -64,7 +64,13 @@ class Visible:
         log.refresh()
         self._derived = False
         self._index_is_whole = False
-        self._start()
+        try:
+            self._start()
+        except CorruptFileError as error:
+            if error.path not in {str(segment.path) for segment in log.segments}:
+                raise
+            # That file is cut short: a scan can skip what is gone, every other read of it tells.
+            self.end = log.max_phy_offset
 
     def _read_mark(self) -> None:
         if self._marks is None:
@@ -139,8 +145,8 @@ class Visible:
     def _is_ours(self) -> bool:
         """Whether the writer is this library: its owner file names the pid that `abort` names, if any."""
         try:
-            abort = self._paths.abort.read_text().strip()
-        except (OSError, ValueError):
+            abort = read_file(self._paths.abort, SMALL_FILE).decode().strip()
+        except (CorruptFileError, OSError, ValueError):
             return False
         return self._paths.owner.exists() and (not abort or abort == str(holder_pid(self._paths)))
 

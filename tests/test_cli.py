@@ -446,7 +446,7 @@ def test_damage_is_told_with_code_3(tmp_path: Path) -> None:
     with open(log, "r+b") as file:
         file.seek(places[1].phy_offset)
         file.write(bytes(8))  # size and magic
-    for verb, *arguments in (["cat", "T"], ["query", "T", "k"], ["get", "T/0/1"]):
+    for verb, *arguments in (["query", "T", "k"], ["get", "T/0/1"]):
         assert_error(call(verb, tmp_path / "s", *arguments), 3, f"{log}: byte {places[1].phy_offset}")
     assert len(good("topics", tmp_path / "s").rows) == 1, "the first and the last message are whole"
 

@@ -48,7 +48,7 @@ cdef int64_t tags_code_of(const RecordRow *row, const int64_t[::1] delay_levels)
     if is_scheduled(row):
         delay = _delay_ms(row, delay_levels)
         if delay >= 0:
-            return row.store_timestamp + delay
+            return <int64_t>(<unsigned long long>row.store_timestamp + <unsigned long long>delay)
     if row.tags_size <= 0:
         return 0
     return rmq_hash_utf8(row.base + row.tags_position, row.tags_size, 0)
@@ -98,7 +98,8 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
     runs = np.empty((count, 4), np.int64)
     cdef int64_t[:, ::1] run = runs
     for i in range(count):
-        if i == 0 or queue_of[i] != queue_of[i - 1] or offset_of[i] != offset_of[i - 1] + 1:
+        if i == 0 or queue_of[i] != queue_of[i - 1] or \
+                offset_of[i] != <int64_t>(<unsigned long long>offset_of[i - 1] + 1):  # wraps, as hostile offsets may
             run[r, 0] = queue_of[i]
             run[r, 1] = offset_of[i]
             run[r, 2] = i

@@ -220,7 +220,7 @@ cdef class IndexFileView:
             number += 1
             entry += L.ENTRY_SIZE
         store_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-                  load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + slots)
+                  <int32_t>(<uint32_t>load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
         store_i32(self._base + L.INDEX_COUNT_OFFSET, number)
         store_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET, block[fitting - 1].phy_offset)
         store_i64(self._base + L.INDEX_END_TIMESTAMP_OFFSET, block[fitting - 1].store_timestamp)

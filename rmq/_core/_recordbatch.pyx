@@ -148,8 +148,11 @@ cdef class RecordBatch:
         limit = min(segment_size, end - segment_phy_offset)
         with nogil:
             for i in range(phy_offsets.shape[0]):
+                # Compared first: the difference of hostile offsets may not overflow.
+                if phy_offsets[i] < segment_phy_offset or phy_offsets[i] >= end:
+                    continue
                 position = phy_offsets[i] - segment_phy_offset
-                if position < 0 or position >= limit:
+                if position >= limit:
                     continue
                 if parse_record(&view[position], limit - position, segment_size - position, phy_offsets[i], checks,
                                 &self.rows[count]) == SCAN_FULL:

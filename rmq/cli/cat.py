@@ -7,13 +7,14 @@ import heapq
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import click
 
-from rmq.cli import NOT_FOUND, Fault
+from rmq.cli import DAMAGE, NOT_FOUND, Fault
 from rmq.cli.arguments import (
     LIMIT,
     TIME,
@@ -25,7 +26,9 @@ from rmq.cli.arguments import (
     topic_argument,
 )
 from rmq.cli.output import Output, note
+from rmq.errors import CorruptFileError
 from rmq.message import StoredMessage
+from rmq.pull import tag_set
 from rmq.store import Store
 
 PAGE = 512  # messages of one pull
@@ -71,6 +74,9 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
             sys.stdout.flush()
             _wait()
             shown += output.messages(islice(reader.stored(), None if limit is None else limit - shown))
+        if reader.damaged:
+            more = f"; {reader.damaged:,} messages cannot be read" if reader.damaged > 1 else ""
+            raise Fault(f"{reader.first_damage}{more}", DAMAGE)
 
 
 class QueueReader:
@@ -84,6 +90,8 @@ class QueueReader:
         self._begin, self._end = begin, end
         self._tags = tags
         self._next: dict[int, int] = {}
+        self.damaged = 0  # messages that were left out
+        self.first_damage: CorruptFileError | None = None
 
     def stored(self) -> Iterator[StoredMessage]:
         """What is there now and was not given yet; of several queues in log order."""
@@ -94,22 +102,56 @@ class QueueReader:
 
     def _of_queue(self, queue_id: int, low: int, high: int) -> Iterator[StoredMessage]:
         if queue_id not in self._next:
-            self._next[queue_id] = low if self._begin is None else \
-                self._store.search_offset(self._topic, queue_id, self._begin)  # fmt: skip
+            self._next[queue_id] = low
+            with suppress(CorruptFileError):  # on the way: every message is looked at
+                if self._begin is not None:
+                    self._next[queue_id] = self._store.search_offset(self._topic, queue_id, self._begin)
         while (at := max(self._next[queue_id], low)) < high:
-            page = self._store.pull(self._topic, queue_id, at, PAGE, tags=self._tags)
-            if page.next_queue_offset <= at:
+            messages, following = self._page(queue_id, at, high)
+            if following <= at:
                 return
-            for message in page.messages:
+            first: StoredMessage | None = None
+            for message in messages:
+                first = first or message
                 if message.queue_offset >= high:
                     self._next[queue_id] = message.queue_offset
                     return
                 self._next[queue_id] = message.queue_offset + 1
-                if self._is_in_time(message):
+                if self._is_in_time(message) and self._is_readable(message):
                     yield message
-            self._next[queue_id] = page.next_queue_offset
-            if self._end is not None and page.messages and page.messages[0].store_timestamp > self._end:
+            self._next[queue_id] = following
+            if self._end is not None and first is not None and first.store_timestamp > self._end:
                 return
+
+    def _page(self, queue_id: int, at: int, high: int) -> tuple[Iterable[StoredMessage], int]:
+        """The next messages and where to go on; of a page with damage in it those that are whole, one by one."""
+        with suppress(CorruptFileError):
+            page = self._store.pull(self._topic, queue_id, at, PAGE, tags=self._tags)
+            return page.messages, page.next_queue_offset
+        following = min(at + PAGE, high)
+        return self._one_by_one(queue_id, range(at, following)), following
+
+    def _one_by_one(self, queue_id: int, queue_offsets: range) -> Iterator[StoredMessage]:
+        wanted = tag_set(self._tags)
+        for queue_offset in queue_offsets:
+            try:
+                messages = self._store.pull(self._topic, queue_id, queue_offset, 1).messages
+            except CorruptFileError as error:
+                self._leave_out(error)
+                continue
+            yield from (message for message in messages if wanted is None or (message.tags or "") in wanted)
+
+    def _leave_out(self, error: CorruptFileError) -> None:
+        self.damaged += 1
+        self.first_damage = self.first_damage or error
+
+    def _is_readable(self, message: StoredMessage) -> bool:
+        """Whether the body decompresses."""
+        try:
+            return message.body is not None
+        except CorruptFileError as error:
+            self._leave_out(error)
+            return False
 
     def _is_in_time(self, message: StoredMessage) -> bool:
         after = self._begin is None or message.store_timestamp >= self._begin

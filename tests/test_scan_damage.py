@@ -1,0 +1,285 @@
+"""scan(on_damage="skip"): every whole record comes, every byte that is left out is told, in one file each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+
+import rmq
+
+SEGMENT = 4096
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
+                         max_index_num=99)  # fmt: skip
+BLANK_MAGIC = struct.pack(">I", 0xCBD43194)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A closed store of three segments, and where its records lie."""
+
+    path: Path
+    records: list[tuple[int, int]]  # phy offset, size
+
+    def number_at(self, phy_offset: int) -> int:
+        return next(i for i, (begin, size) in enumerate(self.records) if begin <= phy_offset < begin + size)
+
+    def file(self, number: int) -> Path:
+        return self.path / "commitlog" / f"{number * SEGMENT:020d}"
+
+    def last_of(self, segment: int) -> int:
+        return max(i for i, (begin, _) in enumerate(self.records) if begin // SEGMENT == segment)
+
+    def end_of(self, number: int) -> int:
+        return sum(self.records[number])
+
+    def write(self, phy_offset: int, data: bytes) -> None:
+        with self.file(phy_offset // SEGMENT).open("r+b") as file:
+            os.pwrite(file.fileno(), data, phy_offset % SEGMENT)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    path = tmp_path_factory.mktemp("whole") / "store"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        put = store.put_many([rmq.Message("T", b"body %03d" % i * 20, keys=f"key{i}") for i in range(40)])
+    return Log(path, list(zip(put.phy_offset.tolist(), put.size.tolist(), strict=True)))
+
+
+@pytest.fixture
+def log(whole: Log, tmp_path: Path) -> Log:
+    shutil.copytree(whole.path, tmp_path / "s")
+    return Log(tmp_path / "s", whole.records)
+
+
+def skipped(log: Log, mode: str = "r", **options: Any) -> tuple[list[int], list[rmq.LostRange]]:
+    """(numbers of the messages that a scan gives, ranges that it left out)."""
+    lost: list[rmq.LostRange] = []
+    with rmq.open(log.path, mode) as store:
+        table = store.scan(columns=["body"], on_damage="skip", lost=lost, **options).read_all()
+    table.validate(full=True)
+    return [int(body[5:8]) for body in table["body"].to_pylist()], lost
+
+
+def assert_lost(log: Log, numbers: set[int], *ranges: tuple[int, int], mode: str = "r") -> list[rmq.LostRange]:
+    """All messages but these come, and these ranges are told; the scan that raises gives what lies before."""
+    found, lost = skipped(log, mode)
+    assert found == [i for i in range(40) if i not in numbers]
+    assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == list(ranges)
+    for item in lost:
+        assert item.path == str(log.file(item.begin_phy_offset // SEGMENT))
+        assert item.begin_phy_offset // SEGMENT == (item.end_phy_offset - 1) // SEGMENT, "a range lies in one file"
+        assert item.reason
+    with rmq.open(log.path, mode) as store, pytest.raises(rmq.CorruptFileError) as raised:
+        store.scan().read_all()
+    assert raised.value.path == lost[0].path
+    return lost
+
+
+def test_a_whole_log_loses_nothing(log: Log) -> None:
+    assert skipped(log) == (list(range(40)), [])
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("number", [0, 7, 20])
+def test_a_body_whose_crc_differs_costs_that_record_alone(log: Log, number: int, mode: str) -> None:
+    begin, size = log.records[number]
+    log.write(begin + 100, b"X")
+    (lost,) = assert_lost(log, {number}, (begin, begin + size), mode=mode)
+    assert lost.reason == "body CRC differs"
+    with rmq.open(log.path, mode) as store:
+        assert store.scan(check_crc=False).read_all().num_rows == 40, "not asked for"
+
+
+HEADERS = [(0, b"\x7f"), (0, bytes(8)), (4, b"\0"), (28, b"\1"), (87, b"\xff"), (0, bytes(91))]
+
+
+@pytest.mark.parametrize(("at", "data"), HEADERS)
+def test_damage_in_a_header_costs_that_record_alone(log: Log, at: int, data: bytes) -> None:
+    begin, size = log.records[5]
+    log.write(begin + at, data)
+    assert_lost(log, {5}, (begin, begin + size))
+
+
+def test_the_start_of_a_segment_may_be_gone(log: Log) -> None:
+    first = log.last_of(0) + 1
+    log.write(SEGMENT, bytes(300))
+    last = log.number_at(SEGMENT + 299)
+    # The blank record before it closes its segment as ever.
+    assert_lost(log, set(range(first, last + 1)), (SEGMENT, log.end_of(last)))
+
+
+def test_the_end_of_a_segment_may_be_gone_with_its_blank_record(log: Log) -> None:
+    last = log.last_of(0)
+    log.write(log.records[last][0] + 10, b"\xff" * (SEGMENT - log.records[last][0] - 10))
+    assert_lost(log, {last}, (log.records[last][0], SEGMENT))
+
+
+@pytest.mark.parametrize("data", [bytes(8), b"\xff" * 8, struct.pack(">i", 5) + BLANK_MAGIC])
+def test_a_damaged_blank_record_loses_no_message(log: Log, data: bytes) -> None:
+    blank = log.end_of(log.last_of(0))
+    log.write(blank, data)
+    assert_lost(log, set(), (blank, SEGMENT))
+
+
+def test_damage_over_a_segment_border_is_told_file_by_file(log: Log) -> None:
+    last = log.last_of(0)
+    begin = log.records[last][0]
+    log.write(begin, b"\xab" * (SEGMENT - begin))
+    log.write(SEGMENT, b"\xab" * 10)
+    assert_lost(log, {last, last + 1}, (begin, SEGMENT), (SEGMENT, log.end_of(last + 1)))
+
+
+def test_a_missing_segment_is_one_range(log: Log) -> None:
+    log.file(1).unlink()
+    numbers = {i for i, (begin, _) in enumerate(log.records) if begin // SEGMENT == 1}
+    (lost,) = assert_lost(log, numbers, (SEGMENT, 2 * SEGMENT))
+    assert lost.reason == "segment is missing"
+
+
+@pytest.mark.parametrize("segment", [1, 2])
+def test_a_truncated_segment_is_read_up_to_its_last_whole_record(log: Log, segment: int) -> None:
+    middle = log.last_of(segment) - 2
+    begin, size = log.records[middle]
+    os.truncate(log.file(segment), begin % SEGMENT + size // 2)
+    numbers = {i for i, (start, _) in enumerate(log.records) if start >= begin and start // SEGMENT == segment}
+    found, lost = skipped(log)
+    assert found == [i for i in range(40) if i not in numbers]
+    assert lost[0].begin_phy_offset == begin
+    assert lost[-1].reason == f"file has {begin % SEGMENT + size // 2} bytes, expected {SEGMENT}"
+    assert all(one.end_phy_offset == two.begin_phy_offset for one, two in pairwise(lost))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_what_is_no_file_in_place_of_a_segment_costs_that_segment(log: Log, make: Callable[[Path], object]) -> None:
+    log.file(1).unlink()
+    make(log.file(1))
+    found, lost = skipped(log)
+    assert found == [i for i, (begin, _) in enumerate(log.records) if begin // SEGMENT != 1]
+    assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(SEGMENT, 2 * SEGMENT)]
+
+
+def test_a_segment_that_is_a_link_to_itself_is_an_error_of_the_system(log: Log) -> None:
+    log.file(1).unlink()
+    log.file(1).symlink_to(log.file(1).name)
+    with pytest.raises(OSError, match="symbolic links"):
+        rmq.open(log.path)
+
+
+def test_a_record_inside_a_damaged_body_is_not_taken_for_one(tmp_path: Path) -> None:
+    """It states its own place and has a right CRC: only the length of the record around it tells."""
+    inner = oracle.encode_record("EVIL", 0, 0, 90, b"forged")
+    first = oracle.encode_record("T", 0, 0, 0, bytes(2) + inner, store_timestamp=5)
+    assert first.index(inner) == 90
+    second = oracle.encode_record("T", 0, 1, len(first), b"second", store_timestamp=6)
+    (tmp_path / "s" / "commitlog").mkdir(parents=True)
+    data = bytearray((first + second).ljust(SEGMENT, b"\0"))
+    data[88] ^= 1
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").write_bytes(data)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        assert store.scan(on_damage="skip").read_all()["body"].to_pylist() == [b"second"]
+
+
+def test_a_record_that_ends_with_zeros_is_found_behind_damage(tmp_path: Path) -> None:
+    """It has no properties. Taken for the zeros behind a torn record it would be cut off."""
+    first = oracle.encode_record("T", 0, 0, 0, b"first", store_timestamp=5)
+    second = oracle.encode_record("T", 0, 1, len(first), b"second", store_timestamp=6)
+    assert second.endswith(b"\0\0")
+    (tmp_path / "s" / "commitlog").mkdir(parents=True)
+    data = bytearray((first + second).ljust(SEGMENT, b"\0"))
+    data[88] ^= 1
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").write_bytes(data)
+    with pytest.raises(rmq.CorruptFileError, match="CRC"):
+        rmq.open(tmp_path / "s", "r+", config=CONFIG)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        assert store.scan(on_damage="skip").read_all()["body"].to_pylist() == [b"second"]
+
+
+def test_a_body_that_does_not_decompress_costs_its_message(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for body in (b"first", b"no zlib", b"last"):
+            store.put(rmq.Message("T", body, sys_flag=int(body == b"no zlib")))
+        lost: list[rmq.LostRange] = []
+        assert store.scan(on_damage="skip", lost=lost).read_all()["body"].to_pylist() == [b"first", b"last"]
+        assert [item.reason[:30] for item in lost] == ["body does not decompress as zl"]
+        assert store.scan(columns=["raw_body"], on_damage="skip").read_all().num_rows == 3
+        with pytest.raises(rmq.CorruptFileError, match="does not decompress"):
+            store.scan().read_all()
+
+
+@pytest.mark.parametrize("damage", [
+    {"body": b"\0" * 30}, {"body": b"", "raw_properties": b"INNER_BASE\1x\2"}, {"topic": "\u0800" * 10_000},
+])  # fmt: skip
+def test_an_inner_batch_that_breaks_the_format_costs_its_record(tmp_path: Path, damage: dict[str, Any]) -> None:
+    fields = {"topic": "T", "queue_id": 0, "queue_offset": 0, "phy_offset": 0, "body": b"x", "sys_flag": 0xC0} | damage
+    first = oracle.encode_record(**fields)
+    if "topic" in damage:  # 30,000 bytes that are no UTF-8 read as 90,000
+        first = first.replace("\u0800".encode(), b"\xff\xfe\xfd")
+    second = oracle.encode_record("T", 0, 1, len(first), b"second", store_timestamp=6)
+    (tmp_path / "s" / "commitlog").mkdir(parents=True)
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").write_bytes((first + second).ljust(2**16, b"\0"))
+    config = rmq.StoreConfig(mapped_file_size_commit_log=2**16)
+    with rmq.open(tmp_path / "s", config=config) as store:
+        table = store.scan(on_damage="skip").read_all()
+        assert table["body"].to_pylist()[-1] == b"second"
+        if table.num_rows == 1:
+            with pytest.raises(rmq.CorruptFileError):
+                store.scan().read_all()
+
+
+def test_a_range_of_the_log_may_begin_and_end_in_damage(log: Log) -> None:
+    begin, size = log.records[4]
+    log.write(begin, b"\xff" * size)
+    for at in (begin, begin + 1, begin + size):
+        assert skipped(log, begin_phy_offset=at)[0] == list(range(5, 40)) or at == begin
+        assert skipped(log, end_phy_offset=at)[0] == list(range(4))
+    with rmq.open(log.path) as store, pytest.raises(rmq.CorruptFileError):
+        store.scan(begin_phy_offset=begin + size)
+
+
+def test_each_range_is_a_warning_of_the_logger(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    begin, size = log.records[9]
+    log.write(begin + 100, b"X")
+    with caplog.at_level(logging.WARNING, "rmq"):
+        skipped(log)
+    (text,) = [record.getMessage() for record in caplog.records if "no whole record" in record.getMessage()]
+    assert text == f"{log.file(0)}: no whole record in the log's bytes {begin} to {begin + size - 1}: body CRC differs"
+
+
+def test_ranges_are_told_without_a_list_too_and_batches_stay_small(log: Log) -> None:
+    log.write(log.records[9][0] + 100, b"X")
+    with rmq.open(log.path) as store:
+        batches = list(store.scan(columns=["phy_offset"], on_damage="skip", batch_rows=5))
+    assert [batch.num_rows for batch in batches] == [5] * 7 + [4]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"on_damage": "ignore"}, ValueError), ({"on_damage": None}, ValueError),
+     ({"on_damage": "skip", "lost": ()}, TypeError)],
+)  # fmt: skip
+def test_other_words_are_refused_at_once(log: Log, options: dict[str, Any], error: type[Exception]) -> None:
+    with rmq.open(log.path) as store, pytest.raises(error, match=next(reversed(options))):
+        store.scan(**options)
+
+
+def test_random_damage_gives_no_message_that_was_not_put_and_tells_all_that_is_gone(whole: Log, tmp_path: Path) -> None:
+    for seed in range(30):
+        log = Log(tmp_path / f"s{seed}", whole.records)
+        shutil.copytree(whole.path, log.path)
+        file = log.file(seed % 3)
+        file.write_bytes(oracle.damage(oracle.damage(file.read_bytes(), seed), seed + 1))
+        found, lost = skipped(log)
+        assert found == sorted(set(found))
+        for number in set(range(40)) - set(found):
+            begin, size = log.records[number]
+            assert any(item.begin_phy_offset < begin + size and begin < item.end_phy_offset for item in lost), seed
