@@ -91,13 +91,14 @@ class Segment:
 class LogScan:
     """Iterates over record batches of a range; then `phy_offset` and `stop` tell where and why it ended.
 
-    Yields the same RecordBatch again and again: use its rows before going on.
+    blank_phy_offset: the end-of-segment record right before that place, -1 when there is none. Yields the same RecordBatch again and again: use its rows before going on.
     """
 
     def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch,
                  options: dict[str, Any]) -> None:  # fmt: skip
         self.phy_offset = begin
         self.stop = SCAN_LIMIT
+        self.blank_phy_offset = -1
         self._log = log
         self._end = end
         self._batch = batch
@@ -126,6 +127,7 @@ class LogScan:
                 self.phy_offset = blank_at
                 break
             elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
+                self.blank_phy_offset = blank_at
                 break
         if self.stop == SCAN_BLANK and blank_at >= 0 and self._log.segment_at(self.phy_offset) is None:
             self.phy_offset = blank_at
