@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import FILE_MODE
+from rmq.segment import FILE_MODE, sync_file, write_fully
 
 _FIELDS = struct.Struct(">5q")
 
@@ -45,13 +45,12 @@ class Checkpoint:
         """Write and sync. What the fields say must be on disk before."""
         own = (self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp,
                self.master_flushed_offset, self.confirm_phy_offset)  # fmt: skip
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             if os.fstat(descriptor).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(descriptor, CHECKPOINT_SIZE)
-            data = struct.pack(f">{self._longs}q", *own[: self._longs])
-            os.pwrite(descriptor, data, 0)
-            os.fsync(descriptor)
+            write_fully(descriptor, struct.pack(f">{self._longs}q", *own[: self._longs]), 0)
+            sync_file(descriptor)
         finally:
             os.close(descriptor)
         self.exists = True

@@ -7,9 +7,8 @@ Source: RocketMQ CommitLog, MappedFileQueue. Layout: docs/format/commitlog.md.
 from __future__ import annotations
 
 import bisect
+import mmap
 import os
-import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,69 +28,21 @@ from rmq._core._record import (
     SCAN_REASONS,
     SCAN_ZERO,
     encode_blank,
-    used_size,
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
+from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import MappedFile, make_directory, sync_directory
+from rmq.segment import close_all, make_directory, room_for_maps, sync_directory
 
-BLANK_HEADER = struct.Struct(">ii")
-RESERVE_AHEAD = 64 * 1024 * 1024
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
-
-
-class Segment:
-    """One file of the log, mapped at first use."""
-
-    def __init__(self, path: Path, start: int, size: int, writable: bool) -> None:
-        self.path = path
-        self.start = start
-        self.end = start + size
-        self._size = size
-        self._writable = writable
-        self._file: MappedFile | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def file(self) -> MappedFile:
-        if self._file is None:
-            with self._lock:
-                if self._file is None:
-                    self._file = MappedFile(self.path, size=self._size, writable=self._writable)
-        return self._file
-
-    def map_has_blank(self, position: int) -> bool:
-        """Whether an end-of-segment record lies at a position."""
-        blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
-        return 0 <= position < self._size and bytes(self.file.map[position : position + len(blank)]) == blank
-
-    def used_end(self, begin: int) -> int:
-        """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
-        data_end = self.file.data_end()
-        return used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
-
-    def create(self) -> None:
-        """Make the file with its first blocks; file and directory entry are durable before it is used."""
-        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
-        try:
-            self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
-            self._file.sync_all()
-        except BaseException:
-            self.close()
-            os.unlink(self.path)
-            raise
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 class LogScan:
     """Iterates over record batches of a range; then `phy_offset` and `stop` tell where and why it ended.
 
-    blank_phy_offset: the end-of-segment record right before that place, -1 when there is none. Yields the same RecordBatch again and again: use its rows before going on.
+    blank_phy_offset: the end-of-segment record right before that place, -1 when there is none.
+    Yields the same RecordBatch again and again: use its rows before going on.
     """
 
     def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch,
@@ -146,6 +97,8 @@ class CommitLog:
         self.position = 0  # phy offset of the next byte to write
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
+        # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
+        self._maps = SegmentMaps(room_for_maps(segment_size), lambda: {*self.unsynced, *self.segments[-1:]})
         self.refresh()
 
     # ---- files ----
@@ -180,7 +133,7 @@ class CommitLog:
                 if start % self.segment_size:
                     raise CorruptFileError(path, 0, "segment starts off the grid of "
                                            f"{self.segment_size} bytes")  # fmt: skip
-                found.append(Segment(path, start, self.segment_size, self.writable))
+                found.append(Segment(self._maps, path, start, self.segment_size, self.writable))
         found.sort(key=lambda segment: segment.start)
         while found and found[-1].start in empty:
             found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
@@ -218,7 +171,7 @@ class CommitLog:
     def _create_segment(self, start: int) -> Segment:
         directory = self.directories[0]
         make_directory(directory)
-        segment = Segment(directory / segment_name(start), start, self.segment_size, True)
+        segment = Segment(self._maps, directory / segment_name(start), start, self.segment_size, True)
         segment.create()
         self.segments.append(segment)
         self._starts.append(start)
@@ -236,7 +189,7 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        plan: list[tuple[Segment, int, int, int]] = []  # segment, position, rows [first, stop); none: blank
+        plan: list[tuple[Segment, mmap.mmap, int, int, int]] = []  # position, rows [first, stop); none: blank
         row, phy_offset = 0, self.position
         while row < len(batch):
             segment = self._segment_to_write(phy_offset)
@@ -247,19 +200,20 @@ class CommitLog:
             if position == 0 and not fitting:
                 raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of "
                                            f"{self.segment_size}")  # fmt: skip
-            segment.file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
+            file = segment.file
+            file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
             if fitting:
-                plan.append((segment, position, row, row + fitting))
+                plan.append((segment, file.map, position, row, row + fitting))
             row += fitting
             phy_offset += used
             if row < len(batch):
-                plan.append((segment, position + used, row, row))
+                plan.append((segment, file.map, position + used, row, row))
                 phy_offset = segment.end
-        for segment, position, first, stop in plan:
+        for segment, view, position, first, stop in plan:
             if first == stop:
-                encode_blank(segment.file.map, position)
+                encode_blank(view, position)
             else:
-                batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
+                batch.encode(view, segment.start, position, first, stop, store_timestamp, queues)
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
         self.position = phy_offset
@@ -270,6 +224,10 @@ class CommitLog:
         """Segments written since the last call, oldest first, for the caller to sync."""
         taken, self.unsynced = self.unsynced, []
         return taken
+
+    def give_back(self, taken: list[Segment]) -> None:
+        """Segments that were taken are still to be synced."""
+        self.unsynced = taken + [segment for segment in self.unsynced if segment not in taken]
 
     # ---- read ----
 
@@ -360,13 +318,13 @@ class CommitLog:
                 continue  # an end-of-segment record with nothing behind it: the next put writes over it
             if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
                 # A new record may end where a torn one ended: what follows must not be a record again.
-                segment.file.reserve(begin, end, 0)
-                segment.file.map[begin:end] = bytes(end - begin)
-                segment.file.sync()
+                file = segment.file
+                file.reserve(begin, end, 0)
+                file.map[begin:end] = bytes(end - begin)
+                file.sync()
         self.segments = kept
         self._starts = [segment.start for segment in kept]
 
     def close(self) -> None:
-        for segment in self.segments:
-            segment.close()
+        close_all(segment.close for segment in self.segments)
 

@@ -12,11 +12,13 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore
+from rmq.segment import EXHAUSTED
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
 
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
 class Flusher:
@@ -109,21 +111,28 @@ class Flusher:
                     self._note(error)
                     raise
                 end, timestamp = store.log.position, self._last_timestamp
+                files = [segment.file for segment in store.log.unsynced]
                 segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
                 index_files = store.index.take_unsynced()
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
-                for segment in segments:
-                    segment.file.sync()
-                for path in queue_files:
-                    store.queues.files.sync(path)
-                for file in index_files:
-                    file.flush()
+                for file in files:
+                    file.sync()
+                for _, paths in queue_files:
+                    for path in paths:
+                        store.queues.files.sync(path)
+                for index_file in index_files:
+                    index_file.flush()
                 self._write_checkpoint(timestamp, bool(segments))
                 self._marks.write(mark)
             except OSError as error:
-                self.failure = error
+                self._note(error)
+                with self._put_lock:
+                    store.log.give_back(segments)
+                    store.queues.give_back(queue_files)
+                    store.index.give_back(index_files)
+                self._written, self._known_queues = (-1, -1, -1), known
                 raise
             try:
                 if manifest is not None:
@@ -140,8 +149,8 @@ class Flusher:
                 self._sync_ends.notify_all()
 
     def _note(self, error: OSError) -> None:
-        """A full disk passes; after any other error of the disk nothing is trusted."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
+        if error.errno not in PASSING or getattr(error, "failed_sync", False):
             self.failure = error
 
     def _raise_failure(self) -> None:

@@ -21,7 +21,7 @@ from rmq._core import _layout as L
 from rmq._core._record import store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.paths import StorePaths
-from rmq.segment import MappedFile, make_directory, sync_directory, write_atomically
+from rmq.segment import MappedFile, make_directory, sync_directory, write_atomically, write_file
 
 logger = logging.getLogger("rmq")
 
@@ -54,7 +54,11 @@ class Marks:
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
         self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
         if writable:
-            self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+            try:
+                self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+            except BaseException:
+                self._file.close()
+                raise
         self._sequence = 0
         self._view = memoryview(self._file.map)
 
@@ -165,7 +169,7 @@ def write_owner(paths: StorePaths) -> None:
     """Who writes: pid, host and start time, for the message of a second writer."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
-    paths.owner.write_text(json.dumps(owner) + "\n")
+    write_file(paths.owner, (json.dumps(owner) + "\n").encode())
 
 
 def holder_pid(paths: StorePaths) -> int | None:

@@ -39,12 +39,13 @@ from rmq.geometry import (
     settle_config,
 )
 from rmq.index import Index
+from rmq.lock import StoreLock
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
-from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
+from rmq.segment import make_directory, sync_directory, write_marker
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -95,11 +96,15 @@ class Store(StoreReader):
                 self._open_to_read(config)
             else:
                 self._open_to_write(config, repair, undo)
+            self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
         except BaseException:
-            undo.close()
-            self._release.close()
+            flusher = getattr(self, "_flusher", None)
+            if flusher is None or flusher.failure is None:  # else the next open must recover
+                with contextlib.suppress(OSError):
+                    undo.close()
+            with contextlib.suppress(OSError):
+                self._release.close()
             raise
-        self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
         self._closed = False
         if mode != "r":
             self._flusher.start()
