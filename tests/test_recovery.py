@@ -254,6 +254,7 @@ def test_a_torn_first_record_of_a_segment_is_cut_with_its_segment(tmp_path: Path
     with rmq.open(tmp_path / "s") as reader:
         assert len(reader.query("a", "k", limit=None)) == len(ends)
     with rmq.open(tmp_path / "s", "r+", repair=repair) as store:
-        assert [found.phy_offset for found in store.query("a", "k", limit=None)][::-1] == [end.phy_offset for end in ends]
+        found = [message.phy_offset for message in store.query("a", "k", limit=None)]
+        assert found[::-1] == [end.phy_offset for end in ends]
         assert store.put(rmq.Message("a", b"y", keys=["k"])).phy_offset < torn.phy_offset + torn.size
     assert check(tmp_path / "s") == []
