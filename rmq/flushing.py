@@ -28,6 +28,7 @@ class Flusher:
                  known_queues: int) -> None:  # fmt: skip
         """known_queues: that many queues of the table are known to stand in topics.json, or are not ours to add."""
         self.failure: OSError | None = None
+        self._is_untold = False  # nobody was told of the failure yet
         self._store = store
         self._marks = marks
         self._put_lock = put_lock  # before it, when both are held: the flush lock
@@ -68,6 +69,7 @@ class Flusher:
                 self.dispatch()
             except OSError as error:
                 self._note(error)
+                self._is_untold = self.failure is not None
                 self._dispatch_failure = error  # these messages are stored; the next put tries again first
                 logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
 
@@ -153,6 +155,16 @@ class Flusher:
         if error.errno not in PASSING or getattr(error, "failed_sync", False):
             self.failure = error
 
+    def tell(self) -> OSError | None:
+        """The failure; from now on somebody knows of it."""
+        self._is_untold = False
+        return self.failure
+
+    def raise_untold(self) -> None:
+        """Before the store goes: a failure that nobody was told of must not go with it."""
+        if self._is_untold:
+            self._raise_failure()
+
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
@@ -219,6 +231,7 @@ class Flusher:
         try:
             self.flush()
         except (OSError, CorruptFileError) as error:
+            self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
 
 

@@ -202,7 +202,7 @@ class Store(StoreReader):
         if self.mode == "r":
             raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
         if self._flusher.failure is not None:
-            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.failure}); reopen the store")
+            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.tell()}); reopen the store")
 
     def put(self, message: Message) -> PutResult:
         """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
@@ -317,7 +317,8 @@ class Store(StoreReader):
     def close(self) -> None:
         """Flush and close; the store then opens clean, here and in a broker. Closing twice is nothing.
 
-        Raises OSError when the flush fails: the store is closed all the same, and recovers when opened again.
+        Raises OSError when the flush fails, or one failed that no call has told of: the store is closed all the same,
+        and recovers when opened again.
         """
         if self._closed:
             return
@@ -329,7 +330,9 @@ class Store(StoreReader):
         with self._put_lock if self.mode != "r" else contextlib.nullcontext():
             self._closed = True
         try:
-            if self.mode != "r" and self._flusher.failure is None:
+            if self.mode != "r" and self._flusher.failure is not None:
+                self._flusher.raise_untold()
+            elif self.mode != "r":
                 self._flusher.flush(closing=True)
                 self._paths.owner.unlink(missing_ok=True)
                 self._paths.abort.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import oracle
+from conftest import digests
 from test_processes import assert_holds, message, numbers
 
 import rmq
@@ -167,8 +169,9 @@ Workload = Callable[[Session], None]
 class Judge:
     """Runs one workload again and again."""
 
-    def __init__(self, name: str, base: Path, rows: list[int], work: Workload, is_store: bool) -> None:
-        self._name, self._base, self._rows, self._work, self._is_store = name, base, rows, work, is_store
+    def __init__(self, name: str, base: Path, rows: list[int], work: Workload, leaves: str) -> None:
+        """leaves: "a store", "nothing new" (of what was there), or "files"."""
+        self._name, self._base, self._rows, self._work, self._leaves = name, base, rows, work, leaves
         self._begins = "begin" in work.__code__.co_names  # by itself
         self._root = Path(tempfile.mkdtemp(prefix="rmq-faults-", dir="/dev/shm"))
         self._interposer = Interposer()
@@ -196,7 +199,7 @@ class Judge:
                 yield n, error
 
     def _one(self, n: int, error: int) -> None:
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        signal.alarm(HANG_S)
         shutil.rmtree(self._root / "store", ignore_errors=True)
         if self._base.exists():
             shutil.copytree(self._base, self._root / "store", symlinks=True)
@@ -221,8 +224,10 @@ class Judge:
             assert after == before, f"held before {before}, after {after}"
             if n == 0:
                 assert not session.errors, session.errors
-            if self._is_store:
+            if self._leaves == "a store":
                 self._reopen(session)
+            elif self._leaves == "nothing new":
+                assert digests(session.path, ".") == digests(self._base, "."), "a reader changed files"
         except BaseException as wrong:
             hit = hit or interposer.hit()
             interposer.arm(0, 0)
@@ -237,6 +242,8 @@ class Judge:
             self.sites[f"{hit.split(' ')[0]} {name_of(error)}"] += 1
             kinds = {type(wrong).__name__ for wrong in session.errors} or {"absorbed"}
             self.outcomes[" + ".join(sorted(kinds))] += 1
+            if hit.startswith(("fsync", "fdatasync")) and error != errno.EINTR and not session.errors:
+                self.faults.append(f"{self._name}: call {n}, {name_of(error)} from `{hit}`: nobody was told")
             if error in PASSING and not hit.startswith(("fsync", "fdatasync")) and \
                     any(isinstance(wrong, rmq.StoreReadOnlyError) for wrong in session.errors):  # fmt: skip
                 self.faults.append(f"{self._name}: call {n}, {name_of(error)} from `{hit}`: puts do not go on")
@@ -261,15 +268,15 @@ def name_of(error: int) -> str:
 def main() -> None:
     import workloads
 
+    faulthandler.register(signal.SIGALRM, chain=True)  # a call that hangs ends here, and shows where
     logging.getLogger("rmq").addHandler(logging.NullHandler())
     logging.getLogger("rmq").propagate = False
     name, share = sys.argv[1], int(sys.argv[2])
     with tempfile.TemporaryDirectory(prefix="rmq-base-", dir="/dev/shm") as base:
-        prepare, work, is_store = workloads.WORKLOADS[name]
+        prepare, work, leaves = workloads.WORKLOADS[name]
         rows = prepare(Path(base) / "store")
-        judge = Judge(name, Path(base) / "store", rows, work, is_store)
+        judge = Judge(name, Path(base) / "store", rows, work, leaves)
         judge.run(share)
-    faulthandler.cancel_dump_traceback_later()
     print(json.dumps({"sites": judge.sites, "outcomes": judge.outcomes, "faults": judge.faults}))
 
 
