@@ -98,7 +98,9 @@ class CommitLog:
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
-        self._maps = SegmentMaps(room_for_maps(segment_size), lambda: {*self.unsynced, *self.segments[-1:]})
+        room = room_for_maps(segment_size)
+        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:]})
+        self.unsynced_limit = max(1, room // 2)  # above it, some should be synced
         self.refresh()
 
     # ---- files ----
@@ -224,6 +226,10 @@ class CommitLog:
         """Segments written since the last call, oldest first, for the caller to sync."""
         taken, self.unsynced = self.unsynced, []
         return taken
+
+    def drop_unsynced(self, synced: list[Segment]) -> None:
+        """Segments that are on disk, full ones: the one that takes records may have new ones."""
+        self.unsynced = [segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]]
 
     def give_back(self, taken: list[Segment]) -> None:
         """Segments that were taken are still to be synced."""

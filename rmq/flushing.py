@@ -91,6 +91,8 @@ class Flusher:
                     position, segments = self._store.log.position, list(self._store.log.unsynced)
                 for segment in segments:
                     segment.file.sync()
+                with self._put_lock:
+                    self._store.log.drop_unsynced(segments)
                 target = position
         except OSError as error:
             self.failure = self.failure or error
@@ -100,6 +102,16 @@ class Flusher:
                 self._is_syncing = False
                 self._synced = max(self._synced, target)
                 self._sync_ends.notify_all()
+
+    def relieve(self) -> None:
+        """Sync the log when more segments than it may keep mapped are not synced. Not under the put lock."""
+        log = self._store.log
+        if len(log.unsynced) > log.unsynced_limit:
+            try:
+                self.sync_log(log.position)
+            except OSError as error:
+                self._is_untold = True
+                logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
     def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""

@@ -52,7 +52,7 @@ class Marks:
     """Two cells used in turn, each with sequence and CRC, and the visible mark that readers follow."""
 
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
-        self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
+        self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create, follow=not writable)
         if writable:
             try:
                 self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)

@@ -138,9 +138,10 @@ def close_all(closers: Iterable[Callable[[], None]]) -> None:
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
-    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False,
-                 create: bool = False) -> None:  # fmt: skip
-        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled.
+    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False, create: bool = False,
+                 follow: bool = True) -> None:  # fmt: skip
+        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled. follow: it may be
+        a symbolic link.
 
         Raises CorruptFileError for another size, OSError of the system.
         """
@@ -148,7 +149,7 @@ class MappedFile:
         self.writable = writable
         self.reserved = 0  # bytes from the start that have blocks for sure
         self._descriptor = -1
-        flags = os.O_RDWR if writable else os.O_RDONLY
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (0 if follow else os.O_NOFOLLOW)
         descriptor = create_file(path) if create else os.open(path, flags)
         try:
             if create:

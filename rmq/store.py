@@ -282,6 +282,7 @@ class Store(StoreReader):
             self._flusher.put_done(count, timestamp)
         if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
             self._flusher.sync_log(end)
+        self._flusher.relieve()
         return answer
 
     def flush(self) -> None:
