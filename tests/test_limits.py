@@ -173,6 +173,26 @@ def test_ten_thousand_queues_are_made_read_and_recovered_with_few_descriptors(tm
     lowered(resource.RLIMIT_NOFILE, 64, work)
 
 
+def test_a_file_larger_than_the_process_may_make_is_an_error_that_passes(tmp_path: Path) -> None:
+    """The quota that needs no mount: RLIMIT_FSIZE."""
+
+    def work() -> None:
+        with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES | {"max_index_num": 30})) as store:
+            stored = 0
+            for _ in range(20):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4095, resource.RLIM_INFINITY))
+                while error_of(lambda: store.put(message(stored))) == 0:  # noqa: B023
+                    stored += 1
+                assert error_of(lambda: store.put(message(stored))) == errno.EFBIG  # noqa: B023
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                store.put(message(stored))
+                stored += 1
+            assert_answers(store, stored)
+
+    in_child(work)
+    assert oracle.check_store(tmp_path / "s", 10, 30) == []
+
+
 # ---- address space ---------------------------------------------------------------------------------------
 
 
