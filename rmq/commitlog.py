@@ -142,6 +142,8 @@ class CommitLog:
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")
+        if len({*known.values(), *found}) > len(found):
+            self._maps.retain(set(found))
         self.segments = found
         self._starts = [segment.start for segment in found]
 
@@ -328,6 +330,7 @@ class CommitLog:
                 file.reserve(begin, end, 0)
                 file.map[begin:end] = bytes(end - begin)
                 file.sync()
+        self._maps.retain(set(kept))
         self.segments = kept
         self._starts = [segment.start for segment in kept]
 

@@ -105,3 +105,8 @@ class SegmentMaps:
             self._mapped = [other for other in self._mapped if other not in gone and other is not segment]
             self._mapped.append(segment)
             return len(gone)
+
+    def retain(self, segments: Collection[Segment]) -> None:
+        """Let go of all others: their files are gone, and a map would keep the disk's space."""
+        with self._lock:
+            self._mapped = [segment for segment in self._mapped if segment in segments]

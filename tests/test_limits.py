@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -118,6 +120,48 @@ def test_a_wide_store_grows_with_few_descriptors(tmp_path: Path) -> None:
 
     lowered(resource.RLIMIT_NOFILE, 64, work)
     assert oracle.check_store(tmp_path / "s", 10, 30_000) == []
+
+
+def test_maps_are_let_go_of_under_no_reader(wide: Path) -> None:
+    """Eight maps for fifty segments and four threads that ask for all of them."""
+
+    def ask(store: rmq.Store, seed: int, wrong: list[object]) -> None:
+        try:
+            for i in range(0, 2000, 17):
+                number = i * (seed * 2 + 1) % 2000
+                found = store.pull(f"T{number % QUEUES % 7}", number % QUEUES, number // QUEUES, 1).messages
+                if int(found[0].body[:6]) != number:
+                    wrong.append(found)
+            if store.scan(columns=["body"]).read_all().num_rows < 2000:
+                wrong.append("scan")
+        except Exception as error:
+            wrong.append(error)
+
+    def work() -> None:
+        wrong: list[object] = []
+        with rmq.open(wide, "r+") as store:
+            threads = [threading.Thread(target=ask, args=(store, seed, wrong)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert wrong == []
+
+    lowered(resource.RLIMIT_NOFILE, 64, work)
+
+
+def test_a_reader_lets_go_of_a_segment_that_is_gone(tmp_path: Path) -> None:
+    make(tmp_path / "s", 500)
+
+    def work() -> None:
+        with rmq.open(tmp_path / "s") as store:
+            assert_answers(store, 500)
+            (tmp_path / "s/commitlog" / f"{0:020d}").unlink()
+            assert store.scan(columns=["body"]).read_all().num_rows < 500
+            gc.collect()
+            assert [line for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line] == []
+
+    in_child(work)
 
 
 def test_without_a_descriptor_left_opening_is_an_error_that_passes(wide: Path) -> None:
