@@ -9,7 +9,7 @@ CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop kill fuzz lint bench docs build debug sanitize clean FORCE
+.PHONY: help demo test interop kill faults fuzz lint bench docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -31,6 +31,9 @@ kill: $(VENV)/.dev ## 200 writers killed at random moments, readers beside them
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
 	tools/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs 2
+
+faults: $(VENV)/.dev ## system calls fail one at a time, disks are full, limits are low; three minutes
+	$(PY) -m pytest -q -m faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .

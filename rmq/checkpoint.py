@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import open_regular, read_file
+from rmq.segment import open_regular, read_file, sync_file, write_fully
 
 _FIELDS = struct.Struct(">5q")
 
@@ -49,9 +49,8 @@ class Checkpoint:
         try:
             if os.fstat(descriptor).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(descriptor, CHECKPOINT_SIZE)
-            data = struct.pack(f">{self._longs}q", *own[: self._longs])
-            os.pwrite(descriptor, data, 0)
-            os.fsync(descriptor)
+            write_fully(descriptor, struct.pack(f">{self._longs}q", *own[: self._longs]), 0)
+            sync_file(descriptor)
         finally:
             os.close(descriptor)
         self.exists = True

@@ -9,8 +9,6 @@ from __future__ import annotations
 import bisect
 import logging
 import os
-import struct
-import threading
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -32,106 +30,23 @@ from rmq._core._record import (
     SCAN_REASONS,
     SCAN_ZERO,
     encode_blank,
-    resync,
-    used_size,
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
+from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import MappedFile, make_directory, sync_directory
+from rmq.segment import MappedFile, close_all, make_directory, room_for_maps, sync_directory
 
 logger = logging.getLogger("rmq")
 
-BLANK_HEADER = struct.Struct(">ii")
-RESERVE_AHEAD = 64 * 1024 * 1024
-ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 _START = attrgetter("start")
-
-
-class Segment:
-    """One file of the log, mapped at first use."""
-
-    def __init__(self, path: Path, start: int, size: int, writable: bool, inode: int = 0) -> None:
-        self.path = path
-        self.inode = inode  # as listed; another file of that name is another segment
-        self.start = start
-        self.end = start + size
-        self._size = size
-        self._writable = writable
-        self._file: MappedFile | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def file(self) -> MappedFile:
-        if self._file is None:
-            with self._lock:
-                if self._file is None:
-                    self._file = MappedFile(self.path, size=self._size, writable=self._writable)
-        return self._file
-
-    def is_there(self) -> bool:
-        """Whether the file is mapped or can be: false when it was removed before anybody looked into it."""
-        try:
-            return self.file is not None
-        except FileNotFoundError:
-            return False
-
-    def map_has_blank(self, position: int) -> bool:
-        """Whether an end-of-segment record lies at a position."""
-        blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
-        return 0 <= position < self._size and self.read(position, len(blank)) == blank
-
-    def read(self, position: int, size: int) -> bytes:
-        """Bytes of the file, fewer at its end."""
-        data = bytes(self.file.map[position : position + size])
-        self.check()
-        return data
-
-    def check(self) -> None:
-        """CorruptFileError when pages of the map were gone. A reader maps the file anew next time."""
-        if self._file is not None and lost_pages() and self._file.map.lost >= 0:
-            file = self._file
-            if not self._writable:
-                self._file = None
-            file.check()
-
-    def used_end(self, begin: int) -> int:
-        """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
-        data_end = self.file.data_end()
-        end = used_size(memoryview(self.file.map)[:data_end], begin) if begin < data_end else begin
-        self.check()
-        return end
-
-    def resync(self, begin: int, end: int) -> int:
-        """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
-        used = self.start + self.used_end(begin - self.start)
-        # A record without properties ends with zeros.
-        found: int = resync(self.file.map, self.start, begin, min(end, used + ZEROS_AT_END))
-        self.check()
-        return found
-
-    def create(self) -> None:
-        """Make the file with its first blocks; file and directory entry are durable before it is used."""
-        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
-        self.inode = self._file.inode
-        try:
-            self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
-            self._file.sync_all()
-        except BaseException:
-            self.close()
-            os.unlink(self.path)
-            raise
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 class LogScan:
     """Iterates over record batches of a range; then `phy_offset` and `stop` tell where and why it ended.
 
+    blank_phy_offset: the end-of-segment record right before that place, -1 when there is none.
     Yields the same RecordBatch again and again: use its rows before going on.
     """
 
@@ -139,6 +54,7 @@ class LogScan:
                  options: dict[str, Any]) -> None:  # fmt: skip
         self.phy_offset = begin
         self.stop = SCAN_LIMIT
+        self.blank_phy_offset = -1
         self._log = log
         self._end = end
         self._batch = batch
@@ -158,14 +74,15 @@ class LogScan:
                 self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
                 break
             batch = self._batch
-            self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset,
-                                   min(self._end, segment.end), **self._options)  # fmt: skip
-            segment.check()
+            file = segment.file
+            self.stop = batch.scan(file.map, segment.start, self.phy_offset, min(self._end, segment.end),
+                                   **self._options)  # fmt: skip
+            file.check()
             self.phy_offset = batch.next_phy_offset
             if batch.count:
                 blank_at = -1
                 yield batch
-                segment.check()  # the rows borrow the map
+                file.check()  # the rows borrow the map
             if self.stop == SCAN_BLANK:
                 if blank_at < 0:
                     blank_at = self.phy_offset
@@ -174,6 +91,7 @@ class LogScan:
                 self.phy_offset = blank_at
                 break
             elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
+                self.blank_phy_offset = blank_at
                 break
         if self.stop == SCAN_BLANK and blank_at >= 0 and self._log.segment_at(self.phy_offset) is None:
             self.phy_offset = blank_at
@@ -191,6 +109,10 @@ class CommitLog:
         self.position = 0  # phy offset of the next byte to write
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
+        # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
+        room = room_for_maps(segment_size)
+        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:]})
+        self.unsynced_limit = max(1, room // 2)  # above it, some should be synced
         self.refresh()
 
     # ---- files ----
@@ -227,7 +149,7 @@ class CommitLog:
                                            f"segment has {size} bytes, expected {self.segment_size}")  # fmt: skip
                 if start % self.segment_size:
                     raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
-                found.append(Segment(path, start, self.segment_size, self.writable, entry.inode()))
+                found.append(self.segment(path, start, entry.inode()))
         found.sort(key=lambda segment: segment.start)
         while found and found[-1].start in empty:
             found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
@@ -240,9 +162,15 @@ class CommitLog:
                 break
         self.hold(found)
 
+    def segment(self, path: Path, start: int, inode: int = 0) -> Segment:
+        """A file as a segment of this log."""
+        return Segment(self._maps, path, start, self.segment_size, self.writable, inode)
+
     def hold(self, segments: list[Segment]) -> None:
         """Be the log of these segments, in ascending order, whatever else lies in the directories."""
-        self.segments = segments
+        known, self.segments = self.segments, segments
+        if len({*known, *segments}) > len(segments):
+            self._maps.retain(set(segments))
 
     def first_gap(self) -> int:
         """Phy offset of the first missing segment between others, or -1."""
@@ -278,7 +206,7 @@ class CommitLog:
     def _create_segment(self, start: int) -> Segment:
         directory = self.directories[0]
         make_directory(directory)
-        segment = Segment(directory / segment_name(start), start, self.segment_size, True)
+        segment = Segment(self._maps, directory / segment_name(start), start, self.segment_size, True)
         segment.create()
         self.segments.append(segment)
         return segment
@@ -295,7 +223,7 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        plan: list[tuple[Segment, int, int, int]] = []  # segment, position, rows [first, stop); none: blank
+        plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row, phy_offset = 0, self.position
         while row < len(batch):
             segment = self._segment_to_write(phy_offset)
@@ -306,21 +234,22 @@ class CommitLog:
             if position == 0 and not fitting:
                 raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of "
                                            f"{self.segment_size}")  # fmt: skip
-            segment.file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
+            file = segment.file
+            file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)
             if fitting:
-                plan.append((segment, position, row, row + fitting))
-            segment.check()
+                plan.append((segment, file, position, row, row + fitting))
+            file.check()
             row += fitting
             phy_offset += used
             if row < len(batch):
-                plan.append((segment, position + used, row, row))
+                plan.append((segment, file, position + used, row, row))
                 phy_offset = segment.end
-        for segment, position, first, stop in plan:
+        for segment, file, position, first, stop in plan:
             if first == stop:
-                encode_blank(segment.file.map, position)
+                encode_blank(file.map, position)
             else:
-                batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
-            segment.check()
+                batch.encode(file.map, segment.start, position, first, stop, store_timestamp, queues)
+            file.check()
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
         self.position = phy_offset
@@ -331,6 +260,14 @@ class CommitLog:
         """Segments written since the last call, oldest first, for the caller to sync."""
         taken, self.unsynced = self.unsynced, []
         return taken
+
+    def drop_unsynced(self, synced: list[Segment]) -> None:
+        """Segments that are on disk, full ones: the one that takes records may have new ones."""
+        self.unsynced = [segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]]
+
+    def give_back(self, taken: list[Segment]) -> None:
+        """Segments that were taken are still to be synced."""
+        self.unsynced = taken + [segment for segment in self.unsynced if segment not in taken]
 
     # ---- read ----
 
@@ -390,11 +327,12 @@ class CommitLog:
                 first += 1
                 continue
             last = min(int(np.searchsorted(phy_offsets, segment.end)), first + batch.capacity)
-            found = batch.load(segment.file.map, segment.start, phy_offsets[first:last], end, checks=checks)
-            segment.check()
+            file = segment.file
+            found = batch.load(file.map, segment.start, phy_offsets[first:last], end, checks=checks)
+            file.check()
             if batch.count:
                 yield batch, found.astype(np.int64) + first
-                segment.check()
+                file.check()
             first = last
         batch.release()
 
@@ -426,15 +364,16 @@ class CommitLog:
                 continue  # an end-of-segment record with nothing behind it: the next put writes over it
             if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
                 # A new record may end where a torn one ended: what follows must not be a record again.
-                segment.file.reserve(begin, end, 0)
-                segment.file.map[begin:end] = bytes(end - begin)
-                segment.file.sync()
-        self.segments = kept
+                file = segment.file
+                file.reserve(begin, end, 0)
+                file.map[begin:end] = bytes(end - begin)
+                file.sync()
+        self.hold(kept)
 
     def forget_first(self, segment: Segment) -> None:
         """The log begins behind its first segment, which is that one."""
         assert self.segments[0] is segment
-        self.segments = self.segments[1:]
+        self.hold(self.segments[1:])
 
     def check(self) -> None:
         """CorruptFileError when pages of a segment's map were gone."""
@@ -443,6 +382,5 @@ class CommitLog:
                 segment.check()
 
     def close(self) -> None:
-        for segment in self.segments:
-            segment.close()
+        close_all(segment.close for segment in self.segments)
 

@@ -21,7 +21,7 @@ from rmq._core._consumequeue import pre_blank_units, unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import FileCache, create_file, make_directory, sync_directory
+from rmq.segment import FileCache, create_file, make_directory, sync_directory, sync_file
 
 logger = logging.getLogger("rmq")
 
@@ -242,14 +242,15 @@ class ConsumeQueue:
         self._files.changes += 1
         descriptor = create_file(path)
         try:
-            os.ftruncate(descriptor, self._segment_size)
-            os.fsync(descriptor)
+            try:
+                os.ftruncate(descriptor, self._segment_size)
+                sync_file(descriptor)
+            finally:
+                os.close(descriptor)
             sync_directory(self.directory)
         except OSError:
             os.unlink(path)
             raise
-        finally:
-            os.close(descriptor)
 
     def cut(self, max_offset: int) -> None:
         """End the queue at a queue offset: units from there on are zero, later segments are gone."""
@@ -298,6 +299,10 @@ class ConsumeQueue:
         """Files written since the last call, for the caller to sync."""
         dirty, self._dirty = self._dirty, set()
         return dirty
+
+    def give_back(self, paths: set[Path]) -> None:
+        """Files that were taken are still to be synced, but those that are gone."""
+        self._dirty |= {path for path in paths if int(path.name) in self._starts}
 
     def forget_files(self) -> None:
         """For readers: take the queue as empty, to be derived in memory, because files of it are gone."""
@@ -407,10 +412,16 @@ class QueueSet:
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)
 
-    def take_dirty(self) -> set[Path]:
-        """Files written since the last call, for the caller to sync."""
+    def take_dirty(self) -> list[tuple[ConsumeQueue, set[Path]]]:
+        """Queues and their files written since the last call, for the caller to sync."""
         dirty, self._dirty = self._dirty, set()
-        return set().union(*(queue.take_dirty() for queue in dirty))
+        return [(queue, queue.take_dirty()) for queue in dirty]
+
+    def give_back(self, taken: list[tuple[ConsumeQueue, set[Path]]]) -> None:
+        """What was taken is still to be synced."""
+        for queue, paths in taken:
+            queue.give_back(paths)
+            self._dirty.add(queue)
 
     def close(self) -> None:
         self.files.close()

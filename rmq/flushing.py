@@ -15,12 +15,13 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore
-from rmq.segment import sync_directory
+from rmq.segment import EXHAUSTED, sync_directory
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
 
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
 class Flusher:
@@ -30,6 +31,7 @@ class Flusher:
                  known_queues: int) -> None:  # fmt: skip
         """known_queues: that many queues of the table are known to stand in topics.json, or are not ours to add."""
         self.failure: OSError | None = None
+        self._is_untold = False  # nobody was told of the failure yet
         self._store = store
         self._marks = marks
         self._put_lock = put_lock  # before it, when both are held: the flush lock
@@ -73,6 +75,7 @@ class Flusher:
                 logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
             except OSError as error:
                 self._note(error)
+                self._is_untold = self.failure is not None
                 self._dispatch_failure = error  # these messages are stored; the next put tries again first
                 logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
 
@@ -94,6 +97,8 @@ class Flusher:
                     position, segments = self._store.log.position, list(self._store.log.unsynced)
                 for segment in segments:
                     segment.file.sync()
+                with self._put_lock:
+                    self._store.log.drop_unsynced(segments)
                 target = position
         except OSError as error:
             self.failure = self.failure or error
@@ -103,6 +108,16 @@ class Flusher:
                 self._is_syncing = False
                 self._synced = max(self._synced, target)
                 self._sync_ends.notify_all()
+
+    def relieve(self) -> None:
+        """Sync the log when more segments than it may keep mapped are not synced. Not under the put lock."""
+        log = self._store.log
+        if len(log.unsynced) > log.unsynced_limit:
+            try:
+                self.sync_log(log.position)
+            except OSError as error:
+                self._is_untold = True
+                logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
     def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
@@ -116,21 +131,29 @@ class Flusher:
                     self._note(error)
                     raise
                 end, timestamp = store.log.position, self._last_timestamp
+                files = [segment.file for segment in store.log.unsynced]
                 segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
                 index_files = store.index.take_unsynced()
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
-                for segment in segments:
-                    segment.file.sync()
-                for path in queue_files:
-                    store.queues.files.sync(path)
-                for file in index_files:
-                    file.flush()
+                for file in files:
+                    file.sync()
+                for _, paths in queue_files:
+                    for path in paths:
+                        store.queues.files.sync(path)
+                for index_file in index_files:
+                    index_file.flush()
                 self._write_checkpoint(timestamp, bool(segments))
                 self._marks.write(mark)
-            except OSError as error:
-                self.failure = error
+            except (OSError, CorruptFileError) as error:
+                if isinstance(error, OSError):
+                    self._note(error)
+                with self._put_lock:
+                    store.log.give_back(segments)
+                    store.queues.give_back(queue_files)
+                    store.index.give_back(index_files)
+                self._written, self._known_queues = (-1, -1, -1, -1), known
                 raise
             try:
                 if manifest is not None:
@@ -169,9 +192,19 @@ class Flusher:
             raise
 
     def _note(self, error: OSError) -> None:
-        """A full disk passes; after any other error of the disk nothing is trusted."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
+        if error.errno not in PASSING or getattr(error, "failed_sync", False):
             self.failure = error
+
+    def tell(self) -> OSError | None:
+        """The failure; from now on somebody knows of it."""
+        self._is_untold = False
+        return self.failure
+
+    def raise_untold(self) -> None:
+        """Before the store goes: a failure that nobody was told of must not go with it."""
+        if self._is_untold:
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -240,6 +273,7 @@ class Flusher:
         try:
             self.flush()
         except (OSError, CorruptFileError) as error:
+            self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
 
 

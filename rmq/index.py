@@ -29,7 +29,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
 from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import MappedFile, guarded, make_directory
+from rmq.segment import MappedFile, close_all, guarded, make_directory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -317,6 +317,10 @@ class Index:
         taken, self._unsynced = self._unsynced, []
         return taken
 
+    def give_back(self, taken: list[IndexFile]) -> None:
+        """Files that were taken are still to be flushed."""
+        self._unsynced = taken + [file for file in self._unsynced if file not in taken]
+
     def select(self, hashes: npt.NDArray[np.int32], max_num: int, begin: int,
                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
         """RocketMQ's answers: (counts, phy offsets), newest file first. Source: IndexService#queryOffset."""
@@ -367,8 +371,7 @@ class Index:
                 raise
 
     def close(self) -> None:
-        for file in self.files:
-            file.close()
+        close_all(file.close for file in self.files)
 
 
 def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:

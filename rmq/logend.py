@@ -24,6 +24,7 @@ class LogEnd:
     """phy_offset: behind the last whole record, which begins at last_phy_offset (-1: not scanned). stop: SCAN_* there.
 
     next_phy_offset: the first whole record behind it, -1 when none. is_damage: what lies there had been durable.
+    blank_phy_offset: the end-of-segment record right before it, -1 when none.
     """
 
     phy_offset: int
@@ -31,6 +32,7 @@ class LogEnd:
     last_phy_offset: int = -1
     next_phy_offset: int = -1
     is_damage: bool = False
+    blank_phy_offset: int = -1
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -42,8 +44,7 @@ def _first_record_time(log: CommitLog, start: int) -> int | None:
     if segment is None:
         return None  # cleaned away beside a reader
     batch = RecordBatch(1)
-    batch.scan(segment.file.map, segment.start, segment.start, segment.end, checks=CHECK_CRC)
-    segment.check()
+    segment.scan(batch, segment.start, segment.end, checks=CHECK_CRC)
     time = int(batch.numbers("store_timestamp")[0]) if batch.count else None
     batch.release()
     return time or None
@@ -67,7 +68,7 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
     last = -1
     for batch in scan:
         last = int(batch.numbers("phy_offset")[-1])
-    return LogEnd(scan.phy_offset, scan.stop, last)
+    return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
 
 
 def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:
@@ -86,8 +87,7 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
         if found >= 0:
             end.next_phy_offset = found
             batch = RecordBatch(1)
-            batch.scan(segment.file.map, segment.start, found, segment.end)
-            segment.check()
+            segment.scan(batch, found, segment.end)
             time = int(batch.numbers("store_timestamp")[0])
             batch.release()
             end.is_damage = end.is_damage or durable_time is None or time <= durable_time
@@ -113,8 +113,7 @@ def fits(log: CommitLog, mark: Mark) -> bool:
     if segment is None:
         return False
     batch = RecordBatch(1)
-    batch.scan(segment.file.map, segment.start, mark.last_phy_offset, segment.end)
-    segment.check()
+    segment.scan(batch, mark.last_phy_offset, segment.end)
     found = batch.count == 1 and batch.next_phy_offset == mark.durable_phy_offset
     batch.release()
     return found

@@ -63,7 +63,11 @@ class Marks:
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
         self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
         if writable:
-            self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+            try:
+                self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+            except BaseException:
+                self._file.close()
+                raise
         self._sequence = 0
         self._view = memoryview(self._file.map)
 

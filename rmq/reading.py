@@ -23,13 +23,14 @@ from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import MAX_TIMESTAMP, Index
 from rmq.info import StoreInfo, describe
 from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_offset, key_list, list_array
+from rmq.lock import is_locked
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller, unwrapped_rows
-from rmq.segment import guarded, is_locked
+from rmq.segment import guarded
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -47,6 +47,8 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
             keep_cut(paths, path, position, data, reason)
     log.truncate(end.phy_offset)
     log.position = end.phy_offset
+    if end.blank_phy_offset >= 0 and log.segment_at(end.phy_offset) is None:
+        log.position = end.blank_phy_offset  # it closes nothing: the segment behind it is gone
 
 
 # ---- queues ----------------------------------------------------------------------------------------------------
@@ -235,8 +237,7 @@ def _after(log: CommitLog, phy_offset: int, is_record: bool) -> int:
     if not is_record or segment is None:
         return phy_offset
     batch = RecordBatch(1)
-    batch.scan(segment.file.map, segment.start, phy_offset, segment.end)
-    segment.check()
+    segment.scan(batch, phy_offset, segment.end)
     following = batch.next_phy_offset
     batch.release()
     return following

@@ -26,8 +26,9 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog, Segment
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
+from rmq.logsegment import Segment
 from rmq.message import inner_messages, plain_body
 from rmq.paths import segment_name
 from rmq.segment import MappedFile

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: allocate, map, sync, delete; the lock that makes one writer; atomic small files."""
+"""Files: allocate, map, sync, delete; atomic small files; how many are open at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import functools
 import logging
 import mmap
 import os
+import resource
 import stat
-import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from rmq._core._mapguard import MapGuard, lost_pages
-from rmq.errors import CorruptFileError, StoreLockedError
+from rmq.errors import CorruptFileError
 
 logger = logging.getLogger("rmq")
 
@@ -26,16 +27,34 @@ FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 FILE_CACHE_LIMIT = 96
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+MAP_LIMIT = 1024
+EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
+
+
+def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> None:
+    """fsync. Its OSError says `failed_sync`: the kernel may have dropped what was written, and forget it."""
+    try:
+        (sync or os.fsync)(descriptor)
+    except OSError as error:
+        error.failed_sync = True  # type: ignore[attr-defined]
+        raise
 
 
 def sync_directory(path: Path) -> None:
     """Make creations, renames and removals in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
+    """All bytes of data at a position, however many the system takes at a time."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
 
 
 def remove_file(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
@@ -71,24 +90,27 @@ def read_file(path: Path, limit: int) -> bytes:
         return file.read(min(limit, os.fstat(file.fileno()).st_size))
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file in place, unsynced. Raises as open_regular."""
-    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(data)
+def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Make a small file, or give it another content. Raises as open_regular."""
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_fully(descriptor, data, 0)
+        if durable:
+            sync_file(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a small file: temporary name, fsync, rename, fsync of the directory."""
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
     try:
-        written = 0
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
+        write_file(temporary, data, durable=True)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
     sync_directory(path.parent)
 
 
@@ -201,6 +223,18 @@ class GuardedMap(mmap.mmap):
             raise
 
 
+def close_all(closers: Iterable[Callable[[], None]]) -> None:
+    """Call each, even when one before it fails; the first OSError is raised at the end."""
+    failure = None
+    for close in closers:
+        try:
+            close()
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
@@ -231,6 +265,8 @@ class MappedFile:
             self.map = GuardedMap.of(descriptor, self.size, access)
         except BaseException:
             os.close(descriptor)
+            if create:
+                os.unlink(path)
             raise
         if writable:
             self._descriptor = descriptor
@@ -258,32 +294,57 @@ class MappedFile:
 
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""
-        os.fdatasync(self._descriptor) if hasattr(os, "fdatasync") else os.fsync(self._descriptor)
+        sync_file(self._descriptor, getattr(os, "fdatasync", None))
 
     def sync_all(self) -> None:
         """sync, and the directory entry too: for new files."""
-        os.fsync(self._descriptor)
+        sync_file(self._descriptor)
         sync_directory(self.path.parent)
 
     def detach(self) -> None:
         """Close the descriptor; the map stays for those that read it, until nobody refers to it."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Unmap and close; a map that a caller still looks at lives until it lets go."""
-        self.detach()
         try:
             self.map.close()
         except BufferError:
             logger.debug("%s: still looked at, unmapped later", self.path)
+        self.detach()
+
+    def __del__(self) -> None:
+        """The map goes by itself, with the last that looks at it; the descriptor does not."""
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+
+
+def room_for_files(limit: int) -> int:
+    """How many files to hold open at a time: an eighth of what the process may, at most `limit`."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if allowed == resource.RLIM_INFINITY else max(4, min(limit, allowed // 8))
+
+
+def room_for_maps(size: int) -> int:
+    """How many files of so many bytes to map at a time: descriptors allow it, and a quarter of the address space."""
+    count = room_for_files(MAP_LIMIT)  # a map of Python holds a descriptor
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return count
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError):
+        used = 0
+    return max(1, min(count, (allowed - used) // 4 // size))
 
 
 class FileCache:
-    """Descriptors of many small files, opened on demand, at most FILE_CACHE_LIMIT at a time. Thread-safe."""
+    """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
 
     def __init__(self, writable: bool) -> None:
+        self._limit = room_for_files(FILE_CACHE_LIMIT)
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._open: OrderedDict[Path, int] = OrderedDict()
         self.changes = 0  # files made or removed by those that share the cache
@@ -294,11 +355,21 @@ class FileCache:
         if descriptor >= 0:
             self._open.move_to_end(path)
             return descriptor
-        while len(self._open) >= FILE_CACHE_LIMIT:
-            os.close(self._open.popitem(last=False)[1])
-        descriptor = open_regular(path, self._flags)
+        self._keep(self._limit - 1)
+        try:
+            descriptor = open_regular(path, self._flags)
+        except OSError as error:
+            if error.errno not in EXHAUSTED or not self._open:
+                raise
+            self._keep(0)
+            descriptor = open_regular(path, self._flags)
         self._open[path] = descriptor
         return descriptor
+
+    def _keep(self, count: int) -> None:
+        """Close those not used for longest."""
+        while len(self._open) > count:
+            os.close(self._open.popitem(last=False)[1])
 
     def read(self, path: Path, position: int, size: int) -> bytes:
         """Up to `size` bytes at a position; fewer at the end of the file."""
@@ -307,19 +378,15 @@ class FileCache:
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
-        view = memoryview(data)
         with self._lock:
-            descriptor = self._descriptor(path)
-            while view:
-                written = os.pwrite(descriptor, view, position)
-                view, position = view[written:], position + written
+            write_fully(self._descriptor(path), data, position)
 
     def sync(self, path: Path) -> None:
         """Everything written to the file is on disk; the cache is not locked meanwhile."""
         with self._lock:
             descriptor = os.dup(self._descriptor(path))
         try:
-            os.fsync(descriptor)
+            sync_file(descriptor)
         finally:
             os.close(descriptor)
 
@@ -333,64 +400,5 @@ class FileCache:
 
     def close(self) -> None:
         with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
-
-
-class StoreLock:
-    """Exclusive lock on byte 0 of <store>/lock, as a broker's JVM takes it; held until close.
-
-    An open-file-description lock: it also conflicts with a second Store of this process, and no other
-    descriptor of the file can drop it. Source: RocketMQ DefaultMessageStore#start.
-    """
-
-    def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
-        """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._descriptor = os.open(path, flags, FILE_MODE)
-        try:
-            self._take(path, holder)
-            if os.pread(self._descriptor, 4, 0) != b"lock":
-                os.pwrite(self._descriptor, b"lock", 0)
-                os.fsync(self._descriptor)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def _take(self, path: Path, holder: Callable[[], int | None]) -> None:
-        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        try:
-            if hasattr(fcntl, "F_OFD_SETLK"):
-                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
-            else:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            pid = None
-            if hasattr(fcntl, "F_OFD_GETLK"):
-                answer = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, request))
-                pid = answer[4] if answer[4] > 0 else None
-            # The kernel does not tell the pid of a holder such as ours.
-            raise StoreLockedError(path, pid if pid is not None else holder()) from None
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether some process, a broker or this library, holds the lock file; asked without taking it."""
-    if not hasattr(fcntl, "F_OFD_GETLK"):
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))
-        return bool(answer[0] != fcntl.F_UNLCK)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+            descriptors, self._open = list(self._open.values()), OrderedDict()
+        close_all(partial(os.close, descriptor) for descriptor in descriptors)

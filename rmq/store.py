@@ -43,13 +43,14 @@ from rmq.geometry import (
     settle_config,
 )
 from rmq.index import Index
+from rmq.lock import StoreLock
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
+from rmq.segment import make_directory, sync_directory, write_marker
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -102,11 +103,15 @@ class Store(StoreReader):
                 self._open_to_read(config)
             else:
                 self._open_to_write(config, repair, undo)
+            self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
         except BaseException:
-            undo.close()
-            self._release.close()
+            flusher = getattr(self, "_flusher", None)
+            if flusher is None or flusher.failure is None:  # else the next open must recover
+                with contextlib.suppress(OSError):
+                    undo.close()
+            with contextlib.suppress(OSError):
+                self._release.close()
             raise
-        self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
         self._closed = False
         if mode != "r":
             self._flusher.start()
@@ -206,7 +211,7 @@ class Store(StoreReader):
         if self.mode == "r":
             raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
         if self._flusher.failure is not None:
-            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.failure}); reopen the store")
+            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.tell()}); reopen the store")
 
     def put(self, message: Message) -> PutResult:
         """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
@@ -286,6 +291,7 @@ class Store(StoreReader):
             self._flusher.put_done(count, timestamp)
         if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
             self._flusher.sync_log(end)
+        self._flusher.relieve()
         return answer
 
     def flush(self) -> None:
@@ -351,7 +357,8 @@ class Store(StoreReader):
     def close(self) -> None:
         """Flush and close; the store then opens clean, here and in a broker. Closing twice is nothing.
 
-        Raises OSError when the flush fails: the store is closed all the same, and recovers when opened again.
+        Raises OSError when the flush fails, or one failed that no call has told of: the store is closed all the same,
+        and recovers when opened again.
         """
         if self._closed:
             return
@@ -363,7 +370,9 @@ class Store(StoreReader):
         with self._put_lock if self.mode != "r" else contextlib.nullcontext():
             self._closed = True
         try:
-            if self.mode != "r" and self._flusher.failure is None:
+            if self.mode != "r" and self._flusher.failure is not None:
+                self._flusher.raise_untold()
+            elif self.mode != "r":
                 self._flusher.flush(closing=True)
                 self._paths.owner.unlink(missing_ok=True)
                 self._paths.abort.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from rmq.consumequeue import QueueGapError, QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
+from rmq.lock import is_locked
 from rmq.logend import (
     LogEnd,
     end_past_damage,
@@ -28,7 +29,7 @@ from rmq.marks import Mark, Marks, holder_pid, read_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
 from rmq.recovery import cut_queues, index_is_whole, lost_queues
-from rmq.segment import SMALL_FILE, is_locked, read_file
+from rmq.segment import SMALL_FILE, read_file
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 

@@ -23,6 +23,8 @@ import rmq
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it
+NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/faults/interpose.c",
+          "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
 
 
@@ -138,16 +140,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(f"Java or Maven is missing: {rocketmq.missing()}")
 
 
+def boxed(terminalreporter: pytest.TerminalReporter, lines: list[str]) -> None:
+    width = max(map(len, lines))
+    frame = "+-" + "-" * width + "-+"
+    for line in (frame, *(f"| {line:{width}} |" for line in lines), frame):
+        terminalreporter.write_line(line, red=True, bold=True)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """Behind everything else, unmissably: what was not tested for want of Java."""
+    """Behind everything else: which calls failed, and, unmissably, what was not tested for want of something."""
     yield
-    untested = [report for report in terminalreporter.getreports("skipped") if "interop" in report.keywords]
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, value in report.user_properties:
+            if name == "faults":
+                terminalreporter.write_line(str(value))
+    skipped = terminalreporter.getreports("skipped")
+    untested = [report for report in skipped if "interop" in report.keywords]
     if untested:
-        lines = ["NOT TESTED: RocketMQ itself did not open our stores.",
-                 f"Java 17 or newer and Maven are needed ({rocketmq.missing()}); {len(untested)} tests were left out.",
-                 "With both, `make interop` runs them."]  # fmt: skip
-        width = max(map(len, lines))
-        frame = "+-" + "-" * width + "-+"
-        for line in (frame, *(f"| {line:{width}} |" for line in lines), frame):
-            terminalreporter.write_line(line, red=True, bold=True)
+        boxed(terminalreporter, [
+            "NOT TESTED: RocketMQ itself did not open our stores.",
+            f"Java 17 or newer and Maven are needed ({rocketmq.missing()}); {len(untested)} tests were left out.",
+            "With both, `make interop` runs them."])  # fmt: skip
+    for reason, needed in NEEDED.items():
+        count = sum(reason in str(report.longrepr) for report in skipped)
+        if count:
+            boxed(terminalreporter, [f"NOT TESTED: {needed}; {count} tests were left out."])

@@ -6,16 +6,19 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from conftest import digests
 from test_processes import (
     CALLS,
     CONFIG,
+    SIZES,
     assert_goes_on,
     assert_holds,
     error_in_child,
@@ -57,8 +60,8 @@ def full(path: Path, leave: int) -> Iterator[None]:
     ballast.unlink()
 
 
-def fill_disk(path: Path, leave: int, put: Callable[[rmq.Store, int], None]) -> None:
-    with rmq.open(path / "s", "a", config=CONFIG) as store:
+def fill_disk(path: Path, leave: int, put: Callable[[rmq.Store, int], None], config: rmq.StoreConfig) -> None:
+    with rmq.open(path / "s", "a", config=config) as store:
         acknowledged = []
         for i in range(8):
             put(store, i)
@@ -86,16 +89,23 @@ def fill_disk(path: Path, leave: int, put: Callable[[rmq.Store, int], None]) -> 
 
 
 @pytest.mark.parametrize("leave", [0, 4096, 12288, 40960])
-@pytest.mark.parametrize("how", ["put", "flushed"])
+@pytest.mark.parametrize("how", ["put", "flushed", *(pytest.param(how, marks=pytest.mark.faults)
+                                                     for how in ("put_many", "put_batch", "SYNC_FLUSH"))])  # fmt: skip
 def test_a_full_disk_is_an_error_that_passes(leave: int, how: str) -> None:
     def put(store: rmq.Store, i: int) -> None:
-        store.put(message(i, b"x" * 300))
+        if how == "put_many":
+            store.put_many([message(i, b"x" * 300)])
+        elif how == "put_batch":
+            store.put_batch([message(i, b"x" * 300)])
+        else:
+            store.put(message(i, b"x" * 300))
         if how == "flushed" and i % 5 == 0:
             with suppress(OSError):
                 store.flush()
 
+    fields = {"flush_disk_type": "SYNC_FLUSH"} if how == "SYNC_FLUSH" else {}
     with mounted("size=1m") as path:
-        in_child(lambda: fill_disk(path, leave, put))
+        in_child(lambda: fill_disk(path, leave, put, rmq.StoreConfig(**SIZES | fields)))
 
 
 @pytest.mark.parametrize("leave", [0, 4096, 8192, 16384])
@@ -119,6 +129,82 @@ def test_a_full_disk_at_open_and_close_loses_nothing(leave: int) -> None:
 
     with mounted("size=1m") as path:
         in_child(lambda: work(path))
+
+
+@pytest.mark.parametrize("leave", [0, 30_000, 300_000])
+def test_many_messages_on_a_full_disk_are_stored_up_to_what_the_error_says(leave: int) -> None:
+    def table(first: int) -> pa.Table:
+        rows = range(first, first + 100)
+        return pa.table({"topic": ["T"] * 100, "body": [b"%05d" % i + b"x" * 300 for i in rows], "tags": ["tag"] * 100,
+                         "queue_id": pa.array([i % 2 for i in rows], pa.int32()),
+                         "keys": [[f"key{i}", "all"] for i in rows]})  # fmt: skip
+
+    def work(path: Path) -> None:
+        with rmq.open(path / "s", "a", config=CONFIG) as store:
+            with full(path, leave):
+                with pytest.raises(OSError, match="No space left") as caught:
+                    store.put_many(table(first) for first in range(0, 5000, 100))
+                stored = caught.value.stored  # type: ignore[attr-defined]
+                assert stored % 100 == 0
+                assert numbers(store) == list(range(stored))
+            assert_holds(store, list(range(stored)))
+            store.put_many([message(i) for i in range(stored, stored + 100)])
+        assert_goes_on(path / "s", list(range(stored + 100)))
+
+    with mounted("size=2m") as path:
+        in_child(lambda: work(path))
+
+
+def test_a_full_disk_while_a_torn_tail_is_kept_changes_nothing() -> None:
+    def work(path: Path) -> None:
+        with rmq.open(path / "live", "a", config=CONFIG) as store:
+            store.put_many([message(i) for i in range(20)])
+            store.flush()
+            torn = store.put(message(20, b"torn" * 700))
+            shutil.copytree(path / "live", path / "s")
+        with open(path / "s/commitlog" / f"{torn.phy_offset // 4096 * 4096:020d}", "r+b") as file:
+            os.pwrite(file.fileno(), bytes(600), torn.phy_offset % 4096 + torn.size - 700)
+        before = digests(path / "s", "commitlog", "consumequeue", "index")
+        with full(path, 0):
+            for _ in range(2):
+                with pytest.raises(OSError, match="No space left"):
+                    rmq.open(path / "s", "r+")
+                assert digests(path / "s", "commitlog", "consumequeue", "index") == before
+            with rmq.open(path / "s") as reader:
+                assert_holds(reader, list(range(20)))
+        assert_goes_on(path / "s", list(range(20)))
+        assert b"torn" * 10 in b"".join(file.read_bytes() for file in (path / "s/rmq/cut").glob("*.bin"))
+
+    with mounted("size=1m") as path:
+        in_child(lambda: work(path))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("leave", [4096, 65536, 200_000])
+def test_an_ingest_on_a_full_disk_ends_with_a_line_and_what_it_stored_is_there(leave: int) -> None:
+    with mounted("size=2m") as path, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as lines:
+        lines.writelines(f'{{"id": "{i}", "text": "{"x" * 100}"}}\n' for i in range(20_000))
+        lines.flush()
+        with rmq.open(path / "s", "a", config=CONFIG) as store:
+            store.put_many([message(i) for i in range(10)])
+        command = [sys.executable, "-m", "rmq", "ingest", path / "s", lines.name, "--topic", "I", "--key-column", "id"]
+        with full(path, leave):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            with rmq.open(path / "s") as reader:
+                stored = reader.scan(topics=["I"], columns=["keys"]).read_all()["keys"].to_pylist()
+        assert done.returncode == 4, done.stderr
+        assert "No space left" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert stored == [[str(i)] for i in range(len(stored))]
+        with rmq.open(path / "s", "r+") as store:
+            assert numbers_of(store, "I") == len(stored)
+            store.put_many([message(i) for i in range(10, 40)])
+            assert numbers_of(store, "T") == 40
+            assert [found.keys for found in store.query("I", "0")] == ([("0",)] if stored else [])
+
+
+def numbers_of(store: rmq.Store, topic: str) -> int:
+    return store.scan(topics=[topic], columns=["queue_id"]).read_all().num_rows
 
 
 # ---- read-only -------------------------------------------------------------------------------------------

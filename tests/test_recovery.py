@@ -253,3 +253,24 @@ def test_a_last_record_that_ends_with_zeros_still_tells_damage_from_a_torn_tail(
         rmq.open(path, "r+", config=CONFIG)
     assert error.value.offset == results[1].phy_offset
     assert segment.read_bytes() == data
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_torn_first_record_of_a_segment_is_cut_with_its_segment(tmp_path: Path, repair: bool) -> None:
+    with rmq.open(tmp_path / "live", "x", config=CONFIG) as store:
+        ends = [store.put(rmq.Message("a", b"x" * 300, keys=["k"])) for _ in range(11)]
+        torn = store.put(rmq.Message("a", b"x" * 300, keys=["k"]))
+        while torn.phy_offset % 4096:
+            ends.append(torn)
+            torn = store.put(rmq.Message("a", b"x" * 300, keys=["k"]))
+        copy_store(tmp_path / "live", tmp_path / "s")
+    with open(tmp_path / "s/commitlog" / f"{torn.phy_offset:020d}", "r+b") as file:
+        file.seek(torn.size - 60)
+        file.write(bytes(40))
+    with rmq.open(tmp_path / "s") as reader:
+        assert len(reader.query("a", "k", limit=None)) == len(ends)
+    with rmq.open(tmp_path / "s", "r+", repair=repair) as store:
+        found = [message.phy_offset for message in store.query("a", "k", limit=None)]
+        assert found[::-1] == [end.phy_offset for end in ends]
+        assert store.put(rmq.Message("a", b"y", keys=["k"])).phy_offset < torn.phy_offset + torn.size
+    assert check(tmp_path / "s") == []

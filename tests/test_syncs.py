@@ -404,6 +404,23 @@ def test_all_that_wait_for_a_failed_sync_are_told(tmp_path: Path, disk: Disk) ->
     assert_left(tmp_path / "s", [0])
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_close_tells_of_a_timed_flush_that_failed_unless_a_put_did(tmp_path: Path, disk: Disk, is_told: bool) -> None:
+    store = rmq.open(tmp_path / "s", "a", config=config())
+    store.put(message(0))
+    disk.failing = ("/commitlog/",)
+    store._flusher.flush_if_due()
+    disk.failing = ()
+    if is_told:
+        assert_takes_no_more(store)
+        store.close()
+    else:
+        with eio():
+            store.close()
+    assert store.closed
+    assert_left(tmp_path / "s", [0])
+
+
 def test_a_close_that_cannot_sync_says_so_and_the_store_recovers(tmp_path: Path, disk: Disk) -> None:
     store = rmq.open(tmp_path / "s", "a", config=config())
     put_some(store, 0)

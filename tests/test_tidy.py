@@ -27,7 +27,7 @@ LAYERS = (
     {"errors", "config", "paths", "version"},
     {"_core"},
     {"segment", "message", "columns", "keys"},
-    {"checkpoint", "marks", "topics"},
+    {"checkpoint", "lock", "logsegment", "marks", "topics"},
     {"commitlog", "consumequeue", "batchconsumequeue", "index"},
     {"dispatch", "query", "scan", "geometry", "logend"},
     {"pull", "info", "recovery", "retention", "verification", "rebuilding"},

@@ -12,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from rmq.checkpoint import Checkpoint
-from rmq.commitlog import CommitLog, Segment
+from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.logsegment import Segment
 from rmq.marks import Mark
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths
 from rmq.verification.findings import Report
@@ -74,12 +75,13 @@ class Ground:
         return number >= 0 and phy_offset < self.blind[number][1]
 
 
-def list_segments(directories: list[Path], size: int, report: Report, *, is_live: bool) -> tuple[list[Segment],
-                                                                                                 list[int]]:
+def list_segments(directories: list[Path], log: CommitLog, report: Report, *, is_live: bool) -> tuple[list[Segment],
+                                                                                                      list[int]]:
     """The log's readable segments, and the starts of those that are there and cannot be read.
 
     Reports strange names, lengths, and segments that are missing between others. Source: MappedFileQueue#load.
     """
+    size = log.segment_size
     found: list[Segment] = []
     unreadable: list[int] = []
     empty: dict[int, Path] = {}
@@ -102,7 +104,7 @@ def list_segments(directories: list[Path], size: int, report: Report, *, is_live
                 report.damage(path, min(length, size), "size", f"segment has {length} bytes, expected {size}")
                 unreadable.append(start)
             else:
-                found.append(Segment(path, start, size, False))
+                found.append(log.segment(path, start))
     found.sort(key=lambda segment: segment.start)
     last = max([segment.start for segment in found] + unreadable, default=-1)
     for start, path in empty.items():

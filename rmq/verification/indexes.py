@@ -26,7 +26,7 @@ from rmq._core._entrycheck import (
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import Segment
+from rmq.logsegment import Segment
 from rmq.paths import INDEX_NAME
 from rmq.segment import MappedFile
 from rmq.verification.findings import DERIVED

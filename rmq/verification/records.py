@@ -25,7 +25,8 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._unitcheck import UnitCheck, misnamed_crcs
-from rmq.commitlog import CHECK_CRC, ZEROS_AT_END, Segment
+from rmq.commitlog import CHECK_CRC
+from rmq.logsegment import ZEROS_AT_END, Segment
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles

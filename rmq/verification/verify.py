@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO
-from rmq.commitlog import CommitLog, Segment
+from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
 from rmq.geometry import check_readable, foreign_index, foreign_queues, segment_sizes, settle_config
+from rmq.lock import is_locked
 from rmq.logend import fits, start_without_marks, was_left_alone
+from rmq.logsegment import Segment
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
-from rmq.segment import is_locked
 from rmq.verification.findings import LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -108,8 +109,7 @@ class _Verification:
         judge_markers(paths, report, state)
         for directory in paths.commit_logs:
             check_mode(directory, report)
-        segments, unreadable = list_segments(paths.commit_logs, config.mapped_file_size_commit_log, report,
-                                             is_live=is_live)  # fmt: skip
+        segments, unreadable = list_segments(paths.commit_logs, log, report, is_live=is_live)
         log.directories = paths.commit_logs
         log.hold(segments)
         self._set_blind(ground, unreadable)

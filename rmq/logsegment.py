@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of the commit log as files: mapped when needed, so many at a time."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from rmq._core import _layout as L
+from rmq._core._mapguard import lost_pages
+from rmq._core._record import resync, used_size
+from rmq._core._recordbatch import RecordBatch
+from rmq.segment import EXHAUSTED, MappedFile
+
+BLANK_HEADER = struct.Struct(">ii")
+RESERVE_AHEAD = 64 * 1024 * 1024
+ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
+
+
+class Segment:
+    """One file of the log, mapped at first use; the map may be let go of, then the next use maps it again.
+
+    Who needs the same map twice keeps it: another thread may let go of it in between.
+    """
+
+    def __init__(self, maps: SegmentMaps, path: Path, start: int, size: int, writable: bool, inode: int = 0) -> None:
+        self._maps = maps
+        self.path = path
+        self.inode = inode  # as listed; another file of that name is another segment
+        self.start = start
+        self.end = start + size
+        self._size = size
+        self._writable = writable
+        self._file: MappedFile | None = None
+        self._lost: MappedFile | None = None  # let go of with pages that were gone
+        self._lock = threading.Lock()
+
+    @property
+    def file(self) -> MappedFile:
+        file = self._file
+        if file is None or (lost_pages() and not self._writable and file.map.lost >= 0):
+            return self._map(file)
+        return file
+
+    def _map(self, old: MappedFile | None) -> MappedFile:
+        """Map the file; a reader maps it anew when pages were gone."""
+        with self._lock:
+            file = self._file
+            if file is None or file is old:
+                self._maps.make_room(self)
+                try:
+                    file = MappedFile(self.path, size=self._size, writable=self._writable)
+                except OSError as error:
+                    if error.errno not in EXHAUSTED or not self._maps.make_room(self, 0):
+                        raise
+                    file = MappedFile(self.path, size=self._size, writable=self._writable)
+                self._file = file
+        return file
+
+    def is_there(self) -> bool:
+        """Whether the file is mapped or can be: false when it was removed before anybody looked into it."""
+        try:
+            return self.file is not None
+        except FileNotFoundError:
+            return False
+
+    def let_go(self) -> None:
+        """Unmap it as soon as nobody looks at it."""
+        file, self._file = self._file, None
+        if file is not None and lost_pages() and file.map.lost >= 0:
+            self._lost = file
+
+    def check(self) -> None:
+        """CorruptFileError when pages of a map were gone, of a reader's once."""
+        if lost_pages():
+            for file in (self._lost, self._file):
+                if file is not None and file.map.lost >= 0:
+                    self._lost = None
+                    if not self._writable and file is self._file:
+                        self._file = None
+                    file.check()
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the file, fewer at its end."""
+        file = self.file
+        data = bytes(file.map[position : position + size])
+        file.check()
+        return data
+
+    def scan(self, batch: RecordBatch, begin: int, end: int, **options: Any) -> int:
+        """RecordBatch.scan of a range of phy offsets."""
+        file = self.file
+        stop: int = batch.scan(file.map, self.start, begin, end, **options)
+        file.check()
+        return stop
+
+    def map_has_blank(self, position: int) -> bool:
+        """Whether an end-of-segment record lies at a position."""
+        blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
+        return 0 <= position < self._size and self.read(position, len(blank)) == blank
+
+    def used_end(self, begin: int) -> int:
+        """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
+        file = self.file
+        data_end = file.data_end()
+        end = used_size(memoryview(file.map)[:data_end], begin) if begin < data_end else begin
+        file.check()
+        return end
+
+    def resync(self, begin: int, end: int) -> int:
+        """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
+        used = self.start + self.used_end(begin - self.start)
+        file = self.file
+        # A record without properties ends with zeros.
+        found: int = resync(file.map, self.start, begin, min(end, used + ZEROS_AT_END))
+        file.check()
+        return found
+
+    def create(self) -> None:
+        """Make the file with its first blocks; file and directory entry are durable before it is used."""
+        self._maps.make_room(self)
+        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
+        self.inode = self._file.inode
+        try:
+            self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
+            self._file.sync_all()
+        except BaseException:
+            self.close()
+            os.unlink(self.path)
+            raise
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class SegmentMaps:
+    """Which segments are mapped: at most `limit`, and those that must be. Thread-safe."""
+
+    def __init__(self, limit: int, kept: Callable[[], Collection[Segment]]) -> None:
+        """kept: tells the segments that must stay mapped."""
+        self._limit = limit
+        self._kept = kept
+        self._mapped: list[Segment] = []
+        self._lock = threading.Lock()
+
+    def make_room(self, segment: Segment, limit: int | None = None) -> int:
+        """Before a segment is mapped: let go of those mapped longest ago; returns of how many."""
+        with self._lock:
+            kept = self._kept()
+            excess = len(self._mapped) + 1 - (self._limit if limit is None else limit)
+            gone = [other for other in self._mapped if other not in kept and other is not segment][: max(0, excess)]
+            for other in gone:
+                other.let_go()
+            self._mapped = [other for other in self._mapped if other not in gone and other is not segment]
+            self._mapped.append(segment)
+            return len(gone)
+
+    def retain(self, segments: Collection[Segment]) -> None:
+        """Let go of all others: their files are gone, and a map would keep the disk's space."""
+        with self._lock:
+            self._mapped = [segment for segment in self._mapped if segment in segments]
