@@ -62,7 +62,7 @@ def is_locked(path: Path) -> bool:
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe has no writer to wait for
     except OSError:
         return False
     try:

@@ -13,6 +13,7 @@ from commandline import SGR, Terminal, assert_error, call, good, on_terminal
 from test_verify_damage import Victim, base
 
 import rmq
+from rmq.verification.findings import KINDS
 
 
 @pytest.fixture
@@ -129,3 +130,10 @@ def test_a_bar_is_shown_on_a_terminal_only_and_on_stderr(tmp_path: Path) -> None
     assert "%" in SGR.sub("", done.out)
     assert "%" not in call("verify", tmp_path / "s").err
     assert "sound" in Terminal("verify", tmp_path / "s", columns=40).finish().out
+
+
+def test_the_reference_names_every_kind() -> None:
+    page = (Path(__file__).parents[1] / "docs/reference/verify.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.M))
+    assert rows.pop("kind") == "Means"
+    assert rows == KINDS

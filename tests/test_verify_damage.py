@@ -431,6 +431,8 @@ def damage_both_cells(path: Path) -> None:
 
 FUTURE = struct.pack(">q", 2_000_000_000_000)
 SMALL: dict[str, Planter] = {
+    "checkpoint lost": small("checkpoint", lambda path: path.unlink(), "missing", "note"),
+    "marks lost": small("rmq/marks", lambda path: path.unlink(), "missing", "note"),
     "checkpoint cut": small("checkpoint", lambda path: os.truncate(path, 30), "size", "derived", 30),
     "checkpoint shortened": small("checkpoint", lambda path: os.truncate(path, 2000), "size", "derived", 2000),
     "physic ahead": small("checkpoint", poked(0, FUTURE), "checkpoint", "derived"),

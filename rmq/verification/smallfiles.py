@@ -14,7 +14,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest, Mark, Marks, holder_pid, read_manifest, read_meta
 from rmq.paths import StorePaths
-from rmq.verification.findings import DERIVED, NOTE, Report
+from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
 
 # What RocketMQ and its parts that are not read here leave below the root.
@@ -28,10 +28,22 @@ _ROOT_PREFIXES = ("consumequeue_r", "indexRocksDB", "dledger-", "tiered", "epoch
 _OWN_NAMES = frozenset({"meta.json", "marks", "manifest.json", "owner", "cut"})
 
 
+def _is_there(path: Path, report: Report, severity: str = DERIVED) -> bool:
+    """Whether there is a file to read; what is none is reported, and left alone: a pipe would never end."""
+    if path.is_file():
+        return True
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    report.add(path, 0, "name", severity, "no regular file stands where a file of the store belongs")
+    return False
+
+
 def read_own_meta(paths: StorePaths, report: Report) -> dict[str, Any] | None:
     """meta.json, or None; one that is broken is reported. Raises UnsupportedFormatError for a newer format."""
     try:
-        return read_meta(paths)
+        return read_meta(paths) if _is_there(paths.meta, report, DAMAGE) else None
     except CorruptFileError as error:
         report.damage(paths.meta, 0, "own", f"{error.reason}; the store does not open with it")
     except OSError as error:
@@ -41,10 +53,9 @@ def read_own_meta(paths: StorePaths, report: Report) -> dict[str, Any] | None:
 
 def read_mark(paths: StorePaths, report: Report) -> Mark | None:
     """The newest mark; cells that are neither whole nor unused are reported."""
-    try:
-        data = paths.marks.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    if not _is_there(paths.marks, report):
         return None
+    data = paths.marks.read_bytes()
     if not data:
         report.note(paths.marks, 0, "leftover", EMPTY)
         return None
@@ -71,7 +82,7 @@ def _is_whole(cell: bytes) -> bool:
 
 def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
     """The manifest, or None; one that is broken is reported."""
-    if not paths.manifest.is_file():
+    if not _is_there(paths.manifest, report):
         return None
     try:
         json.loads(paths.manifest.read_bytes())
@@ -86,13 +97,13 @@ def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
 
 def read_checkpoint(paths: StorePaths, report: Report, *, is_live: bool) -> Checkpoint | None:
     """The checkpoint, None when it cannot be read."""
+    if not _is_there(paths.checkpoint, report):
+        return None
     try:
         checkpoint = Checkpoint(paths.checkpoint)
         length = paths.checkpoint.stat().st_size if checkpoint.exists else L.CHECKPOINT_SIZE
     except CorruptFileError as error:
         report.derived(paths.checkpoint, error.offset, "size", error.reason)
-        return None
-    except FileNotFoundError:
         return None
     if length != L.CHECKPOINT_SIZE and not is_live:
         report.derived(paths.checkpoint, min(length, L.CHECKPOINT_SIZE), "size", f"checkpoint has {length} bytes, "
@@ -147,12 +158,14 @@ def judge_markers(paths: StorePaths, report: Report, state: str) -> None:
     if state == "not closed":
         report.note(paths.abort, 0, "open", "the store was not closed: its writer was killed, or this is a copy of an "
                     "open store")  # fmt: skip
+    if state == "closed":
+        own = (paths.marks, paths.manifest) if paths.meta.exists() else ()
+        for path in (paths.checkpoint, *own):
+            if not path.exists() and any(directory.is_dir() for directory in paths.commit_logs):
+                report.note(path, 0, "missing", "a closed store has this file; it is made again")
     if state == "closed" and paths.owner.exists():
         report.note(paths.owner, 0, "leftover", "names a writer, but the store is closed")
-    try:
-        text = paths.lock.read_bytes()[:5] if paths.lock.is_file() else b""
-    except OSError:
-        return
+    text = paths.lock.read_bytes()[:5] if _is_there(paths.lock, report) else b""
     if text not in (b"", b"lock"):
         report.note(paths.lock, 0, "name", "does not hold the text `lock`")
 
