@@ -363,9 +363,10 @@ def test_a_queue_that_goes_begins_again_only_when_it_is_gone(
 
         def put() -> None:
             store.put(rmq.Message("old", b"again"))
-            store.topics()
+            answers.append(store.topics()["old"])
 
-        threads, real = [], os.unlink
+        threads: list[threading.Thread] = []
+        answers, real = [], os.unlink
 
         def unlink(path: Path) -> None:
             if "/old/" in str(path):
@@ -378,6 +379,7 @@ def test_a_queue_that_goes_begins_again_only_when_it_is_gone(
             patch.setattr(os, "unlink", unlink)
             clean(store, expired_queues=True)
         threads[0].join()
+        assert answers == [{0: (0, 1)}]
     for mode in ("r", "r+"):
         with open_store(tmp_path / "s", mode) as store:
             assert store.topics()["old"] == {0: (0, 1)}
