@@ -180,7 +180,8 @@ class Visible:
                 except CorruptFileError:
                     if self._log.min_phy_offset == low:
                         raise
-                    self.derive()  # cleaned meanwhile
+                    self.refresh()  # cleaned meanwhile
+                    self.derive()
                     return
                 for queue in self._queues.queues.values():
                     if self._mark is not None and queue.tail_size > TAIL_LIMIT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ TB = 10**12
 def test_above_rocketmqs_level_segments_go_that_have_not_expired(
     tmp_path: Path, used: int, fields: dict[str, Any], goes: bool
 ) -> None:
-    make(tmp_path / "s")
+    make(tmp_path / "s", 50)
     date(tmp_path / "s")
     with open_store(tmp_path / "s", "r+", rmq.StoreConfig(**fields)) as store:
         result = clean(store, disk_usage=Disk(used * TB, (100 - used) * TB), limit=10)
@@ -340,9 +341,49 @@ def test_a_message_that_came_meanwhile_keeps_its_queue(tmp_path: Path) -> None:
     make(tmp_path / "s")
     expire(tmp_path / "s", 4 * SEGMENT)
     with open_store(tmp_path / "s", "r+") as store:
-        store.put(rmq.Message("old", b"again"))
-        clean(store, expired_queues=True)
-        assert store.topics()["old"] == {0: (10, 11)}
+
+        def disk_usage(path: Path) -> Disk:
+            """Asked when everything has been flushed and nothing is removed yet."""
+            store.put(rmq.Message("old", b"again"))
+            return ROOMY
+
+        clean(store, expired_queues=True, disk_usage=disk_usage)
+        first, following = store.topics()["old"][0]
+        assert first == 10
+        assert len(store.pull("old", 0, 10).messages) == following - first > 0
+
+
+def test_a_queue_that_goes_begins_again_only_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put of its topic waits meanwhile: its file would have the name of one that is being removed."""
+    make(tmp_path / "s")
+    expire(tmp_path / "s", 4 * SEGMENT)
+    with open_store(tmp_path / "s", "r+") as store:
+
+        def put() -> None:
+            store.put(rmq.Message("old", b"again"))
+            answers.append(store.topics()["old"])
+
+        threads: list[threading.Thread] = []
+        answers, real = [], os.unlink
+
+        def unlink(path: Path) -> None:
+            if "/old/" in str(path):
+                threads.append(threading.Thread(target=put))
+                threads[-1].start()
+                threads[-1].join(0.1)
+            real(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", unlink)
+            clean(store, expired_queues=True)
+        threads[0].join()
+        assert answers == [{0: (0, 1)}]
+    for mode in ("r", "r+"):
+        with open_store(tmp_path / "s", mode) as store:
+            assert store.topics()["old"] == {0: (0, 1)}
+            assert [item.body for item in store.pull("old").messages] == [b"again"]
 
 
 def test_system_topics_keep_their_queues(tmp_path: Path) -> None:

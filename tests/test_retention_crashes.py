@@ -17,6 +17,8 @@ from test_syncs import Disk as SyncedDisk
 import rmq
 
 LOW = 4 * SEGMENT
+pytestmark = pytest.mark.slow
+
 SHORT_QUEUES = rmq.StoreConfig(**SIZES | {"mapped_file_size_consume_queue": 80})  # several files of each go
 FOLDERS = ("commitlog", "consumequeue", "index")
 
@@ -66,7 +68,6 @@ def assert_comes_back(path: Path, messages: list[rmq.StoredMessage], settled: di
     assert digests(path, *FOLDERS) == settled
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_complaint")
 def test_killed_before_any_removal_it_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = make(tmp_path / "s", config=SHORT_QUEUES)
@@ -82,7 +83,6 @@ def test_killed_before_any_removal_it_goes_on_from_there(tmp_path: Path, monkeyp
         assert_comes_back(image, messages, settled)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_complaint")
 def test_killed_amid_the_removal_of_whole_queues_it_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +110,6 @@ def test_killed_amid_the_removal_of_whole_queues_it_goes_on_from_there(
             assert store.put(rmq.Message("old", b"again")).queue_offset == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_complaint")
 def test_a_power_cut_after_any_sync_leaves_a_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not synced is lost: names come back that were removed, and content that was not flushed."""

@@ -57,6 +57,7 @@ def test_a_reader_that_missed_what_was_put_and_cleaned_finds_its_units_in_the_fi
             assert_left(reader, messages, low)
 
 
+@pytest.mark.slow
 def test_a_reader_with_units_in_memory_keeps_them_when_the_files_before_go(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", "x", CONFIG) as store:
         messages = fill(store, 100)
@@ -219,6 +220,7 @@ def expire_half(path: Path) -> int:
     return int(files[half].name)
 
 
+@pytest.mark.slow
 def test_a_brokers_store_is_cleaned_too(small_golden: Golden, tmp_path: Path) -> None:
     path = copy_store(small_golden.directory / "store", tmp_path / "s")
     with rmq.open(path, config=small_golden.store_config) as store:

@@ -46,7 +46,7 @@ def clean(store: Path, dry_run: bool, reserved_time: int | None, max_used_percen
 
 def _cells(store: Store, row: Row) -> dict[str, str]:
     path = os.path.relpath(row["path"], store.path.absolute())
-    return {"file": printable(path), "size": people_size(row["size"]), "reason": row["reason"]}
+    return {"size": people_size(row["size"]), "reason": row["reason"], "file": printable(path)}
 
 
 def _tell(store: Store, done: CleanResult, limit: int | None) -> None:
