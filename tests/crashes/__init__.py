@@ -1,1 +1,1 @@
-"""Power loss: what a workload did to its files, the disks that may be left, and whether a store comes back from them."""
+"""Power loss: what a workload did to its files, the disks that may be left, whether a store comes back from them."""

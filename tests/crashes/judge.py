@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import oracle
-from crashes.states import State
 
 import rmq
+from crashes.states import State
 
 FAR = 2**31 - 1  # ms to the next timed flush
 COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "size", "flag", "sys_flag", "born_timestamp",

@@ -88,7 +88,7 @@ class State:
     begun: int
     safe: int
     files: dict[str, bytes | None]
-    story: list[str]  # what of the pending is on disk, for a reader of failures
+    story: list[str]  # files and directories of which not everything need be there
 
     def write(self, target: Path) -> None:
         target.mkdir()
@@ -102,13 +102,13 @@ class State:
 class Weather:
     """One way in which a disk loses things: chances that sectors, sizes and names come through, drawn once."""
 
-    def __init__(self, rng: random.Random, tears: bool) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.data, self.sizes, self.names = (rng.choice(CHANCES) for _ in range(3))
         self.by_file = rng.random() < 0.3  # a file comes through as a whole or not at all
         self.sectors = rng.choice((1, 1, PAGE // SECTOR))  # of them are written together
         self.latest = rng.choice((1.0, 0.7, 0.2))  # chance that what comes through is the newest value
-        self.tears = 0.1 if tears and rng.random() < 0.5 else 0.0  # a sector caught while it was stored to
+        self.tears = rng.choice((0.0, 0.0, 0.02, 0.2))  # a sector caught while it was stored to, upwards
 
     def content(self, file: File) -> dict[int, bytes]:
         result = dict(file.content)
@@ -127,8 +127,7 @@ class Weather:
                 result[sector] = values[-1]
                 if len(values) > 1 and self.rng.random() < self.tears:
                     cut = self.rng.randrange(1, SECTOR)
-                    first, second = self.rng.sample(values[-2:], 2)
-                    result[sector] = first[:cut] + second[cut:]
+                    result[sector] = values[-1][:cut] + values[-2][cut:]
         return result
 
     def size(self, file: File) -> int:
@@ -153,13 +152,11 @@ def choose_moment(events: Sequence[Event], begin: int, rng: random.Random) -> in
     return rng.randint(begin, len(events))
 
 
-def draw(events: Sequence[Event], begin: int, rng: random.Random, *, tears: bool) -> State:
-    """One disk that power loss at some moment behind `begin` may leave. tears: sectors may be half stored."""
-    moment = choose_moment(events, begin, rng)
-    happened = events[:moment]
-    begun = next((event.value for event in reversed(happened) if event.kind == "put"), 0)
-    safe = next((event.value for event in reversed(happened) if event.kind == "safe"), -1)
-    files, weather = replay(happened), Weather(rng, tears)
+def left(events: Sequence[Event], weather: Weather) -> State:
+    """The disk that power loss after these events leaves."""
+    begun = next((event.value for event in reversed(events) if event.kind == "put"), 0)
+    safe = next((event.value for event in reversed(events) if event.kind == "safe"), -1)
+    files = replay(events)
     found: dict[str, bytes | None] = {}
     story: list[str] = []
 
@@ -179,4 +176,16 @@ def draw(events: Sequence[Event], begin: int, rng: random.Random, *, tears: bool
             restore(child, f"{path}/{name}" if path else name)
 
     restore(0, "")
-    return State(moment, begun, safe, found, story)
+    return State(len(events), begun, safe, found, story)
+
+
+def only_synced(events: Sequence[Event]) -> State:
+    """The disk that has nothing but what was synced."""
+    weather = Weather(random.Random(0))
+    weather.data = weather.sizes = weather.names = 0.0
+    return left(events, weather)
+
+
+def draw(events: Sequence[Event], begin: int, rng: random.Random) -> State:
+    """One disk that power loss at some moment behind `begin` may leave."""
+    return left(events[: choose_moment(events, begin, rng)], Weather(rng))

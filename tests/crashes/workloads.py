@@ -12,11 +12,11 @@ from typing import Any
 
 import oracle
 import pyarrow as pa
+
+import rmq
 from crashes.judge import Geometry
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
-
-import rmq
 
 TOPICS = ("a", "b", "%RETRY%g")
 STORE = "s"
@@ -86,7 +86,7 @@ class Run:
         elif how == "arrow":
             columns = {name: [getattr(message, name) for message in messages]
                        for name in ("topic", "queue_id", "body", "uniq_key", "tags", "born_timestamp", "sys_flag")}
-            columns["keys"] = [" ".join(message.keys) or None for message in messages]
+            columns["keys"] = pa.array([list(message.keys) for message in messages], pa.list_(pa.string()))
             table = pa.table(columns)
             self._put(len(messages), lambda store: list(store.put_many(table)), True)
         else:
@@ -252,7 +252,7 @@ def _record_again(rng: random.Random, folder: Path, options: dict[str, Any]) -> 
         (folder / name).mkdir()
     first = record(rng.choice(FIRST), rng.randrange(10**6), folder / "first")
     for level in range(rng.choice((1, 1, 2))):
-        state = draw(first.recorder.events, first.recorder.begin, rng, tears=first.geometry.crc)
+        state = draw(first.recorder.events, first.recorder.begin, rng)
         for name in ("probe", "image"):
             state.write(folder / name / str(level))
         probe = folder / "probe" / str(level) / STORE
