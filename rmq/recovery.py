@@ -52,12 +52,24 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
 # ---- queues ----------------------------------------------------------------------------------------------------
 
 
-def _is_own(log: CommitLog, queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-    """Whether the record of a unit is a message of the queue."""
+def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int, phy_offset: int, size: int) -> bool:
+    """Whether a unit is its queue's: its record is, or was below `trusted` and has been damaged since.
+
+    One below `trusted` that points between records, or to another's, never was a record's: half of it was lost.
+    """
+    if phy_offset < log.min_phy_offset:
+        return True
     message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
-    if message is None or message.size != size:
+    if message is not None and message.size == size:
+        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or queue.topic.startswith("%LMQ%")
+        is_placed = message.queue_offset == queue_offset or not queue.is_exact
+        return is_placed and (is_own or phy_offset + size <= trusted)
+    if message is not None or phy_offset + size > trusted:
         return False
-    return queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
+    try:
+        return log.align(phy_offset, trusted) == phy_offset
+    except CorruptFileError:
+        return True
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -> None:
@@ -65,14 +77,9 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -
 
     Units of records below `trusted` stand, whatever has become of the records.
     """
-
-    def stands(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-        return phy_offset + size <= trusted or phy_offset < log.min_phy_offset or \
-            _is_own(log, queue, phy_offset, size)  # fmt: skip
-
     for queue in queues.queues.values():
         before = queue.max_offset
-        queue.cut_where(limit, partial(stands, queue))
+        queue.cut_where(limit, partial(_stands, log, queue, trusted))
         if queue.max_offset != before:
             queues.touch(queue)
             logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",

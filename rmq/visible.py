@@ -50,6 +50,7 @@ class Visible:
         self._lock = threading.RLock()
         self._is_live = is_locked(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
+        self._is_crashed = False  # of ours: behind the mark any sector may be lost
         # Beside a writer each of these may be newer than the one before it, never older.
         self._read_mark()
         self._manifest = read_manifest(paths) if self._mark is not None else None
@@ -79,6 +80,9 @@ class Visible:
         if mark is not None and self._is_outdated(mark, queue_end):
             mark = None
         if mark is not None:
+            self._is_crashed = not self._is_live and not self._is_clean
+            if self._is_crashed:
+                cut_queues(log, self._queues, mark.derived_phy_offset, mark.derived_phy_offset)
             lost = lost_queues(log, self._queues, self._manifest, mark.derived_phy_offset)
             for key in lost:
                 self._queues.open(*key).forget_files()
@@ -97,10 +101,11 @@ class Visible:
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
         if not log.segments:
             return
-        end = find_end(log, max(start, log.min_phy_offset), self._limit())
+        end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
-            cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
+            if not self._is_crashed:
+                cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
 
     def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
@@ -109,6 +114,10 @@ class Visible:
             return False
         start = start_without_marks(self._log, True, Checkpoint(self._paths.checkpoint), queue_end)
         return find_end(self._log, start, self._log.max_phy_offset).phy_offset >= mark.durable_phy_offset
+
+    def _find_end(self, begin: int) -> LogEnd:
+        """What recovery would not take for a record is none for a reader either."""
+        return find_end(self._log, begin, self._limit(), check_sectors=self._is_crashed and not self._is_live)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published."""
@@ -134,7 +143,7 @@ class Visible:
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
-                    self.end = find_end(self._log, self.end, self._limit()).phy_offset
+                    self.end = self._find_end(self.end).phy_offset
             return self.end
 
     def derive(self) -> None:
