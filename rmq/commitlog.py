@@ -61,10 +61,12 @@ class Segment:
                     self._file = MappedFile(self.path, size=self._size, writable=self._writable)
         return self._file
 
-    def map_has_blank(self, position: int) -> bool:
-        """Whether an end-of-segment record lies at a position."""
+    def ends_with_blank(self, position: int) -> bool:
+        """Whether an end-of-segment record lies at a position, and nothing behind it."""
         blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
-        return 0 <= position < self._size and bytes(self.file.map[position : position + len(blank)]) == blank
+        end = position + len(blank)
+        return 0 <= position < self._size and bytes(self.file.map[position:end]) == blank and \
+            self.used_end(end) == end  # fmt: skip
 
     def used_end(self, begin: int) -> int:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
@@ -97,6 +99,7 @@ class LogScan:
     def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch,
                  options: dict[str, Any]) -> None:  # fmt: skip
         self.phy_offset = begin
+        self.blank_phy_offset = -1  # an end-of-segment record that lies right before phy_offset
         self.stop = SCAN_LIMIT
         self._log = log
         self._end = end
@@ -104,31 +107,30 @@ class LogScan:
         self._options = options
 
     def __iter__(self) -> Iterator[RecordBatch]:
-        blank_at = -1
         while self.phy_offset < self._end:
             segment = self._log.segment_at(self.phy_offset)
             if segment is None:
                 # A blank record with no segment behind it closes nothing: the log ends before it.
-                self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
+                self.stop = SCAN_BLANK if self.blank_phy_offset >= 0 else SCAN_ZERO
                 break
             batch = self._batch
             self.stop = batch.scan(segment.file.map, segment.start, self.phy_offset,
                                    min(self._end, segment.end), **self._options)  # fmt: skip
             self.phy_offset = batch.next_phy_offset
             if batch.count:
-                blank_at = -1
+                self.blank_phy_offset = -1
                 yield batch
             if self.stop == SCAN_BLANK:
-                if blank_at < 0:
-                    blank_at = self.phy_offset
+                if self.blank_phy_offset < 0:
+                    self.blank_phy_offset = self.phy_offset
                 self.phy_offset = segment.end
-            elif self.stop == SCAN_ZERO and blank_at >= 0:
-                self.phy_offset = blank_at
+            elif self.stop == SCAN_ZERO and self.blank_phy_offset >= 0:
+                self.phy_offset = self.blank_phy_offset
                 break
             elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
                 break
-        if self.stop == SCAN_BLANK and blank_at >= 0 and self._log.segment_at(self.phy_offset) is None:
-            self.phy_offset = blank_at
+        if self.stop == SCAN_BLANK and self.blank_phy_offset >= 0 and self._log.segment_at(self.phy_offset) is None:
+            self.phy_offset = self.blank_phy_offset
         self._batch.release()
 
 
@@ -345,24 +347,25 @@ class CommitLog:
 
     def truncate(self, phy_offset: int) -> None:
         """End the log at a phy offset: its segment is zero from there, later segments are gone. Durable."""
-        kept = []
-        for segment in self.segments:
-            if segment.start >= phy_offset and segment.start > self.min_phy_offset:
-                segment.close()
-                os.unlink(segment.path)
-                sync_directory(segment.path.parent)
-                continue
-            kept.append(segment)
-            begin = phy_offset - segment.start
-            if segment.map_has_blank(begin):
-                continue  # an end-of-segment record with nothing behind it: the next put writes over it
-            if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
-                # A new record may end where a torn one ended: what follows must not be a record again.
-                segment.file.reserve(begin, end, 0)
-                segment.file.map[begin:end] = bytes(end - begin)
-                segment.file.sync()
-        self.segments = kept
-        self._starts = [segment.start for segment in kept]
+        for segment in reversed(self.segments):  # the last first: no crash may leave a gap
+            if segment.start < phy_offset or segment.start == self.min_phy_offset:
+                break
+            segment.close()
+            os.unlink(segment.path)
+            sync_directory(segment.path.parent)
+            self.segments.pop()
+            self._starts.pop()
+        if not self.segments:
+            return
+        segment = self.segments[-1]
+        begin = max(0, phy_offset - segment.start)
+        if segment.ends_with_blank(begin):
+            return  # the next put writes over it
+        if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
+            # A new record may end where a torn one ended: what follows must not be a record again.
+            segment.file.reserve(begin, end, 0)
+            segment.file.map[begin:end] = bytes(end - begin)
+            segment.file.sync()
 
     def close(self) -> None:
         for segment in self.segments:

@@ -24,6 +24,7 @@ class LogEnd:
     """phy_offset: behind the last whole record, which begins at last_phy_offset (-1: not scanned). stop: SCAN_* there.
 
     next_phy_offset: the first whole record behind it, -1 when none. is_damage: what lies there had been durable.
+    blank_phy_offset: an end-of-segment record between the last whole record and phy_offset, -1 when none.
     """
 
     phy_offset: int
@@ -31,6 +32,7 @@ class LogEnd:
     last_phy_offset: int = -1
     next_phy_offset: int = -1
     is_damage: bool = False
+    blank_phy_offset: int = -1
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
     last = -1
     for batch in scan:
         last = int(batch.numbers("phy_offset")[-1])
-    return LogEnd(scan.phy_offset, scan.stop, last)
+    return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
 
 
 def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:

@@ -40,10 +40,12 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
     """
     if end.is_damage and not repair:
         raise log.damage(end.phy_offset, end.stop)
+    if end.blank_phy_offset >= 0:  # it announces a segment of which no record is left
+        end.phy_offset = end.blank_phy_offset
     reason = "damage in what had been durable" if end.is_damage else "torn tail behind the last whole record"
     for path, position, data in log.behind(end.phy_offset):
         segment = log.segment_at(end.phy_offset)
-        if segment is None or segment.path != path or not segment.map_has_blank(position):
+        if segment is None or segment.path != path or not segment.ends_with_blank(position):
             keep_cut(paths, path, position, data, reason)
     log.truncate(end.phy_offset)
     log.position = end.phy_offset

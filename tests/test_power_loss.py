@@ -107,3 +107,77 @@ def test_a_unit_that_lost_its_offset_is_none(crashed: Path, begin: int, end: int
         found = names(reader)
     assert found == [f"u{number}" for number in range(4)]
     assert_whole(crashed, found)
+
+
+# ---- the log ---------------------------------------------------------------------------------------------
+
+
+def test_a_torn_first_record_of_a_segment_ends_the_log_in_the_one_before(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        places = [store.put(message(number, 1000)).phy_offset for number in range(1, 5)]
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    assert places[-1] == SEGMENT
+    for name in ("rmq/marks", "commitlog/00000000000000004096"):
+        assert (image / name).stat().st_size == SEGMENT
+    zero(image / "commitlog" / f"{SEGMENT:020d}", 0, 4)
+    assert_whole(image, ["u0", "u1", "u2", "u3"])
+    with rmq.open(image, "r+") as store:
+        assert store.put(message(5, 1000)).phy_offset == SEGMENT
+    assert_whole(image, ["u0", "u1", "u2", "u3", "u5"])
+
+
+def test_what_lies_behind_an_end_of_segment_record_does_not_come_back(tmp_path: Path) -> None:
+    """A sector of the record that was written over the blank one is lost: the old blank one shows, with its junk."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        places = [store.put(message(number)).phy_offset for number in range(3)]
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    segment = image / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    struct.pack_into(">iI", data, places[1], SEGMENT - places[1], oracle.MAGIC_BLANK)
+    segment.write_bytes(data)
+    with rmq.open(image, "r+") as store:
+        assert names(store) == ["u0"]
+        assert store.put(message(3)).phy_offset == places[1]
+        assert names(store) == ["u0", "u3"]
+        again = image_of(image, tmp_path / "again")
+    assert_whole(again, ["u0", "u3"])
+
+
+# ---- power that fails again during recovery --------------------------------------------------------------
+
+
+def recovering(image: Path, root: Path, queue_id: int) -> list[State]:
+    """Disks with nothing but what was synced, after each event of a recovery and of a flushed put behind it."""
+    root.mkdir()
+    image_of(image, root / "s")
+    with Recorder(root) as recorder, rmq.open(root / "s", "r+") as store:
+        store.put(message(90, queue_id=queue_id))
+        store.flush()
+        recorder.look()
+    return [only_synced(recorder.events[:moment]) for moment in range(recorder.begin, len(recorder.events))]
+
+
+@pytest.mark.slow
+def test_a_recovery_that_removes_files_may_stop_anywhere(tmp_path: Path) -> None:
+    """Later segments of log and queues go one by one, the last first; what is gone stays gone."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        places = [store.put(message(number, 600)).phy_offset for number in range(1, 30)]
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    assert len(list((image / "commitlog").iterdir())) > 4
+    assert len(list((image / "consumequeue" / "a" / "0").iterdir())) == 3
+    zero(image / "commitlog" / f"{0:020d}", places[0], places[0] + 1000)
+    states = recovering(image, tmp_path / "root", 1)
+    gaps = {len([name for name in state.files if name.startswith("s/commitlog/")]) for state in states}
+    assert gaps >= {1, 2, 3, 4}
+    for number, state in enumerate(states):
+        path = left_at(state, tmp_path / str(number))
+        with rmq.open(path, "r+") as store:
+            assert names(store)[0] == "u0"
+            assert set(names(store)) <= {"u0", "u90"}
+            assert pulled(store)["a", 0] == ["u0"]
+        assert oracle.check_store(path, 10, 30) == []
