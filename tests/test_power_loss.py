@@ -145,6 +145,33 @@ def test_what_lies_behind_an_end_of_segment_record_does_not_come_back(tmp_path: 
     assert_whole(again, ["u0", "u3"])
 
 
+def test_properties_of_which_the_end_was_not_stored_are_torn(tmp_path: Path) -> None:
+    """The CRC is the last property: without it nothing else tells."""
+    with rmq.open(tmp_path / "s", "x", config=config(enabled_append_prop_crc=True)) as store:
+        store.put(message(0))
+        store.flush()
+        torn = store.put(message(1, properties={"p": "x" * 100}))
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    end = torn.phy_offset + torn.size
+    zero(image / "commitlog" / f"{0:020d}", end - 60, end)
+    assert_whole(image, ["u0"])
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+def test_properties_that_would_end_with_a_nul_are_refused(tmp_path: Path, version: str) -> None:
+    """Releases 4.9.1 to 5.1 drop the separator behind the last property."""
+    with rmq.open(tmp_path / "s", "x", config=config(rocketmq_version=version)) as store:
+        with pytest.raises(rmq.IllegalMessageError, match="NUL"):
+            store.put(message(0, raw_properties=b"p\1x\0", uniq_key=None))
+        odd = message(1, properties={"p": "x\0"})
+        if version == "4.9.8":
+            with pytest.raises(rmq.IllegalMessageError, match="NUL"):
+                store.put(odd)
+        else:
+            assert store.lookup(store.put(odd).phy_offset).properties["p"] == "x\0"
+        assert store.lookup(store.put(message(2, properties={"p": "x\0y"})).phy_offset).properties["p"] == "x\0y"
+
+
 # ---- power that fails again during recovery --------------------------------------------------------------
 
 
