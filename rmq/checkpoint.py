@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import FILE_MODE
+from rmq.segment import FILE_MODE, sync_directory
 
 _FIELDS = struct.Struct(">5q")
 
@@ -54,4 +54,6 @@ class Checkpoint:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if not self.exists:
+            sync_directory(self.path.parent)
         self.exists = True

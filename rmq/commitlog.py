@@ -266,6 +266,10 @@ class CommitLog:
         self.last_phy_offset = batch.last_phy_offset if len(batch) else self.last_phy_offset
         return phy_offset
 
+    def distrust(self, phy_offset: int) -> None:
+        """Take what lies behind a phy offset as not synced: a process that was killed wrote it."""
+        self.unsynced = [segment for segment in self.segments if segment.end > phy_offset]
+
     def take_unsynced(self) -> list[Segment]:
         """Segments written since the last call, oldest first, for the caller to sync."""
         taken, self.unsynced = self.unsynced, []

@@ -277,6 +277,10 @@ class ConsumeQueue:
         self.cut(end)
         self.max_offset = end
 
+    def distrust(self) -> None:
+        """Take all files as written since the last sync: a process that was killed may have."""
+        self._dirty.update(map(self._path, self._starts))
+
     def take_dirty(self) -> set[Path]:
         """Files written since the last call, for the caller to sync."""
         dirty, self._dirty = self._dirty, set()

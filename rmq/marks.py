@@ -55,6 +55,8 @@ class Marks:
         self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
         if writable:
             self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+        if create:
+            self._file.sync_all()
         self._sequence = 0
         self._view = memoryview(self._file.map)
 

@@ -317,6 +317,8 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
+    if not clean:
+        log.distrust(durable)
     cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset, mark.derived_phy_offset)
     restored = None if clean else restore_index(store.index, mark)
     if restored is not None and not index_is_whole(store.index, None, manifest):
@@ -335,6 +337,11 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset
     cut_queues(log, queues, log.position)
+    if not clean:
+        log.distrust(start)
+        for queue in queues.queues.values():
+            queue.distrust()
+            queues.touch(queue)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
     _continue(store, None, queue_end if clean else min(start, log.position), begin)

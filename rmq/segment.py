@@ -33,6 +33,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_directories(path: Path) -> None:
+    """Make durable what a process that was killed may have named in a directory and in those below it."""
+    for name, _, _ in os.walk(path):
+        sync_directory(Path(name))
+
+
 def make_directory(path: Path) -> None:
     """Create a directory and its parents; each new name is made durable."""
     if path.is_dir():

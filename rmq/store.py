@@ -44,7 +44,7 @@ from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
-from rmq.segment import StoreLock, make_directory, sync_directory, write_marker
+from rmq.segment import StoreLock, make_directory, sync_directories, sync_directory, write_marker
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -137,6 +137,9 @@ class Store(StoreReader):
                                              "choose an empty or new directory")  # fmt: skip
             if self.mode == "r+" and not self._paths.looks_like_store():
                 raise FileNotFoundError(f"{self.path}: no store in it")
+            if not any(self.path.iterdir()):  # perhaps made by a process that was killed
+                with contextlib.suppress(PermissionError):
+                    sync_directory(self._paths.root.parent)
             return
         if self.mode == "r+" or self.path.exists():
             self._refuse_path()
@@ -160,6 +163,9 @@ class Store(StoreReader):
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         clean = not self._paths.abort.exists()
+        if not clean:
+            for path in {self._paths.root, *self._paths.commit_logs}:
+                sync_directories(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip

@@ -172,6 +172,50 @@ def test_properties_that_would_end_with_a_nul_are_refused(tmp_path: Path, versio
         assert store.lookup(store.put(message(2, properties={"p": "x\0y"})).phy_offset).properties["p"] == "x\0y"
 
 
+# ---- a process that was killed before the power failed ---------------------------------------------------
+
+
+def session(path: Path, first: int, kind: str) -> rmq.Store:
+    store = rmq.open(path, "a", config=config(flush_disk_type=kind))
+    for number in range(first, first + 3):
+        store.put(message(number, 1000, queue_id=number % 2))
+    return store
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_is_flushed_after_a_killed_process_is_on_disk_with_all_before_it(tmp_path: Path, kind: str) -> None:
+    """The process is killed at each of its calls in turn; names and bytes it left unsynced count for nothing."""
+    kill_at, is_killed = 1, True
+    while is_killed:
+        root = tmp_path / str(kill_at)
+        root.mkdir()
+        with Recorder(root) as recorder:
+            recorder.kill_at = kill_at
+            store = None
+            try:
+                store = session(root / "s", 0, "ASYNC_FLUSH")
+                store.flush()
+            except Killed:
+                pass
+            is_killed = recorder.is_dead
+            recorder.is_dead = True
+            if store is not None:
+                abandon(store)
+            recorder.revive()
+            store = session(root / "s", 10, kind)
+            if kind == "ASYNC_FLUSH":
+                store.flush()
+            expected = names(store)
+            recorder.look()
+            moment = len(recorder.events)
+            store.close()
+        assert expected[-3:] == ["u10", "u11", "u12"]
+        assert_whole(left_at(only_synced(recorder.events[:moment]), tmp_path / f"image{kill_at}"), expected)
+        kill_at += 1
+    assert kill_at > 60
+
+
 # ---- power that fails again during recovery --------------------------------------------------------------
 
 
