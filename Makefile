@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rm
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
 PYTEST_ARGS ?=
 
-.PHONY: help demo test interop lint bench docs build debug sanitize clean FORCE
+.PHONY: help demo test interop crash lint bench docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,6 +24,9 @@ test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop`
 interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
 	@tools/java.sh >/dev/null || true
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
+
+crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
+	$(PY) -m pytest -q -rP -m crash $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .
