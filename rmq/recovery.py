@@ -111,6 +111,8 @@ def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, dur
 def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool:
     """Whether a unit of a store of ours points to its message, or to what is no longer in the log."""
     phy_offset, size, _ = queue.read(queue_offset, 1)
+    if not len(size):
+        return False  # its file is gone
     if size[0] == UNIT_PRE_BLANK_SIZE or 0 <= phy_offset[0] < log.min_phy_offset:
         return True
     message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))

@@ -109,6 +109,22 @@ def test_a_unit_that_lost_its_offset_is_none(crashed: Path, begin: int, end: int
     assert_whole(crashed, found)
 
 
+def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        for number in range(4):
+            store.put(message(number))
+        store.flush()
+        for number in range(4, 12):
+            store.put(message(number))
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    (image / QUEUE).unlink()
+    assert (image / "consumequeue" / "a" / "0" / f"{200:020d}").exists()
+    with rmq.open(image) as reader:
+        assert pulled(reader) == {("a", 0): [f"u{number}" for number in range(12)]}
+    assert_whole(image, [f"u{number}" for number in range(12)])
+
+
 # ---- the log ---------------------------------------------------------------------------------------------
 
 
