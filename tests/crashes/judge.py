@@ -41,7 +41,7 @@ class Geometry:
     @classmethod
     def drawn(cls, rng: random.Random) -> Self:
         version = rng.choice(("5.3.3", "5.3.3", "4.9.8", "4.7.0"))
-        return cls(rng.choice((4096, 8192)), rng.choice((200, 1000)), 10, rng.choice((12, 30)), version,
+        return cls(rng.choice((4096, 8192)), rng.choice((200, 1000)), 10, rng.choice((12, 30, 60)), version,
                    version == "5.3.3" and rng.random() < 0.7)  # fmt: skip
 
     def config(self, **fields: Any) -> rmq.StoreConfig:

@@ -46,6 +46,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.body_size = self.rng.choice((None, None, 40, 200))  # None: all sizes
+        self.topics = self.rng.choice((TOPICS, TOPICS[:1]))
         self.queue_count = self.rng.choice((1, 2, 3))
 
     @property
@@ -66,7 +67,7 @@ class Run:
             fields["properties"] = fields.get("properties", {}) | ({"p": "x" * rng.randrange(1, 1000)} if long else {})
         else:
             keys = ["k0"]
-        fields = {"topic": rng.choice(TOPICS), "queue_id": rng.randrange(self.queue_count)} | fields
+        fields = {"topic": rng.choice(self.topics), "queue_id": rng.randrange(self.queue_count)} | fields
         return rmq.Message(body=body, keys=keys, uniq_key=f"u{number:06d}", born_timestamp=1_600_000_000_000 + number,
                            **fields)  # fmt: skip
 
@@ -146,7 +147,7 @@ class Run:
 
     def put_some(self) -> None:
         how = self.rng.choice(("messages", "arrow", "batch"))
-        fields: dict[str, Any] = {"topic": self.rng.choice(TOPICS), "queue_id": 0, "sys_flag": 0}
+        fields: dict[str, Any] = {"topic": self.rng.choice(self.topics), "queue_id": 0, "sys_flag": 0}
         count = self.rng.randrange(2, 4 if how == "batch" else 12)
         messages = [self.message(**(fields if how == "batch" else {})) for _ in range(count)]
         if how != "batch" or sum(len(message.body) + 1500 for message in messages) < self.geometry.segment:
@@ -206,6 +207,10 @@ def killed(run: Run) -> None:
 
 def again(run: Run) -> None:
     """On what a power loss left: recovery, in which the power may fail too, and what is put after it."""
+    if run.rng.random() < 0.3:
+        with run.killed_within(run.rng.choice((20, 60))):
+            run.open()
+            run.work(10)
     run.open(flush_disk_type=run.rng.choice(("ASYNC_FLUSH", "SYNC_FLUSH")))
     run.work(run.rng.choice((0, 2, 20)))
     run.close() if run.rng.random() < 0.5 else run.flush()
