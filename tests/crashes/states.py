@@ -186,6 +186,14 @@ def only_synced(events: Sequence[Event]) -> State:
     return left(events, weather)
 
 
+def everything(events: Sequence[Event]) -> State:
+    """The disk that has all that was done."""
+    weather = Weather(random.Random(0))
+    weather.data = weather.sizes = weather.names = weather.latest = 1.0
+    weather.tears = 0.0
+    return left(events, weather)
+
+
 def draw(events: Sequence[Event], begin: int, rng: random.Random) -> State:
     """One disk that power loss at some moment behind `begin` may leave."""
     return left(events[: choose_moment(events, begin, rng)], Weather(rng))

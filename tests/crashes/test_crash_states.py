@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 import rmq
+from crashes.judge import Geometry
 from crashes.recorder import Recorder
 from crashes.run import judged
-from crashes.states import Weather, left, only_synced
-from crashes.workloads import FIRST, record
+from crashes.states import Weather, everything, left, only_synced
+from crashes.workloads import FIRST, WORKLOADS, Run, record
 from rmq import commitlog, consumequeue, flushing, logend, recovery, segment
 
 RUN = Path(__file__).parent / "run.py"
 
 
-def run(*arguments: str) -> str:
+def output(*arguments: str) -> str:
     """What run.py prints; its output is the failure."""
     done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)
@@ -33,12 +34,12 @@ def run(*arguments: str) -> str:
 
 def test_stores_come_back_from_a_hundred_crashes() -> None:
     """The same ones each time; `make crash` draws others."""
-    assert "108 states" in run("--states", "108", "--jobs", "2", "--seed", "1")
+    assert "108 states" in output("--states", "108", "--jobs", "2", "--seed", "1")
 
 
 @pytest.mark.crash
 def test_stores_come_back_from_thousands_of_crashes() -> None:
-    assert f"{os.environ.get('RMQ_CRASH_STATES', '3000')} states" in run(
+    assert f"{os.environ.get('RMQ_CRASH_STATES', '3000')} states" in output(
         "--states", os.environ.get("RMQ_CRASH_STATES", "3000"))  # fmt: skip
 
 
@@ -105,6 +106,21 @@ def test_stores_through_a_map_are_seen(tmp_path: Path) -> None:
         file.close()
     seen = {(left(recorder.events, Weather(random.Random(seed))).files["a"] or b"")[1000:1030] for seed in range(200)}
     assert seen >= {bytes(30), b"m" * 24 + bytes(6), b"m" * 30, b"n" * 30}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_nothing_that_a_workload_does_is_missed(tmp_path: Path, name: str) -> None:
+    rng = random.Random(5)
+    with Recorder(tmp_path) as recorder:
+        run = Run(recorder, rng, Geometry.drawn(rng))
+        WORKLOADS[name](run)
+        recorder.look()
+        moment = len(recorder.events)
+        files = {str(path.relative_to(tmp_path)): path.read_bytes() if path.is_file() else None
+                 for path in tmp_path.rglob("*")}  # fmt: skip
+        run.close()
+    assert files["s/commitlog/" + "0" * 20]
+    assert everything(recorder.events[:moment]).files == files
 
 
 @pytest.mark.parametrize("name", FIRST)

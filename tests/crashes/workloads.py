@@ -216,6 +216,7 @@ def again(run: Run) -> None:
     run.close() if run.rng.random() < 0.5 else run.flush()
 
 
+# A workload that removes messages (store.clean) needs a judge that knows which: oracle.check_store wants a whole log.
 WORKLOADS: dict[str, Callable[[Run], None]] = {
     "puts": puts, "many": many, "waits": waits, "sessions": sessions, "killed": killed, "again": again,
 }  # fmt: skip
