@@ -5,8 +5,10 @@ which ranges of the log the index covers. Nothing is written; every answer is as
 
 from __future__ import annotations
 
+import struct
 import threading
 
+from rmq._core import _layout as L
 from rmq._core._record import SCAN_BAD_MAGIC
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
@@ -140,11 +142,18 @@ class Visible:
             self._log.refresh()
             self._read_mark()
             self._is_live = is_locked(self._paths.lock)
+            self._index.durable = self._durable_entries()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
                     self.end = self._find_end(self.end).phy_offset
             return self.end
+
+    def _durable_entries(self) -> tuple[int, int] | None:
+        """After a crash: the index file and its count that the mark names; slots and links of it may be old or new."""
+        if not (self._is_crashed and self._index_is_whole) or self._is_live or self._mark is None:
+            return None
+        return self._mark.index_name, struct.unpack_from(">i", self._mark.index_header, L.INDEX_COUNT_OFFSET)[0]
 
     def derive(self) -> None:
         """Bring the queues level with the end, in memory."""

@@ -125,6 +125,27 @@ def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tm
     assert_whole(image, [f"u{number}" for number in range(12)])
 
 
+@pytest.mark.parametrize("keys", [["k0"], ["k0", "none", "k0"], []])
+def test_a_reader_finds_by_key_what_was_flushed_though_newer_entries_are_lost(tmp_path: Path, keys: list[str]) -> None:
+    """Slots point to entries that did not reach the disk, and with them to all older ones."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        for number in range(4):
+            store.put(message(number, keys=["k0"]))
+        store.flush()
+        for number in range(4, 8):
+            store.put(message(number, keys=["k0"]))
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    (index,) = (image / "index").iterdir()
+    entry = 40 + 4 * 10 + 20 * 9
+    assert any(index.read_bytes()[entry : entry + 160])
+    zero(index, entry, entry + 160)
+    with rmq.open(image) as reader:
+        found = reader.query_many("a", keys).table
+        assert found["uniq_key"].to_pylist() == [f"u{number}" for number in range(7, -1, -1)] * keys.count("k0")
+        assert reader.lookup("u2", topic="a").uniq_key == "u2"
+
+
 # ---- the log ---------------------------------------------------------------------------------------------
 
 

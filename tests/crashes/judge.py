@@ -159,6 +159,11 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
     with opened(path, "r", geometry, "reading what the crash left") as store:
         seen = rows_of(store)
         seen_queues = queues_of(store)
+        known = [*records[: state.begun]]
+        keys = {(record.topic, key) for record in rng.sample(known, min(3, len(known)))
+                for key in (record.uniq_key, *record.keys) if key}  # fmt: skip
+        answers = {(topic, key): [found.phy_offset for found in store.query(topic, key, limit=None)]
+                   for topic, key in sorted(keys)}  # fmt: skip
     with opened(path, "r+", geometry, "recovery") as store:
         rows = rows_of(store)
         unseen = compare(rows, records, state, geometry, "recovery")
@@ -168,6 +173,9 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
         queues = queues_of(store)
         demand({k: v for k, v in seen_queues.items() if v} == {k: v for k, v in queues.items() if v},
                f"a reader sees queues {seen_queues}, recovery finds {queues}")  # fmt: skip
+        for (topic, key), hits in answers.items():
+            right = oracle.brute_force_query(log, topic, key)
+            demand(hits == right, f"a reader finds key {key} of {topic} at {hits}, not at {right}")
         check_answers(store, log, rng, "recovery")
         if rng.random() < 0.5:
             put_more(store, "more", rng)
