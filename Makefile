@@ -9,7 +9,7 @@ CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop kill faults fuzz lint bench docs build debug sanitize clean FORCE
+.PHONY: help demo test interop crash kill faults fuzz lint bench docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -25,6 +25,9 @@ test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop`
 interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
 	@tools/java.sh >/dev/null || true
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
+
+crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
+	$(PY) -m pytest -q -rP -m crash $(PYTEST_ARGS)
 
 kill: $(VENV)/.dev ## 200 writers killed at random moments, readers beside them
 	$(PY) -m pytest -q -m kill $(PYTEST_ARGS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import open_regular, read_file, sync_file, write_fully
+from rmq.segment import open_regular, read_file, sync_directory, sync_file, write_fully
 
 _FIELDS = struct.Struct(">5q")
 
@@ -53,4 +53,6 @@ class Checkpoint:
             sync_file(descriptor)
         finally:
             os.close(descriptor)
+        if not self.exists:
+            sync_directory(self.path.parent)
         self.exists = True

@@ -35,7 +35,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import MappedFile, close_all, make_directory, room_for_maps, sync_directory
+from rmq.segment import MappedFile, close_all, make_directory, room_for_maps
 
 logger = logging.getLogger("rmq")
 
@@ -62,16 +62,15 @@ class LogScan:
         self._options = options
 
     def __iter__(self) -> Iterator[RecordBatch]:
-        blank_at = -1
         while self.phy_offset < self._end:
             segment = self._log.segment_at(self.phy_offset)
             if segment is None and self._skip_removed and self.phy_offset < (low := self._log.min_phy_offset):
                 logger.warning("phy offsets %d to %d were cleaned away while they were read", self.phy_offset, low)
-                self.phy_offset, blank_at = low, -1
+                self.phy_offset, self.blank_phy_offset = low, -1
                 continue
             if segment is None:
                 # A blank record with no segment behind it closes nothing: the log ends before it.
-                self.stop = SCAN_BLANK if blank_at >= 0 else SCAN_ZERO
+                self.stop = SCAN_BLANK if self.blank_phy_offset >= 0 else SCAN_ZERO
                 break
             batch = self._batch
             file = segment.file
@@ -80,21 +79,20 @@ class LogScan:
             file.check()
             self.phy_offset = batch.next_phy_offset
             if batch.count:
-                blank_at = -1
+                self.blank_phy_offset = -1
                 yield batch
                 file.check()  # the rows borrow the map
             if self.stop == SCAN_BLANK:
-                if blank_at < 0:
-                    blank_at = self.phy_offset
+                if self.blank_phy_offset < 0:
+                    self.blank_phy_offset = self.phy_offset
                 self.phy_offset = segment.end
-            elif self.stop == SCAN_ZERO and blank_at >= 0:
-                self.phy_offset = blank_at
+            elif self.stop == SCAN_ZERO and self.blank_phy_offset >= 0:
+                self.phy_offset = self.blank_phy_offset
                 break
             elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
-                self.blank_phy_offset = blank_at
                 break
-        if self.stop == SCAN_BLANK and blank_at >= 0 and self._log.segment_at(self.phy_offset) is None:
-            self.phy_offset = blank_at
+        if self.stop == SCAN_BLANK and self.blank_phy_offset >= 0 and self._log.segment_at(self.phy_offset) is None:
+            self.phy_offset = self.blank_phy_offset
         self._batch.release()
 
 
@@ -256,6 +254,10 @@ class CommitLog:
         self.last_phy_offset = batch.last_phy_offset if len(batch) else self.last_phy_offset
         return phy_offset
 
+    def distrust(self, phy_offset: int) -> None:
+        """Take what lies behind a phy offset as not synced: a process that was killed wrote it."""
+        self.unsynced = [segment for segment in self.segments if segment.end > phy_offset]
+
     def take_unsynced(self) -> list[Segment]:
         """Segments written since the last call, oldest first, for the caller to sync."""
         taken, self.unsynced = self.unsynced, []
@@ -302,7 +304,7 @@ class CommitLog:
         if segment is None:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
-        if stop in (SCAN_BLANK, SCAN_ZERO) and segment.map_has_blank(phy_offset - segment.start):
+        if stop in (SCAN_BLANK, SCAN_ZERO) and segment.ends_with_blank(phy_offset - segment.start):
             return self.damage(segment.end, SCAN_ZERO)
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
 
@@ -351,24 +353,25 @@ class CommitLog:
 
     def truncate(self, phy_offset: int) -> None:
         """End the log at a phy offset: its segment is zero from there, later segments are gone. Durable."""
-        kept = []
-        for segment in self.segments:
-            if segment.start >= phy_offset and segment.start > self.min_phy_offset:
-                segment.close()
-                os.unlink(segment.path)
-                sync_directory(segment.path.parent)
-                continue
-            kept.append(segment)
-            begin = phy_offset - segment.start
-            if segment.map_has_blank(begin):
-                continue  # an end-of-segment record with nothing behind it: the next put writes over it
-            if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
-                # A new record may end where a torn one ended: what follows must not be a record again.
-                file = segment.file
-                file.reserve(begin, end, 0)
-                file.map[begin:end] = bytes(end - begin)
-                file.sync()
-        self.hold(kept)
+        kept = list(self.segments)
+        while kept and kept[-1].start >= phy_offset and kept[-1].start > self.min_phy_offset:
+            segment = kept.pop()  # the last first: no crash may leave a gap
+            segment.close()
+            remove_file(segment.path)
+            self.hold(list(kept))
+        if not kept:
+            return
+        segment = kept[-1]
+        begin = max(0, phy_offset - segment.start)
+        if segment.ends_with_blank(begin):
+            return  # the next put writes over it
+        if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
+            # A new record may end where a torn one ended: what follows must not be a record again.
+            file = segment.file
+            file.reserve(begin, end, 0)
+            file.map[begin:end] = bytes(end - begin)
+            file.check()
+            file.sync()
 
     def forget_first(self, segment: Segment) -> None:
         """The log begins behind its first segment, which is that one."""

@@ -200,7 +200,8 @@ class ConsumeQueue:
                     first = self.max_offset
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
-                if self._writable and self._read_file(first, common) != data[: common * UNIT_SIZE]:
+                is_judged = self._writable or (self.is_exact and not self._tail)
+                if is_judged and self._read_file(first, common) != data[: common * UNIT_SIZE]:
                     self.cut(first)
                 else:
                     first, data = first + common, data[common * UNIT_SIZE :]
@@ -253,11 +254,16 @@ class ConsumeQueue:
             raise
 
     def cut(self, max_offset: int) -> None:
-        """End the queue at a queue offset: units from there on are zero, later segments are gone."""
+        """End the queue at a queue offset: units from there on are zero, later segments gone; a reader forgets them."""
+        self.max_offset = min(self.max_offset, max_offset)
+        self.min_offset = min(self.min_offset, self.max_offset)
+        if not self._writable:
+            return
         position = max_offset * UNIT_SIZE
-        for start in [start for start in self._starts if start >= position]:
+        for start in [start for start in reversed(self._starts) if start >= position]:
             self._files.forget(self._path(start))
             os.unlink(self._path(start))
+            sync_directory(self.directory)  # one after the other, the last first: no crash may leave a gap
             self._dirty.discard(self._path(start))
             self._starts.remove(start)
         for start in self._starts:
@@ -268,14 +274,12 @@ class ConsumeQueue:
                 if used:
                     self._files.write(self._path(start), position - start, bytes(used))
                     self._dirty.add(self._path(start))
-        self.max_offset = min(self.max_offset, max_offset)
-        self.min_offset = min(self.min_offset, self.max_offset)
 
-    def cut_where(self, limit: int, is_own: Callable[[int, int], bool]) -> None:
+    def cut_where(self, limit: int, is_own: Callable[[int, int, int], bool]) -> None:
         """Drop units of records that end past `limit`, then those at the end whose record is not the queue's.
 
-        is_own(phy_offset, size) judges the record; a unit in the middle is left alone, whatever became of its
-        record.
+        is_own(queue_offset, phy_offset, size) judges the record; a unit in the middle is left alone, whatever became of
+        its record.
         """
         def is_past(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
@@ -288,12 +292,15 @@ class ConsumeQueue:
         end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=is_past)
         while end > first:
             phy_offset, size, _ = self.read(end - 1, 1)
-            if size[0] == UNIT_PRE_BLANK_SIZE or is_own(int(phy_offset[0]), int(size[0])):
+            if size[0] == UNIT_PRE_BLANK_SIZE or is_own(end - 1, int(phy_offset[0]), int(size[0])):
                 break
             end -= 1
-        if self._writable:
-            self.cut(end)
+        self.cut(end)
         self.max_offset = end
+
+    def distrust(self) -> None:
+        """Take all files as written since the last sync: a process that was killed may have."""
+        self._dirty.update(map(self._path, self._starts))
 
     def take_dirty(self) -> set[Path]:
         """Files written since the last call, for the caller to sync."""

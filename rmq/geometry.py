@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.paths import SEGMENT_NAME, StorePaths
-from rmq.segment import MappedFile, make_directory
+from rmq.segment import MappedFile, make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
@@ -200,6 +201,9 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
                                          "choose an empty or new directory")  # fmt: skip
         if mode == "r+" and not paths.looks_like_store():
             raise FileNotFoundError(f"{path}: no store in it")
+        if not any(path.iterdir()):  # perhaps made by a process that was killed
+            with contextlib.suppress(PermissionError):
+                sync_directory(paths.root.parent)
         return
     if mode == "r+" or path.exists():
         refuse_path(path)

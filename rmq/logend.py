@@ -24,7 +24,7 @@ class LogEnd:
     """phy_offset: behind the last whole record, which begins at last_phy_offset (-1: not scanned). stop: SCAN_* there.
 
     next_phy_offset: the first whole record behind it, -1 when none. is_damage: what lies there had been durable.
-    blank_phy_offset: the end-of-segment record right before it, -1 when none.
+    blank_phy_offset: an end-of-segment record between the last whole record and phy_offset, -1 when none.
     """
 
     phy_offset: int

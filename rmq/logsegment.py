@@ -98,10 +98,11 @@ class Segment:
         file.check()
         return stop
 
-    def map_has_blank(self, position: int) -> bool:
-        """Whether an end-of-segment record lies at a position."""
+    def ends_with_blank(self, position: int) -> bool:
+        """Whether an end-of-segment record lies at a position, and nothing behind it."""
         blank = BLANK_HEADER.pack(self._size - position, L.BLANK_MAGIC)
-        return 0 <= position < self._size and self.read(position, len(blank)) == blank
+        end = position + len(blank)
+        return 0 <= position < self._size and self.read(position, len(blank)) == blank and self.used_end(end) == end
 
     def used_end(self, begin: int) -> int:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""

@@ -65,6 +65,8 @@ class Marks:
         if writable:
             try:
                 self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
+                if create:
+                    self._file.sync_all()
             except BaseException:
                 self._file.close()
                 raise

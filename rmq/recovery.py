@@ -40,10 +40,12 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
     """
     if end.is_damage and not repair:
         raise log.damage(end.phy_offset, end.stop)
+    if end.blank_phy_offset >= 0:  # it announces a segment of which no record is left
+        end.phy_offset = end.blank_phy_offset
     reason = "damage in what had been durable" if end.is_damage else "torn tail behind the last whole record"
     for path, position, data in log.behind(end.phy_offset):
         segment = log.segment_at(end.phy_offset)
-        if segment is None or segment.path != path or not segment.map_has_blank(position):
+        if segment is None or segment.path != path or not segment.ends_with_blank(position):
             keep_cut(paths, path, position, data, reason)
     log.truncate(end.phy_offset)
     log.position = end.phy_offset
@@ -54,12 +56,24 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
 # ---- queues ----------------------------------------------------------------------------------------------------
 
 
-def _is_own(log: CommitLog, queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-    """Whether the record of a unit is a message of the queue."""
+def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int, phy_offset: int, size: int) -> bool:
+    """Whether a unit is its queue's: its record is, or was below `trusted` and has been damaged since.
+
+    One below `trusted` that points between records, or to another's, never was a record's: half of it was lost.
+    """
+    if phy_offset < log.min_phy_offset:
+        return True
     message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
-    if message is None or message.size != size:
+    if message is not None and message.size == size:
+        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or queue.topic.startswith("%LMQ%")
+        is_placed = message.queue_offset == queue_offset or not queue.is_exact
+        return is_placed and (is_own or phy_offset + size <= trusted)
+    if message is not None or phy_offset + size > trusted:
         return False
-    return queue.topic.startswith("%LMQ%") or (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
+    try:
+        return log.align(phy_offset, trusted) == phy_offset
+    except CorruptFileError:
+        return True
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -> None:
@@ -67,14 +81,9 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -
 
     Units of records below `trusted` stand, whatever has become of the records.
     """
-
-    def stands(queue: ConsumeQueue, phy_offset: int, size: int) -> bool:
-        return phy_offset + size <= trusted or phy_offset < log.min_phy_offset or \
-            _is_own(log, queue, phy_offset, size)  # fmt: skip
-
     for queue in queues.queues.values():
         before = queue.max_offset
-        queue.cut_where(limit, partial(stands, queue))
+        queue.cut_where(limit, partial(_stands, log, queue, trusted))
         if queue.max_offset != before:
             queues.touch(queue)
             logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
@@ -105,10 +114,10 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     """Whether a unit of a store of ours points to its message, or to what is no longer in the log."""
     phy_offset, size, _ = queue.read(queue_offset, 1)
     if not len(size):
-        return True  # its file was cleaned away since it was listed, beside a reader
-    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
+        return False  # its file is gone
     if size[0] == UNIT_PRE_BLANK_SIZE or 0 <= phy_offset[0] < log.min_phy_offset:
         return True
+    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
     if message is None:
         return bool(phy_offset[0] >= 0 and size[0] > 0 and phy_offset[0] + size[0] <= durable)
     own = message.topic, message.queue_id, message.queue_offset, message.size
@@ -312,6 +321,8 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
+    if not clean:
+        log.distrust(durable)
     cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset, mark.derived_phy_offset)
     restored = None if clean else restore_index(store.index, mark)
     if restored is not None and not index_is_whole(store.index, None, manifest):
@@ -330,6 +341,11 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset
     cut_queues(log, queues, log.position)
+    if not clean:
+        log.distrust(start)
+        for queue in queues.queues.values():
+            queue.distrust()
+            queues.touch(queue)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
     _continue(store, None, queue_end if clean else min(start, log.position), begin)

@@ -49,6 +49,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_directories(path: Path) -> None:
+    """Make durable what a process that was killed may have named in a directory and in those below it."""
+    for name, _, _ in os.walk(path):
+        sync_directory(Path(name))
+
+
 def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """All bytes of data at a position, however many the system takes at a time."""
     view = memoryview(data)

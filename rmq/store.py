@@ -50,7 +50,7 @@ from rmq.paths import StorePaths
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import make_directory, sync_directory, write_marker
+from rmq.segment import make_directory, sync_directories, sync_directory, write_marker
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -177,6 +177,9 @@ class Store(StoreReader):
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         clean = not self._paths.abort.exists()
+        if not clean:
+            for path in {self._paths.root, *self._paths.commit_logs}:
+                sync_directories(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip

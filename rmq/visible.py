@@ -5,8 +5,10 @@ which ranges of the log the index covers. Nothing is written; every answer is as
 
 from __future__ import annotations
 
+import struct
 import threading
 
+from rmq._core import _layout as L
 from rmq._core._record import SCAN_BAD_MAGIC
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
@@ -52,6 +54,7 @@ class Visible:
         self._is_live = is_locked(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
+        self._is_crashed = False  # of ours: behind the mark any sector may be lost
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
         self._read_mark()
@@ -105,6 +108,9 @@ class Visible:
         if mark is not None and self._is_outdated(mark, queue_end):
             mark = None
         if mark is not None:
+            self._is_crashed = not self._is_live and not self._is_clean
+            if self._is_crashed:
+                cut_queues(log, self._queues, mark.derived_phy_offset, mark.derived_phy_offset)
             lost = lost_queues(log, self._queues, self._manifest, mark.derived_phy_offset)
             for key in lost:
                 self._queues.open(*key).forget_files()
@@ -123,10 +129,11 @@ class Visible:
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
         if not log.segments:
             return
-        end = find_end(log, max(start, log.min_phy_offset), self._limit())
+        end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
-            cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
+            if not self._is_crashed:
+                cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
 
     def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
@@ -135,6 +142,10 @@ class Visible:
             return False
         start = start_without_marks(self._log, True, Checkpoint(self._paths.checkpoint), queue_end)
         return find_end(self._log, start, self._log.max_phy_offset).phy_offset >= mark.durable_phy_offset
+
+    def _find_end(self, begin: int) -> LogEnd:
+        """What recovery would not take for a record is none for a reader either."""
+        return find_end(self._log, begin, self._limit(), check_sectors=self._is_crashed and not self._is_live)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published."""
@@ -162,11 +173,18 @@ class Visible:
                 self._writer, self._first_mark = writer, self._mark
             if self._is_live:
                 self._trust_files()
+            self._index.durable = self._durable_entries()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit():
-                    self.end = find_end(self._log, self.end, self._limit()).phy_offset
+                    self.end = self._find_end(self.end).phy_offset
             return self.end
+
+    def _durable_entries(self) -> tuple[int, int] | None:
+        """After a crash: the index file and its count that the mark names; slots and links of it may be old or new."""
+        if not (self._is_crashed and self._index_is_whole) or self._is_live or self._mark is None:
+            return None
+        return self._mark.index_name, struct.unpack_from(">i", self._mark.index_header, L.INDEX_COUNT_OFFSET)[0]
 
     def derive(self) -> None:
         """Bring the queues level with the end, in memory."""

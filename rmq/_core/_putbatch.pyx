@@ -86,16 +86,16 @@ cdef class PutBatch:
         if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
             with gil:
                 raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
+        row.append_crc = self.rules.append_crc
+        if not row.append_crc and self.rules.drop_last_separator and not raw and row.properties_size > 0:
+            row.properties_size -= 1
         if row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
             with gil:
                 raise _fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
-        row.append_crc = self.rules.append_crc
-        if self.rules.append_crc:
+        if row.append_crc:
             row.separate_crc = not batch and row.properties_size > 0 and \
                 row.properties[row.properties_size - 1] != L.PROPERTY_END
             row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
-        elif self.rules.drop_last_separator and not raw and row.properties_size > 0:
-            row.properties_size -= 1
         if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
             with gil:
                 raise _fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")

@@ -53,7 +53,7 @@ SCAN_REASONS = {
     SCAN_BAD_LENGTHS: "body, topic and properties do not add up to the record size",
     SCAN_BAD_BODY_CRC: "body CRC differs",
     SCAN_BAD_RECORD_CRC: "whole-record CRC differs",
-    SCAN_LOST_SECTOR: "a 512-byte sector of the topic or properties is zero",
+    SCAN_LOST_SECTOR: "a 512-byte sector of the topic or properties is zero, in part or whole",
 }
 
 
@@ -167,11 +167,18 @@ cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:
 
 
 cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
-    """Whether topic or properties touch a disk sector whose part inside this record is all zero."""
+    """Whether topic or properties touch a disk sector whose part inside this record is all zero, or was half stored.
+
+    put takes no topic with a NUL and no properties that end with one.
+    """
     cdef int64_t begin = row.phy_offset + row.topic_position
     cdef int64_t end = row.phy_offset + row.size
     cdef int64_t sector = begin - begin % SECTOR
     cdef int64_t low, high, i
+    if memchr(row.base + row.topic_position, 0, row.topic_size) != NULL:
+        return True
+    if row.properties_size > 0 and row.base[row.size - 1] == 0:
+        return True
     while sector < end:
         low = max(sector, row.phy_offset)
         high = min(sector + SECTOR, end)

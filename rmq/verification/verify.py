@@ -264,7 +264,7 @@ class _Verification:
         ground = self._ground
         segment = ground.log.segment_at(ground.log_end)
         return segment is not None and phy_offset == segment.end and \
-            segment.map_has_blank(ground.log_end - segment.start)  # fmt: skip
+            segment.ends_with_blank(ground.log_end - segment.start)  # fmt: skip
 
     # ---- the answer ----
 

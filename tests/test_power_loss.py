@@ -1,0 +1,291 @@
+"""Power loss at its worst moments, each one a store that once did not come back, or came back wrong."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from crashes.recorder import Killed, Recorder
+from crashes.states import State, only_synced
+
+import rmq
+
+SEGMENT, SECTOR = 4096, 512
+FAR = 2**31 - 1  # ms to the next timed flush
+
+
+def config(**fields: Any) -> rmq.StoreConfig:
+    sizes = {"mapped_file_size_commit_log": SEGMENT, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
+             "max_index_num": 30, "flush_interval_commit_log": FAR}  # fmt: skip
+    return rmq.StoreConfig(**sizes | fields)
+
+
+def message(number: int, size: int = 50, **fields: Any) -> rmq.Message:
+    return rmq.Message(**{"topic": "a", "body": bytes([number % 251 + 1]) * size, "uniq_key": f"u{number}"} | fields)
+
+
+def names(store: rmq.Store) -> list[str]:
+    return store.scan(columns=["uniq_key"]).read_all()["uniq_key"].to_pylist()
+
+
+def pulled(store: rmq.Store) -> dict[tuple[str, int], list[str | None]]:
+    return {(topic, queue_id): [found.uniq_key for found in store.pull(topic, queue_id, 0, 1000).messages]
+            for topic, queues in store.topics().items() for queue_id in queues}  # fmt: skip
+
+
+def image_of(path: Path, target: Path) -> Path:
+    """A copy of a store that is open: everything stored is on disk, and it was not closed."""
+    return Path(shutil.copytree(path, target))
+
+
+def left_at(state: State, target: Path) -> Path:
+    state.write(target)
+    return target / "s"
+
+
+def zero(path: Path, begin: int, end: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[begin:end] = bytes(end - begin)
+    path.write_bytes(data)
+
+
+def assert_whole(path: Path, expected: list[str]) -> None:
+    """Both kinds of reader see these messages, in log and queues, and the parts of the store agree."""
+    for mode in ("r", "r+"):
+        with rmq.open(path, mode) as store:
+            assert names(store) == expected
+            assert sorted(name for queue in pulled(store).values() for name in queue) == sorted(expected)
+    assert oracle.check_store(path, 10, 30) == []
+
+
+def abandon(store: rmq.Store) -> None:
+    """Let go of a store as a killed process does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        store.__del__()
+
+
+# ---- queues ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """Eight messages of queue 0, of which a flush covered four; the rest had reached every file."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        for number in range(4):
+            store.put(message(number))
+        store.flush()
+        for number in range(4, 8):
+            store.put(message(number))
+        store.topics()
+        return image_of(tmp_path / "s", tmp_path / "crashed")
+
+
+QUEUE = "consumequeue/a/0/00000000000000000000"
+
+
+@pytest.mark.parametrize(("begin", "end"), [(80, 100), (100, 120), (80, 140), (80, 88), (108, 120)])
+def test_a_reader_derives_the_units_behind_the_mark_whatever_the_file_holds(
+    crashed: Path, begin: int, end: int
+) -> None:
+    zero(crashed / QUEUE, begin, end)
+    assert_whole(crashed, [f"u{number}" for number in range(8)])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(80, 88), (80, 87)])
+def test_a_unit_that_lost_its_offset_is_none(crashed: Path, begin: int, end: int) -> None:
+    """Half of the unit was in a sector that is lost, and so is the message: what is left points below the mark."""
+    zero(crashed / "commitlog" / f"{0:020d}", oracle.read_records(crashed)[4].phy_offset, SEGMENT)
+    zero(crashed / QUEUE, begin, end)
+    zero(crashed / QUEUE, 100, 160)
+    with rmq.open(crashed) as reader:
+        found = names(reader)
+    assert found == [f"u{number}" for number in range(4)]
+    assert_whole(crashed, found)
+
+
+def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        for number in range(4):
+            store.put(message(number))
+        store.flush()
+        for number in range(4, 12):
+            store.put(message(number))
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    (image / QUEUE).unlink()
+    assert (image / "consumequeue" / "a" / "0" / f"{200:020d}").exists()
+    with rmq.open(image) as reader:
+        assert pulled(reader) == {("a", 0): [f"u{number}" for number in range(12)]}
+    assert_whole(image, [f"u{number}" for number in range(12)])
+
+
+@pytest.mark.parametrize("keys", [["k0"], ["k0", "none", "k0"], []])
+def test_a_reader_finds_by_key_what_was_flushed_though_newer_entries_are_lost(tmp_path: Path, keys: list[str]) -> None:
+    """Slots point to entries that did not reach the disk, and with them to all older ones."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        for number in range(4):
+            store.put(message(number, keys=["k0"]))
+        store.flush()
+        for number in range(4, 8):
+            store.put(message(number, keys=["k0"]))
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    (index,) = (image / "index").iterdir()
+    entry = 40 + 4 * 10 + 20 * 9
+    assert any(index.read_bytes()[entry : entry + 160])
+    zero(index, entry, entry + 160)
+    with rmq.open(image) as reader:
+        found = reader.query_many("a", keys).table
+        assert found["uniq_key"].to_pylist() == [f"u{number}" for number in range(7, -1, -1)] * keys.count("k0")
+        assert reader.lookup("u2", topic="a").uniq_key == "u2"
+
+
+# ---- the log ---------------------------------------------------------------------------------------------
+
+
+def test_a_torn_first_record_of_a_segment_ends_the_log_in_the_one_before(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        places = [store.put(message(number, 1000)).phy_offset for number in range(1, 5)]
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    assert places[-1] == SEGMENT
+    for name in ("rmq/marks", "commitlog/00000000000000004096"):
+        assert (image / name).stat().st_size == SEGMENT
+    zero(image / "commitlog" / f"{SEGMENT:020d}", 0, 4)
+    assert_whole(image, ["u0", "u1", "u2", "u3"])
+    with rmq.open(image, "r+") as store:
+        assert store.put(message(5, 1000)).phy_offset == SEGMENT
+    assert_whole(image, ["u0", "u1", "u2", "u3", "u5"])
+
+
+def test_what_lies_behind_an_end_of_segment_record_does_not_come_back(tmp_path: Path) -> None:
+    """A sector of the record that was written over the blank one is lost: the old blank one shows, with its junk."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        places = [store.put(message(number)).phy_offset for number in range(3)]
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    segment = image / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    struct.pack_into(">iI", data, places[1], SEGMENT - places[1], oracle.MAGIC_BLANK)
+    segment.write_bytes(data)
+    with rmq.open(image, "r+") as store:
+        assert names(store) == ["u0"]
+        assert store.put(message(3)).phy_offset == places[1]
+        assert names(store) == ["u0", "u3"]
+        again = image_of(image, tmp_path / "again")
+    assert_whole(again, ["u0", "u3"])
+
+
+def test_properties_of_which_the_end_was_not_stored_are_torn(tmp_path: Path) -> None:
+    """The CRC is the last property: without it nothing else tells."""
+    with rmq.open(tmp_path / "s", "x", config=config(enabled_append_prop_crc=True)) as store:
+        store.put(message(0))
+        store.flush()
+        torn = store.put(message(1, properties={"p": "x" * 100}))
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    end = torn.phy_offset + torn.size
+    zero(image / "commitlog" / f"{0:020d}", end - 60, end)
+    assert_whole(image, ["u0"])
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+def test_properties_that_would_end_with_a_nul_are_refused(tmp_path: Path, version: str) -> None:
+    """Releases 4.9.1 to 5.1 drop the separator behind the last property."""
+    with rmq.open(tmp_path / "s", "x", config=config(rocketmq_version=version)) as store:
+        with pytest.raises(rmq.IllegalMessageError, match="NUL"):
+            store.put(message(0, raw_properties=b"p\1x\0", uniq_key=None))
+        odd = message(1, properties={"p": "x\0"})
+        if version == "4.9.8":
+            with pytest.raises(rmq.IllegalMessageError, match="NUL"):
+                store.put(odd)
+        else:
+            assert store.lookup(store.put(odd).phy_offset).properties["p"] == "x\0"
+        assert store.lookup(store.put(message(2, properties={"p": "x\0y"})).phy_offset).properties["p"] == "x\0y"
+
+
+# ---- a process that was killed before the power failed ---------------------------------------------------
+
+
+def session(path: Path, first: int, kind: str) -> rmq.Store:
+    store = rmq.open(path, "a", config=config(flush_disk_type=kind))
+    for number in range(first, first + 3):
+        store.put(message(number, 1000, queue_id=number % 2))
+    return store
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_is_flushed_after_a_killed_process_is_on_disk_with_all_before_it(tmp_path: Path, kind: str) -> None:
+    """The process is killed at each of its calls in turn; names and bytes it left unsynced count for nothing."""
+    kill_at, is_killed = 1, True
+    while is_killed:
+        root = tmp_path / str(kill_at)
+        root.mkdir()
+        with Recorder(root) as recorder:
+            recorder.kill_at = kill_at
+            store = None
+            try:
+                store = session(root / "s", 0, "ASYNC_FLUSH")
+                store.flush()
+            except Killed:
+                pass
+            is_killed = recorder.is_dead
+            recorder.is_dead = True
+            if store is not None:
+                abandon(store)
+            recorder.revive()
+            store = session(root / "s", 10, kind)
+            if kind == "ASYNC_FLUSH":
+                store.flush()
+            expected = names(store)
+            recorder.look()
+            moment = len(recorder.events)
+            store.close()
+        assert expected[-3:] == ["u10", "u11", "u12"]
+        assert_whole(left_at(only_synced(recorder.events[:moment]), tmp_path / f"image{kill_at}"), expected)
+        kill_at += 1
+    assert kill_at > 60
+
+
+# ---- power that fails again during recovery --------------------------------------------------------------
+
+
+def recovering(image: Path, root: Path, queue_id: int) -> list[State]:
+    """Disks with nothing but what was synced, after each event of a recovery and of a flushed put behind it."""
+    root.mkdir()
+    image_of(image, root / "s")
+    with Recorder(root) as recorder, rmq.open(root / "s", "r+") as store:
+        store.put(message(90, queue_id=queue_id))
+        store.flush()
+        recorder.look()
+    return [only_synced(recorder.events[:moment]) for moment in range(recorder.begin, len(recorder.events))]
+
+
+@pytest.mark.slow
+def test_a_recovery_that_removes_files_may_stop_anywhere(tmp_path: Path) -> None:
+    """Later segments of log and queues go one by one, the last first; what is gone stays gone."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        places = [store.put(message(number, 600)).phy_offset for number in range(1, 30)]
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    assert len(list((image / "commitlog").iterdir())) > 4
+    assert len(list((image / "consumequeue" / "a" / "0").iterdir())) == 3
+    zero(image / "commitlog" / f"{0:020d}", places[0], places[0] + 1000)
+    states = recovering(image, tmp_path / "root", 1)
+    gaps = {len([name for name in state.files if name.startswith("s/commitlog/")]) for state in states}
+    assert gaps >= {1, 2, 3, 4}
+    for number, state in enumerate(states):
+        path = left_at(state, tmp_path / str(number))
+        with rmq.open(path, "r+") as store:
+            assert names(store)[0] == "u0"
+            assert set(names(store)) <= {"u0", "u90"}
+            assert pulled(store)["a", 0] == ["u0"]
+        assert oracle.check_store(path, 10, 30) == []
