@@ -194,30 +194,23 @@ class Visible:
                 self._follow_cleaning(low)
             if not self._derived or self._dispatcher.queue_phy_offset < self.end or low > self._low:
                 try:
-                    self._advance_or_fill(self.end)
-                except CorruptFileError:
-                    if self._log.min_phy_offset == low:
+                    self._advance(self.end)
+                except (CorruptFileError, QueueGapError) as error:
+                    self.refresh()
+                    if self._log.min_phy_offset > low:  # cleaned meanwhile: nothing is lost
+                        self.derive()
+                        return
+                    if isinstance(error, CorruptFileError):
                         raise
-                    self.refresh()  # cleaned meanwhile
-                    self.derive()
-                    return
+                    self._dispatcher.fills_gaps = True
+                    self._dispatcher.queue_phy_offset = low
+                    self._advance(self.end)
+                self._dispatcher.fills_gaps = False
                 for queue in self._queues.queues.values():
                     if self._mark is not None and queue.tail_size > TAIL_LIMIT:
                         queue.follow_files(self._mark.derived_phy_offset)
                     queue.correct_min_offset(low)
                 self._derived, self._low = True, low
-
-    def _advance_or_fill(self, end: int) -> None:
-        """Dispatch up to the end; when units of earlier records are missing, from the start of the log."""
-        dispatcher = self._dispatcher
-        try:
-            self._advance(end)
-        except QueueGapError:
-            dispatcher.fills_gaps = True
-            dispatcher.queue_phy_offset = self._log.min_phy_offset
-            self._advance(end)
-        finally:
-            dispatcher.fills_gaps = False
 
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
