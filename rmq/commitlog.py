@@ -35,7 +35,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import MappedFile, close_all, make_directory, room_for_maps
+from rmq.segment import MappedFile, close_all, make_directory, remove_file, room_for_maps
 
 logger = logging.getLogger("rmq")
 

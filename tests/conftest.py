@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import tarfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -129,6 +130,12 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
         prepared_transaction_offset=line["prepared_transaction_offset"],
         raw_properties=base64.b64decode(line["properties"]) if raw_properties is None else raw_properties,
     )  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Processes that a shell starts in the background ignore SIGINT, and so would those that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
