@@ -16,7 +16,7 @@ from conftest import Golden, copy_store
 from test_verify_damage import CONFIG, SIZES, base, message
 
 import rmq
-from rmq.segment import StoreLock
+from rmq.lock import StoreLock
 
 SMALL = dict(SIZES)
 
