@@ -78,7 +78,9 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     report["guided"] = [int(coverage.is_there), 0]
     if (options.stores is not None or options.executions is None) and (not options.target or "store" in options.target):
         stores = StoreLoop(scratch, len(TARGETS), Random(f"{options.seed} store"))
+        coverage.begin()
         stores.run(options.stores, start + seconds)
+        coverage.end()
         findings += stores.findings.values()
         report["store"] = [stores.executions, stores.opened]
         report["all edges"] = [coverage.edges, 0]
