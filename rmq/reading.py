@@ -98,7 +98,7 @@ class StoreReader(ABC):
         for (topic, queue_id), queue in sorted(self._queues.queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        for batch_queue in self._batch_queues():
+        for batch_queue in filter(lambda queue: queue.max_offset, self._batch_queues()):
             found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = (batch_queue.min_offset,
                                                                              batch_queue.max_offset)  # fmt: skip
         return found
