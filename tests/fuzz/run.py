@@ -69,6 +69,8 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         for count in rounds(options.executions, len(loops)):
             for loop in loops:
                 loop.run(count, parsers_until)
+                for finding in loop.findings.values():
+                    finding.save(options.findings)  # a later input may end the process
             if time.monotonic() > parsers_until:
                 break
     for loop in loops:
