@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.errors import CorruptFileError
-from rmq.segment import open_regular, read_file, sync_directory, sync_file, write_fully
+from rmq.segment import SMALL_FILE, open_regular, read_file, sync_directory, sync_file, write_fully
 
 _FIELDS = struct.Struct(">5q")
 
@@ -29,7 +29,7 @@ class Checkpoint:
         self._longs = longs
         values = (0, 0, 0, 0, 0)
         try:
-            data = read_file(path, CHECKPOINT_SIZE)
+            data = read_file(path, SMALL_FILE)
         except FileNotFoundError:
             self.exists = False
         else:

@@ -34,7 +34,7 @@ from rmq.segment import (
 logger = logging.getLogger("rmq")
 
 FORMAT = 1
-MANIFEST_LIMIT = 256 * 1024 * 1024
+MANIFEST_LIMIT = 64 * 1024 * 1024
 _CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
 _LONG = struct.Struct(">q")

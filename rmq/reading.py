@@ -112,8 +112,9 @@ class StoreReader(ABC):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
         for batch_queue in batch_queues(self._paths.batch_consume_queue):
-            found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = (batch_queue.min_offset,
-                                                                             batch_queue.max_offset)  # fmt: skip
+            if batch_queue.max_offset:
+                bounds = batch_queue.min_offset, batch_queue.max_offset
+                found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = bounds
         return found
 
     def _check_queues(self) -> None:

@@ -103,15 +103,25 @@ def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, dur
         own_first, own_following = extents.get(key, (following + 1, 0))
         # Cleaning removes files in front, but only with the log.
         is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)
-        ends = (own_first, own_following - 1)
-        if is_short or not all(_unit_holds(log, queues.queues[key], n, durable) for n in ends):
+        ends = ((own_first, own_first + 1), (own_following - 1, own_following - 2))
+        if is_short or not all(_end_holds(log, queues.queues[key], *end, durable) for end in ends):
             logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
             lost.append(key)
     return lost
 
 
-def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool:
-    """Whether a unit of a store of ours points to its message, or to what is no longer in the log."""
+def _end_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, beside: int, durable: int) -> bool:
+    """_unit_holds; a record that names another queue may be damaged itself: the unit beside it decides."""
+    held = _unit_holds(log, queue, queue_offset, durable)
+    if held is None:
+        held = queue.first_offset <= beside < queue.max_offset and _unit_holds(log, queue, beside, durable) is True
+    return held
+
+
+def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool | None:
+    """Whether a unit of a store of ours points to its message, or to what is no longer in the log. None: to a record of
+    its size that names another queue or queue offset.
+    """
     phy_offset, size, _ = queue.read(queue_offset, 1)
     if not len(size):
         return False  # its file is gone
@@ -120,8 +130,10 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
     if message is None:
         return bool(phy_offset[0] >= 0 and size[0] > 0 and phy_offset[0] + size[0] <= durable)
-    own = message.topic, message.queue_id, message.queue_offset, message.size
-    return own == (queue.topic, queue.queue_id, queue_offset, size[0])
+    own = message.topic, message.queue_id, message.queue_offset
+    if message.size != size[0]:
+        return False
+    return True if own == (queue.topic, queue.queue_id, queue_offset) else None
 
 
 def fill_table(queues: QueueSet, table: QueueTable) -> None:

@@ -91,9 +91,12 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a small file. Raises as open_regular."""
+    """All of a small file. Raises as open_regular, and CorruptFileError for more than `limit` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read(min(limit, os.fstat(file.fileno()).st_size))
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CorruptFileError(path, limit, f"file has {size} bytes, at most {limit} make sense")
+        return file.read(size)
 
 
 def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:

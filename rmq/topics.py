@@ -25,7 +25,7 @@ _SYSTEM_TOPICS = frozenset({
     "CHECKPOINT_TOPIC",
 })  # fmt: skip
 _READ_WRITE = 6
-TOPICS_LIMIT = 256 * 1024 * 1024
+TOPICS_LIMIT = 64 * 1024 * 1024
 
 
 def parse_fastjson(text: str) -> Any:

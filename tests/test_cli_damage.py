@@ -12,6 +12,8 @@ from commandline import assert_error, call, good
 import rmq
 from rmq.cli.cat import PAGE
 
+pytestmark = pytest.mark.slow
+
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=2**20, mapped_file_size_consume_queue=2**20, max_hash_slot_num=10,
                          max_index_num=2000)  # fmt: skip
 COUNT = PAGE + 100
@@ -51,11 +53,8 @@ def store(tmp_path: Path) -> Damaged:
 DAMAGES = {"body": (88, b"X"), "zeroed header": (0, bytes(60)), "magic": (4, b"\0"), "lengths": (84, b"\0\1\0\0")}
 
 
-@pytest.mark.parametrize(
-    ("damage", "number"),
-    [("body", 5), *(pytest.param(damage, number, marks=pytest.mark.slow)
-                    for damage in DAMAGES for number in (0, PAGE - 1, PAGE, COUNT - 2))],
-)  # fmt: skip
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("number", [0, 5, PAGE - 1, PAGE, COUNT - 2])
 def test_cat_shows_all_messages_but_the_damaged_one(store: Damaged, damage: str, number: int) -> None:
     store.write(number, *DAMAGES[damage])
     assert store.shown() == [i for i in range(COUNT) if i != number]
@@ -69,7 +68,6 @@ def test_cat_counts_the_messages_that_it_leaves_out_in_one_line(store: Damaged) 
     assert store.err.endswith("body CRC differs; 3 messages cannot be read\n")
 
 
-@pytest.mark.slow
 def test_cat_looks_for_tags_and_times_on_a_damaged_page_too(store: Damaged) -> None:
     store.write(6, 88, b"X")
     store.write(7, 0, bytes(8))

@@ -69,6 +69,8 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         for count in rounds(options.executions, len(loops)):
             for loop in loops:
                 loop.run(count, parsers_until)
+                for finding in loop.findings.values():
+                    finding.save(options.findings)  # a later input may end the process
             if time.monotonic() > parsers_until:
                 break
     for loop in loops:
@@ -78,7 +80,9 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     report["guided"] = [int(coverage.is_there), 0]
     if (options.stores is not None or options.executions is None) and (not options.target or "store" in options.target):
         stores = StoreLoop(scratch, len(TARGETS), Random(f"{options.seed} store"))
+        coverage.begin()
         stores.run(options.stores, start + seconds)
+        coverage.end()
         findings += stores.findings.values()
         report["store"] = [stores.executions, stores.opened]
         report["all edges"] = [coverage.edges, 0]

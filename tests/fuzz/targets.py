@@ -34,7 +34,7 @@ from rmq.geometry import settle_config
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta
 from rmq.message import StoredMessage, inner_messages, parse_offset_msg_id, parse_uniq_key, plain_body
 from rmq.paths import INDEX_NAME, StorePaths, next_index_name
-from rmq.scan import BatchMaker
+from rmq.scan import BatchMaker, unwrapped
 from rmq.topics import merge_topics, parse_fastjson
 
 BASE = 3 * 4096  # phy offset of the segment that an input stands for
@@ -62,6 +62,7 @@ RECORDS: tuple[dict[str, Any], ...] = (
     {"body": bytes(700), "born_host": "[::2]:9", "prepared_transaction_offset": 77, "sys_flag": 12},
     {"body": zlib.compress(b"plain" * 9), "sys_flag": 1, "raw_properties": b"KEYS\1k\2KEYS\1k1\2X\1\2"},
     {"body": b"d", "topic": "SCHEDULE_TOPIC_XXXX", "raw_properties": b"DELAY\0013\2TAGS\1t\2"},
+    {"body": struct.pack(">iiiii2sh", 24, 0, 0, 7, 2, b"in", 0), "sys_flag": 192, "raw_properties": b"A\1b\2"},
     {"body": b"x", "raw_properties": b"KEYS\1k1\1k2\2\2\1\2TAGS\1a\1\1\2UNIQ_KEY\1\xff\xed\xa0\x80\2"},
 )  # fmt: skip
 
@@ -147,6 +148,9 @@ def use(batch: RecordBatch, has_columns: bool) -> None:
         builder = ColumnBuilder(list(KINDS))
         builder.append(batch)
         builder.finish()
+        with suppress(rmq.CorruptFileError):
+            for part in unwrapped(batch):
+                part.numbers("queue_offset")
     batch.keep([b"T"], 0)
 
 

@@ -193,6 +193,7 @@ def test_an_index_file_named_for_the_end_of_time_has_a_follower(tmp_path: Path, 
     assert min(path.name for path in (tmp_path / "s" / "index").iterdir()) == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lock", "abort", "checkpoint", "abort.bak", "rmq/meta.json", "rmq/marks", "rmq/owner",
                                   "rmq/manifest.json", "config/topics.json", "commitlog/00000000000000000000",
                                   "consumequeue/T/0/00000000000000000000"])  # fmt: skip

@@ -1,0 +1,234 @@
+"""What else may lie in a foreign store: links, loops, strange names, files without end; what a result keeps of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import rmq
+
+pytestmark = pytest.mark.slow
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
+                         max_index_num=30)  # fmt: skip
+LOG, QUEUE = f"commitlog/{0:020d}", f"consumequeue/T/0/{0:020d}"
+TYPED = (rmq.RmqError, OSError, KeyError)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as opened:
+        opened.put_many([rmq.Message("T", b"body %d" % i, keys=[f"k{i}", "all"]) for i in range(8)])
+    return tmp_path / "s"
+
+
+def ask_all(path: Path, mode: str = "r") -> None:
+    """Answers are right or typed errors."""
+    with suppress(*TYPED, ValueError), rmq.open(path, mode, config=CONFIG) as opened:
+        for ask in (
+            lambda s: s.scan(columns=["body"]).read_all()["body"].to_pylist() == [b"body %d" % i for i in range(8)],
+            lambda s: len(s.query("T", "all", limit=None)) <= 8,
+            lambda s: len(s.pull("T", 0, 0, 100).messages) == 8,
+            lambda s: s.lookup(0).body == b"body 0",
+            lambda s: s.topics().get("T") in (None, {0: (0, 8)}),
+            lambda s: s.info().message_count >= 0,
+        ):  # fmt: skip
+            with suppress(*TYPED):
+                assert ask(opened)
+
+
+# ---- what a result holds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "unlink", "truncate", "overwrite"])
+def test_a_table_holds_copies_of_the_bytes(store: Path, end: str) -> None:
+    opened = rmq.open(store)
+    table = opened.scan(columns=["raw_body", "keys", "properties", "raw_properties", "store_host"]).read_all()
+    found = opened.query_many("T", ["k1", "all"], columns=["raw_body"]).table
+    messages = opened.pull("T", 0, 0, 100).messages
+    before = [table.to_pylist(), found.to_pylist(), [message.raw_body for message in messages]]
+    opened.close()
+    match end:
+        case "unlink":
+            shutil.rmtree(store)
+        case "truncate":
+            os.truncate(store / LOG, 0)
+        case "overwrite":
+            (store / LOG).write_bytes(b"\xff" * 4096)
+    assert [table.to_pylist(), found.to_pylist(), [message.raw_body for message in messages]] == before
+    table.validate(full=True)
+
+
+# ---- bombs and large numbers ---------------------------------------------------------------------------------
+
+
+def test_a_bomb_takes_no_more_memory_than_its_limit(store: Path) -> None:
+    """A GiB of zeros in a MiB: the process may grow by some times the limit of 64 MiB."""
+    packer = zlib.compressobj(9)
+    bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(1024)) + packer.flush()
+    config = rmq.StoreConfig(mapped_file_size_commit_log=2**22)
+    with rmq.open(store.with_name("bomb"), "x", config=config) as opened:
+        opened.put(rmq.Message("T", bomb, sys_flag=1))
+    code = """
+import resource, sys, rmq
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with rmq.open(sys.argv[1]) as store:
+    for ask in (lambda: store.scan().read_all(), lambda: store.pull("T").messages[0].body):
+        try: ask(); print("read")
+        except rmq.CorruptFileError as error: print(error.reason)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    command = [sys.executable, "-c", code, str(store.with_name("bomb"))]
+    *reasons, grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert reasons == ["body decompresses to over 67108864 bytes"] * 2
+    assert int(grown) < 450 * 1024
+
+
+@pytest.mark.parametrize("unit", [(-1, 100, 0), (2**63 - 1, 2**31 - 2, 0), (0, -1, 0), (0, 2**31 - 2, 0), (5, 100, 0),
+                                  (4096, 100, 0), (-(2**63), -(2**31), -(2**63))])  # fmt: skip
+def test_a_queue_whose_units_point_anywhere_gives_no_message_that_is_not_its_own(
+    store: Path, unit: tuple[int, int, int]
+) -> None:
+    shutil.rmtree(store / "rmq")
+    (store / QUEUE).write_bytes((struct.pack(">qiq", *unit) * 10).ljust(200, b"\0"))
+    with suppress(*TYPED), rmq.open(store, config=CONFIG) as opened:
+        for at in range(-1, 12):
+            with suppress(*TYPED):
+                for message in opened.pull("T", 0, at).messages:
+                    assert message.body == b"body %d" % message.queue_offset
+
+
+def test_index_links_in_a_circle_and_forward_end_every_walk(store: Path) -> None:
+    (index,) = (store / "index").iterdir()
+    data = bytearray(index.read_bytes())
+    entries = 40 + 4 * CONFIG.max_hash_slot_num
+    for number in range(30):
+        data[entries + 20 * number + 16 : entries + 20 * number + 20] = struct.pack(">i", (number * 7 + 5) % 30)
+    for number in range(10):
+        data[40 + 4 * number : 44 + 4 * number] = struct.pack(">i", 29 - number)
+    index.write_bytes(data)
+    with rmq.open(store, config=CONFIG) as opened:
+        opened.select_phy_offset_many("T", [f"k{i}" for i in range(50)])
+        assert [message.body for message in opened.query("T", "k3")] in ([], [b"body 3"])
+
+
+@pytest.mark.parametrize("name", ["rmq/meta.json", "checkpoint", "rmq/manifest.json", "rmq/owner", "abort", "lock",
+                                  "config/topics.json", f"batchconsumequeue/T/0/{0:020d}"])  # fmt: skip
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_of_a_tebibyte_of_nothing_is_not_read_into_memory(store: Path, name: str, mode: str) -> None:
+    (store / name).parent.mkdir(parents=True, exist_ok=True)
+    with (store / name).open("wb") as file:
+        try:
+            os.truncate(file.fileno(), 46 * 2**34)
+        except OSError:  # what this file system can hold
+            os.truncate(file.fileno(), 46 * 2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ask_all(store, mode)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+# ---- links ---------------------------------------------------------------------------------------------------
+
+FILES = [LOG, QUEUE, "index", "checkpoint", "rmq/marks", "rmq/meta.json", "rmq/manifest.json", "rmq/owner", "abort",
+         "abort.bak", "lock", "config/topics.json"]  # fmt: skip
+
+
+def resolved(store: Path, name: str) -> Path:
+    return next((store / "index").iterdir()) if name == "index" else store / name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_link_in_a_store_points_to_is_never_written(store: Path, tmp_path: Path, name: str) -> None:
+    place, outside = resolved(store, name), tmp_path / "outside"
+    if place.exists():
+        shutil.move(place, outside)
+    else:
+        outside.write_bytes(b"something of somebody else")
+    place.symlink_to(outside)
+    before = outside.read_bytes()
+    for mode in ("r", "r+"):
+        with suppress(*TYPED, ValueError), rmq.open(store, mode, config=CONFIG) as opened:
+            if mode == "r+":
+                opened.put(rmq.Message("Fresh", b"fresh", keys="fresh"))
+        assert outside.read_bytes() == before
+
+
+@pytest.mark.parametrize("target", ["self", "/dev/zero", "/dev/null", "..", "missing", "log"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_to_anything_is_an_error_or_does_not_show(store: Path, name: str, target: str) -> None:
+    place = resolved(store, name)
+    place.unlink(missing_ok=True)
+    place.symlink_to({"self": place.name, "log": str(store / LOG)}.get(target, target))
+    for mode in ("r", "r+"):
+        ask_all(store, mode)
+
+
+@pytest.mark.parametrize("place", ["consumequeue/loop", "consumequeue/T/1", "index/loop", "rmq/loop", "config/loop",
+                                   "consumequeue_ext", "batchconsumequeue"])  # fmt: skip
+def test_directories_in_a_circle_are_not_followed(store: Path, place: str) -> None:
+    (store / place).symlink_to("..")
+    for mode in ("r", "r+"):
+        ask_all(store, mode)
+
+
+def test_directories_of_a_store_may_be_links(store: Path, tmp_path: Path) -> None:
+    for name in ("commitlog", "consumequeue", "index"):
+        shutil.move(store / name, tmp_path / name)
+        (store / name).symlink_to(tmp_path / name)
+    with rmq.open(store, "r+") as opened:
+        opened.put(rmq.Message("T", b"body 8"))
+        assert len(opened.pull("T", 0, 0, 100).messages) == 9
+
+
+# ---- names ---------------------------------------------------------------------------------------------------
+
+NAMES: list[bytes] = [b"\xff\xfe", b"new\nline", b"a" * 255, b"..x", b".hidden", b" ", b"\x1b[31m", b"%LMQ%a", b"CON",
+                      "\u0660".encode() * 20, b"T\x01", b"caf\xc3\xa9"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("parent", ["consumequeue", "consumequeue/T", "commitlog", "index", "rmq", "config", "."])
+def test_a_strange_name_is_an_error_or_does_not_show(store: Path, parent: str, name: bytes) -> None:
+    strange = os.path.join(os.fsencode(store / parent), name)
+    os.mkdir(strange)
+    os.mkdir(os.path.join(strange, b"0"))
+    for mode in ("r", "r+"):
+        ask_all(store, mode)
+    os.rmdir(os.path.join(strange, b"0"))
+    os.rmdir(strange)
+    with open(strange, "wb") as file:
+        file.write(b"text")
+    for mode in ("r", "r+"):
+        ask_all(store, mode)
+    with open(strange, "rb") as file:
+        assert file.read() == b"text"
+
+
+@pytest.mark.parametrize("parent", ["consumequeue", "consumequeue/T", "consumequeue/T/0", "commitlog", "index", "rmq",
+                                    "rmq/cut", "config", "."])  # fmt: skip
+def test_a_hundred_thousand_stray_files_take_bounded_time(store: Path, parent: str) -> None:
+    (store / parent).mkdir(exist_ok=True)
+    directory = os.open(store / parent, os.O_RDONLY)
+    for number in range(100_000):
+        os.close(os.open(f"stray{number}", os.O_WRONLY | os.O_CREAT, dir_fd=directory))
+    os.close(directory)
+    start = time.process_time()
+    for mode in ("r", "r+"):
+        ask_all(store, mode)
+    assert time.process_time() - start < 120
+
+
+def test_asking_makes_no_file_elsewhere(store: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    ask_all(store)
+    assert sorted(tmp_path.rglob("*")) == before
