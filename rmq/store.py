@@ -97,9 +97,8 @@ class Store(StoreReader):
             else:
                 self._open_to_write(config, repair, undo)
             self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
-        except BaseException:
-            flusher = getattr(self, "_flusher", None)
-            if flusher is None or flusher.failure is None:  # else the next open must recover
+        except BaseException as error:
+            if not getattr(error, "failed_sync", False):  # else the next open must recover
                 with contextlib.suppress(OSError):
                     undo.close()
             with contextlib.suppress(OSError):
@@ -166,11 +165,11 @@ class Store(StoreReader):
             make_directory(path)
         clean = not self._paths.abort.exists()
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
-        write_marker(self._paths.abort, self._paths.abort_bak,
-                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         if clean:
             undo.callback(self._paths.abort.unlink, missing_ok=True)
             undo.callback(self._paths.owner.unlink, missing_ok=True)
+        write_marker(self._paths.abort, self._paths.abort_bak,
+                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         self._open_parts(writable=True, is_own=is_own)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
