@@ -104,9 +104,8 @@ class Store(StoreReader):
             else:
                 self._open_to_write(config, repair, undo)
             self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
-        except BaseException:
-            flusher = getattr(self, "_flusher", None)
-            if flusher is None or flusher.failure is None:  # else the next open must recover
+        except BaseException as error:
+            if not getattr(error, "failed_sync", False):  # else the next open must recover
                 with contextlib.suppress(OSError):
                     undo.close()
             with contextlib.suppress(OSError):
@@ -181,11 +180,11 @@ class Store(StoreReader):
             for path in {self._paths.root, *self._paths.commit_logs}:
                 sync_directories(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
-        write_marker(self._paths.abort, self._paths.abort_bak,
-                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         if clean:
             undo.callback(self._paths.abort.unlink, missing_ok=True)
             undo.callback(self._paths.owner.unlink, missing_ok=True)
+        write_marker(self._paths.abort, self._paths.abort_bak,
+                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._open_parts(writable=True, is_own=is_own)
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)

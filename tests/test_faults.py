@@ -1,4 +1,4 @@
-"""Every system call on a store's files fails, one at a time: a typed error, nothing lost, nothing half, work goes on.
+"""System calls on a store's files fail, one at a time: a typed error, nothing lost, nothing half, work goes on.
 
 tests/faults/interpose.c makes them fail, tests/faults/workloads.py says what is done, tests/faults/sites.py judges.
 """

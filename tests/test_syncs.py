@@ -15,6 +15,8 @@ import oracle
 import pytest
 
 import rmq
+import rmq.checkpoint
+import rmq.flushing
 
 SIZES = {
     "mapped_file_size_commit_log": 4096,
@@ -192,6 +194,39 @@ def test_without_a_put_the_timed_flush_leaves_the_disk_alone(tmp_path: Path, dis
         disk.order.clear()
         time.sleep(0.05)
         assert disk.order == []
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: int) -> None:
+    """The next call of a function raises instead."""
+    real = getattr(owner, name)
+
+    def failing(*arguments: Any) -> None:
+        monkeypatch.setattr(owner, name, real)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(os, "dup"), (rmq.checkpoint, "write_fully"), (rmq.flushing, "write_manifest"), (rmq.flushing, "merge_topics")],
+)
+def test_what_a_flush_without_room_left_out_the_next_one_makes_durable(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    with rmq.open(tmp_path / "s", "a", config=config()) as store:
+        put_some(store, 0)
+        fail_once(monkeypatch, owner, name, errno.ENOSPC)
+        with pytest.raises(OSError, match="No space left"):
+            store.flush()
+        store.flush()
+        image = disk.image(tmp_path / "s", tmp_path / "image")
+        assert oracle.check_store(image, 10, 30) == []
+        assert len(oracle.read_records(image)) == 40
+        assert any((image / "checkpoint").read_bytes()[:8])
+        assert '"T"' in (image / "rmq/manifest.json").read_text()
+        assert '"T"' in (image / "config/topics.json").read_text()
+        assert_left(image, list(range(40)))
 
 
 # ---- SYNC_FLUSH ------------------------------------------------------------------------------------------

@@ -118,8 +118,12 @@ class Session:
         """The store; a failed opening is tried once more, without the fault."""
         config = options.pop("config", {})
         options["config"] = rmq.StoreConfig(**SIZES | config)
+        abort = "/proc/self/root" + str(self.path / "abort")  # a way that does not count
+        was_clean = not os.path.exists(abort)
         self.store = self.attempt(rmq.open, self.path, mode, **options)
         if self.store is None:
+            if was_clean and not getattr(self.errors[-1], "failed_sync", False):
+                assert not os.path.exists(abort), "an opening that failed leaves a clean store unclean"
             self.store = rmq.open(self.path, "a" if mode == "x" else mode, **options)
         return self.store
 
@@ -189,12 +193,17 @@ class Judge:
 
     @staticmethod
     def _plan(trace: list[str], *, everything: bool) -> Iterator[tuple[int, int]]:
-        """(number of the call, error): each error for the first call of a kind, one for each of the others, in turn."""
+        """(number of the call, error): each error for the first call of a kind, one in turn for each of the others.
+
+        Of calls of one kind behind the eighth every third.
+        """
         seen: Counter[str] = Counter()
         for n, line in enumerate(trace, 1):
             errors = ERRORS[line.split(" ")[0]]
             kind = re.sub(r"\d+", "#", line)
             seen[kind] += 1
+            if seen[kind] > 8 and seen[kind] % 3 and not everything:
+                continue
             for error in errors if everything or seen[kind] == 1 else [errors[seen[kind] % len(errors)]]:
                 yield n, error
 
@@ -252,7 +261,7 @@ class Judge:
         with rmq.open(session.path) as reader:
             seen = session.check(reader)
         with rmq.open(session.path, "r+") as writer:
-            found = session.check(writer)
+            found = numbers(writer)
             assert found == seen, "what a reader saw is not what a writer finds"
             more = session.fresh(12)
             writer.put_many([message(row) for row in more])
