@@ -14,6 +14,7 @@ from rmq._core import _layout as L
 from rmq._core._mapguard import lost_pages
 from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
+from rmq.errors import CorruptFileError
 from rmq.segment import EXHAUSTED, MappedFile
 
 BLANK_HEADER = struct.Struct(">ii")
@@ -67,6 +68,8 @@ class Segment:
             return self.file is not None
         except FileNotFoundError:
             return False
+        except CorruptFileError:
+            return True  # who reads it is told
 
     def let_go(self) -> None:
         """Unmap it as soon as nobody looks at it."""
