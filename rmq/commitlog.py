@@ -76,14 +76,16 @@ class Segment:
 
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
-        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
-        self.inode = self._file.inode
         try:
+            self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
+            self.inode = self._file.inode
             self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
             self._file.sync_all()
+        except FileExistsError:
+            raise
         except BaseException:
             self.close()
-            os.unlink(self.path)
+            self.path.unlink(missing_ok=True)
             raise
 
     def close(self) -> None:
@@ -146,6 +148,7 @@ class CommitLog:
         self.segments: list[Segment] = []
         self._starts: list[int] = []
         self.position = 0  # phy offset of the next byte to write
+        self._planned = 0  # end of the last append; past `position` when that was interrupted
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         self.refresh()
@@ -215,7 +218,7 @@ class CommitLog:
     @property
     def min_phy_offset(self) -> int:
         """Start of the first segment; 0 for an empty log."""
-        return self._starts[0] if self._starts else 0
+        return self.segments[0].start if self.segments else 0
 
     @property
     def max_phy_offset(self) -> int:
@@ -228,7 +231,7 @@ class CommitLog:
         segment = Segment(directory / segment_name(start), start, self.segment_size, True)
         segment.create()
         self.segments.append(segment)
-        self._starts.append(start)
+        self._starts = [segment.start for segment in self.segments]
         return segment
 
     # ---- append ----
@@ -262,21 +265,35 @@ class CommitLog:
             if row < len(batch):
                 plan.append((segment, position + used, row, row))
                 phy_offset = segment.end
+        self._planned = phy_offset
         for segment, position, first, stop in plan:
+            if not self.unsynced or self.unsynced[-1] is not segment:
+                self.unsynced.append(segment)
             if first == stop:
                 encode_blank(segment.file.map, position)
             else:
                 batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
-            if not self.unsynced or self.unsynced[-1] is not segment:
-                self.unsynced.append(segment)
-        self.position = phy_offset
-        self.last_phy_offset = batch.last_phy_offset if len(batch) else self.last_phy_offset
+        last = batch.last_phy_offset if len(batch) else self.last_phy_offset
+        self.position, self.last_phy_offset = phy_offset, last  # no call between them: no signal comes in
         return phy_offset
 
-    def take_unsynced(self) -> list[Segment]:
-        """Segments written since the last call, oldest first, for the caller to sync."""
-        taken, self.unsynced = self.unsynced, []
-        return taken
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether an append ended by an exception such as KeyboardInterrupt when it may have encoded rows."""
+        return self._planned > self.position
+
+    def erase_interrupted(self) -> None:
+        """Zero what an interrupted append may have written; the queue offsets it took are the caller's to restore."""
+        for segment in self.segments:
+            begin, end = max(self.position, segment.start), min(self._planned, segment.end)
+            if begin < end:
+                segment.file.map[begin - segment.start : end - segment.start] = bytes(end - begin)
+        self._planned = self.position
+
+    def take_unsynced(self, into: list[Segment]) -> None:
+        """Move the segments written since the last call, oldest first, to a list, for the caller to sync."""
+        into += [segment for segment in self.unsynced if segment not in into]
+        self.unsynced = []
 
     # ---- read ----
 

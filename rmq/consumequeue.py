@@ -225,15 +225,13 @@ class ConsumeQueue:
             start = position - position % self._segment_size
             path = self._path(start)
             if start not in self._starts:
-                self._create(path)
-                self._starts.append(start)
-                self._starts.sort()
+                self._create(path, start)
             size = min(len(view), start + self._segment_size - position)
             self._files.write(path, position - start, view[:size])
             self._dirty.add(path)
             view, position = view[size:], position + size
 
-    def _create(self, path: Path) -> None:
+    def _create(self, path: Path, start: int) -> None:
         make_directory(self.directory)
         self._files.changes += 1
         descriptor = create_file(path)
@@ -241,7 +239,8 @@ class ConsumeQueue:
             os.ftruncate(descriptor, self._segment_size)
             os.fsync(descriptor)
             sync_directory(self.directory)
-        except OSError:
+            self._starts = sorted([*self._starts, start])
+        except BaseException:
             os.unlink(path)
             raise
         finally:
@@ -290,10 +289,10 @@ class ConsumeQueue:
             self.cut(end)
         self.max_offset = end
 
-    def take_dirty(self) -> set[Path]:
-        """Files written since the last call, for the caller to sync."""
-        dirty, self._dirty = self._dirty, set()
-        return dirty
+    def take_dirty(self, into: set[Path]) -> None:
+        """Move the names of files written since the last call to a set, for the caller to sync."""
+        into |= self._dirty
+        self._dirty = set()
 
     def forget_files(self) -> None:
         """For readers: take the queue as empty, to be derived in memory, because files of it are gone."""
@@ -361,10 +360,11 @@ class QueueSet:
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)
 
-    def take_dirty(self) -> set[Path]:
-        """Files written since the last call, for the caller to sync."""
-        dirty, self._dirty = self._dirty, set()
-        return set().union(*(queue.take_dirty() for queue in dirty))
+    def take_dirty(self, into: set[Path]) -> None:
+        """Move the names of files written since the last call to a set, for the caller to sync."""
+        for queue in self._dirty:
+            queue.take_dirty(into)
+        self._dirty = set()
 
     def close(self) -> None:
         self.files.close()

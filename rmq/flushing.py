@@ -7,11 +7,14 @@ import errno
 import logging
 import threading
 import weakref
+from pathlib import Path
 
+from rmq.commitlog import Segment
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
+from rmq.index import IndexFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
-from rmq.recovery import OpenedStore
+from rmq.recovery import OpenedStore, fill_table
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
@@ -32,7 +35,9 @@ class Flusher:
         self._flush_lock = threading.RLock()
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
-        self._sync_ends = threading.Condition()
+        # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
+        self._sync_lock = threading.Lock()
+        self._sync_ends = threading.Condition(self._sync_lock)
         self._is_syncing = False
         self._synced = store.log.position
         self._flushed = store.log.position
@@ -40,6 +45,10 @@ class Flusher:
         self._behind = 0
         self._written = (-1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | None = None
+        # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
+        self._segments: list[Segment] = []
+        self._queue_files: set[Path] = set()
+        self._index_files: list[IndexFile] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -53,9 +62,15 @@ class Flusher:
             self._dispatch_failure = None
 
     def settle(self) -> None:
-        """Try a dispatch that failed again: a put raises before it stores anything. Call under the put lock."""
-        if self._dispatch_failure is not None:
+        """Try a dispatch that failed again: a put raises before it stores anything. Take back what an interrupted put
+        began. Call under the put lock.
+        """
+        store = self._store
+        if self._dispatch_failure is not None or store.log.was_interrupted:
             self.dispatch()
+        if store.log.was_interrupted:
+            fill_table(store.queues, store.table)
+            store.log.erase_interrupted()
 
     def put_done(self, count: int, timestamp: int) -> None:
         """Account for stored messages. Call under the put lock."""
@@ -73,18 +88,18 @@ class Flusher:
 
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
-        with self._sync_ends:
-            while self._is_syncing and self._synced < end:
-                self._sync_ends.wait()
-            if self._synced >= end:
-                return
-            self._is_syncing = True
-        target = -1
+        is_mine, target = False, -1
         try:
+            with self._sync_lock:
+                while self._is_syncing and self._synced < end:
+                    self._sync_ends.wait()
+                if self._synced >= end:
+                    return
+                is_mine = self._is_syncing = True
             with self._flush_lock:
                 self._raise_failure()
                 with self._put_lock:
-                    position, segments = self._store.log.position, list(self._store.log.unsynced)
+                    position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
                 for segment in segments:
                     segment.file.sync()
                 target = position
@@ -92,10 +107,11 @@ class Flusher:
             self.failure = self.failure or error
             raise
         finally:
-            with self._sync_ends:
-                self._is_syncing = False
-                self._synced = max(self._synced, target)
-                self._sync_ends.notify_all()
+            if is_mine:
+                with self._sync_lock:
+                    self._is_syncing = False
+                    self._synced = max(self._synced, target)
+                    self._sync_ends.notify_all()
 
     def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
@@ -104,24 +120,28 @@ class Flusher:
             self._raise_failure()
             with self._put_lock:
                 try:
+                    self.settle()
                     self.dispatch()
                 except OSError as error:
                     self._note(error)
                     raise
                 end, timestamp = store.log.position, self._last_timestamp
-                segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
-                index_files = store.index.take_unsynced()
+                store.log.take_unsynced(self._segments)
+                store.queues.take_dirty(self._queue_files)
+                store.index.take_unsynced(self._index_files)
+                self._marks.show(end)
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
-                for segment in segments:
+                for segment in self._segments:
                     segment.file.sync()
-                for path in queue_files:
+                for path in self._queue_files:
                     store.queues.files.sync(path)
-                for file in index_files:
+                for file in self._index_files:
                     file.flush()
-                self._write_checkpoint(timestamp, bool(segments))
+                self._write_checkpoint(timestamp, bool(self._segments))
                 self._marks.write(mark)
+                self._segments, self._queue_files, self._index_files = [], set(), []
             except OSError as error:
                 self.failure = error
                 raise
@@ -130,12 +150,13 @@ class Flusher:
                     write_manifest(store.paths, manifest)
                 if topics:
                     merge_topics(store.paths.topics_json, topics)
-            except OSError as error:
-                self._note(error)
+            except BaseException as error:
+                if isinstance(error, OSError):
+                    self._note(error)
                 self._written, self._known_queues = (-1, -1, -1), known  # the next flush writes them
                 raise
             self._flushed = end
-            with self._sync_ends:
+            with self._sync_lock:
                 self._synced = max(self._synced, end)
                 self._sync_ends.notify_all()
 
