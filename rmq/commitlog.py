@@ -33,7 +33,7 @@ from rmq._core._record import (
     used_size,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq.errors import CorruptFileError, MessageTooLargeError
+from rmq.errors import CorruptFileError, MessageTooLargeError, StoreClosedError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import MappedFile, make_directory, sync_directory
 
@@ -54,15 +54,18 @@ class Segment:
         self._size = size
         self._writable = writable
         self._file: MappedFile | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     @property
     def file(self) -> MappedFile:
-        if self._file is None:
+        if (file := self._file) is None:
             with self._lock:
-                if self._file is None:
-                    self._file = MappedFile(self.path, size=self._size, writable=self._writable)
-        return self._file
+                if self._is_closed:
+                    raise StoreClosedError(f"{self.path}: store is closed")
+                self._file = self._file or MappedFile(self.path, size=self._size, writable=self._writable)
+                return self._file
+        return file
 
     def map_has_blank(self, position: int) -> bool:
         """Whether an end-of-segment record lies at a position."""
@@ -89,9 +92,11 @@ class Segment:
             raise
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            self._is_closed = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 class LogScan:
@@ -147,8 +152,7 @@ class CommitLog:
         self.writable = writable
         self.segments: list[Segment] = []
         self._starts: list[int] = []
-        self.position = 0  # phy offset of the next byte to write
-        self._planned = 0  # end of the last append; past `position` when that was interrupted
+        self.position = self._planned = 0  # phy offset of the next byte to write; where an append under way will end
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         self.refresh()
@@ -274,12 +278,12 @@ class CommitLog:
             else:
                 batch.encode(segment.file.map, segment.start, position, first, stop, store_timestamp, queues)
         last = batch.last_phy_offset if len(batch) else self.last_phy_offset
-        self.position, self.last_phy_offset = phy_offset, last  # no call between them: no signal comes in
+        self.position, self.last_phy_offset = phy_offset, last  # both or none: no signal comes in between
         return phy_offset
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether an append ended by an exception such as KeyboardInterrupt when it may have encoded rows."""
+        """Whether an exception such as KeyboardInterrupt ended an append that may have encoded rows."""
         return self._planned > self.position
 
     def erase_interrupted(self) -> None:

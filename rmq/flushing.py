@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
+import os
 import threading
 import weakref
 from pathlib import Path
 
 from rmq.commitlog import Segment
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.index import IndexFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore, fill_table
@@ -19,6 +21,7 @@ from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
 
+_running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 
 
@@ -49,6 +52,8 @@ class Flusher:
         self._segments: list[Segment] = []
         self._queue_files: set[Path] = set()
         self._index_files: list[IndexFile] = []
+        self._is_closed = False
+        self.pid = os.getpid()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,6 +62,7 @@ class Flusher:
     def dispatch(self) -> None:
         """Queues and index follow the log to its end."""
         with self._put_lock:
+            self._check_open()
             self._store.dispatcher.advance(self._store.log.position)
             self._behind = 0
             self._dispatch_failure = None
@@ -117,6 +123,7 @@ class Flusher:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
         store = self._store
         with self._flush_lock:
+            self._check_open()
             self._raise_failure()
             with self._put_lock:
                 try:
@@ -164,6 +171,15 @@ class Flusher:
         """A full disk passes; after any other error of the disk nothing is trusted."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             self.failure = error
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"{self._store.paths.root}: store is closed")
+
+    def close(self) -> None:
+        """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
+        with self._flush_lock, self._put_lock:
+            self._is_closed = True
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -218,6 +234,7 @@ class Flusher:
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
                                         name="rmq-flush", daemon=True)  # fmt: skip
         self._thread.start()
+        _running.add(self)
 
     def stop(self) -> None:
         """End the thread; a flush under way is finished."""
@@ -232,6 +249,14 @@ class Flusher:
             self.flush()
         except (OSError, CorruptFileError) as error:
             logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
+
+
+@atexit.register
+def _stop_threads() -> None:
+    """Before the interpreter ends: it would cut a thread off in the middle of a flush, and in C++ that is an abort."""
+    for flusher in list(_running):
+        if flusher.pid == os.getpid():
+            flusher.stop()
 
 
 def _run(reference: weakref.ref[Flusher], stop: threading.Event, interval: float) -> None:

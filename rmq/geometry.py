@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,9 +75,12 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
     """(start, length) of every segment file that is not empty."""
     for directory in directories:
         if directory.is_dir():
-            for entry in os.scandir(directory):
-                if entry.is_file() and SEGMENT_NAME.fullmatch(entry.name) and entry.stat().st_size:
-                    yield int(entry.name), entry.stat().st_size
+            for name in os.listdir(directory):
+                if SEGMENT_NAME.fullmatch(name):
+                    path = directory / name
+                    with suppress(FileNotFoundError):  # removed by a writer meanwhile
+                        if path.is_file() and (size := path.stat().st_size):
+                            yield int(name), size
 
 
 def has_segments(paths: StorePaths) -> bool:

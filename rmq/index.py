@@ -198,8 +198,7 @@ class IndexFile:
     def close(self) -> None:
         """Close without syncing; what was put stays in the page cache."""
         if self._view is not None:
-            self._view.release()
-            self._view = None
+            self._view = None  # not released here: another thread may be walking it without the GIL
             self._file.close()
 
     def __enter__(self) -> Self:

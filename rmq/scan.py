@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
@@ -193,3 +194,27 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
         yield maker.finish()
     if damage is not None:
         raise damage
+
+
+def records_table(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
+                  columns: Sequence[str]) -> tuple[pa.Table, npt.NDArray[np.int64]]:  # fmt: skip
+    """Records at phy offsets in their order, inner batches unwrapped, and of each row the place of its phy offset."""
+    import pyarrow as pa
+
+    maker = BatchMaker(columns)
+    order = np.argsort(phy_offsets, kind="stable")
+    rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    batches = []
+    for batch, positions in log.load(phy_offsets[order], log_end, checks=maker.checks):
+        if not batch.has_inner_batches():
+            maker.append(batch)
+            rows.append(order[positions])
+        else:
+            for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
+                maker.append(part)
+                rows.append(np.full(len(part), row, np.int64))
+        if maker.data_size > 2**26:
+            batches.append(maker.finish())
+    batches.append(maker.finish())
+    placed = np.concatenate(rows)
+    return pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable"))), placed

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from rmq.errors import CorruptFileError, StoreLockedError
+from rmq.errors import CorruptFileError, StoreClosedError, StoreLockedError
 
 logger = logging.getLogger("rmq")
 
@@ -184,6 +184,7 @@ class FileCache:
     def __init__(self, writable: bool) -> None:
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._open: OrderedDict[Path, int] = OrderedDict()
+        self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self._lock = threading.Lock()
 
@@ -192,6 +193,8 @@ class FileCache:
         if descriptor >= 0:
             self._open.move_to_end(path)
             return descriptor
+        if self._is_closed:
+            raise StoreClosedError(f"{path}: store is closed")
         while len(self._open) >= FILE_CACHE_LIMIT:
             os.close(self._open.popitem(last=False)[1])
         descriptor = os.open(path, self._flags)
@@ -231,6 +234,7 @@ class FileCache:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             while self._open:
                 os.close(self._open.popitem()[1])
 

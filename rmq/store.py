@@ -95,6 +95,7 @@ class Store(StoreReader):
         self._ambiguous, self._ambiguous_end = [], 0
         self._asked = config
         self._settling = threading.Lock()
+        self._close_lock = threading.RLock()
         try:
             if mode == "r":
                 self._open_to_read(config)
@@ -329,18 +330,25 @@ class Store(StoreReader):
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close
             return
-        if self.mode != "r":
+        with self._close_lock:  # a second closer waits: what it would remove may be the next store's
+            if self._closed:
+                return
+            if self.mode == "r":
+                self._closed = True
+                self._release.close()
+                return
             self._flusher.stop()
-        with self._put_lock if self.mode != "r" else contextlib.nullcontext():
-            self._closed = True
-        try:
-            if self.mode != "r" and self._flusher.failure is None:
-                self._flusher.flush(closing=True)
-                self._paths.owner.unlink(missing_ok=True)
-                self._paths.abort.unlink(missing_ok=True)
-                sync_directory(self._paths.root)
-        finally:
-            self._release.close()
+            with self._put_lock:
+                self._closed = True
+            try:
+                if self._flusher.failure is None:
+                    self._flusher.flush(closing=True)
+                    self._paths.owner.unlink(missing_ok=True)
+                    self._paths.abort.unlink(missing_ok=True)
+                    sync_directory(self._paths.root)
+            finally:
+                self._flusher.close()
+                self._release.close()
 
     def __enter__(self) -> Self:
         self._check_open()
