@@ -25,7 +25,7 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 	@tools/java.sh >/dev/null || true
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
 
-kill: $(VENV)/.dev ## 200 writers killed at random moments, readers beside them
+kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers for a minute each
 	$(PY) -m pytest -q -m kill $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
