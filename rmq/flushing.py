@@ -176,6 +176,12 @@ class Flusher:
         if self._is_closed:
             raise StoreClosedError(f"{self._store.paths.root}: store is closed")
 
+    def check_not_nested(self) -> None:
+        """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
+        if self._put_lock._is_owned() or self._flush_lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
+                               "signal handler; raise an exception there instead")  # fmt: skip
+
     def close(self) -> None:
         """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
         with self._flush_lock, self._put_lock:

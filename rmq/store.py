@@ -266,6 +266,7 @@ class Store(StoreReader):
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip
+        self._flusher.check_not_nested()
         with self._put_lock:
             self._check_writable()
             self._flusher.settle()
@@ -293,6 +294,7 @@ class Store(StoreReader):
         Raises OSError when the disk fails; the store then takes no more puts until it is opened again.
         """
         self._check_writable()
+        self._flusher.check_not_nested()
         self._flusher.flush()
 
     # ---- reading ----
@@ -305,12 +307,14 @@ class Store(StoreReader):
             end = self._refresh()
             self._visible.derive()
             return end
+        self._flusher.check_not_nested()
         self._flusher.dispatch()
         return self._log.position
 
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         if self.mode == "r":
             return self._refresh(), self._visible.uncovered() if self._is_settled else []
+        self._flusher.check_not_nested()
         self._flusher.dispatch()
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
@@ -330,6 +334,8 @@ class Store(StoreReader):
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close
             return
+        if self.mode != "r":
+            self._flusher.check_not_nested()
         with self._close_lock:  # a second closer waits: what it would remove may be the next store's
             if self._closed:
                 return

@@ -297,3 +297,31 @@ def test_a_signal_ends_a_long_call_and_the_store_goes_on(tmp_path: Path) -> None
         numbers = [workload.number_of(body) for body in store.scan(topics=["T0", "T1"]).read_all()["body"].to_pylist()]
         assert sorted(set(numbers)) == list(range(max(numbers) + 1))
     assert oracle.check_store(tmp_path / "s", 10000, 50000) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["close", "flush", "topics", "put"])
+def test_a_signal_handler_that_uses_the_store_of_its_own_thread_is_told_not_to(tmp_path: Path, name: str) -> None:
+    """In the middle of a put it gets RuntimeError, between two it does what it says; no deadlock."""
+    calls = {"close": rmq.Store.close, "flush": rmq.Store.flush, "topics": rmq.Store.topics,
+             "put": lambda store: store.put(rmq.Message("handler", b""))}  # fmt: skip
+    told: list[str] = []
+    for turn in range(12):
+        store = rmq.open(tmp_path / f"s{turn}", "a", config=workload.config())
+        before = signal.signal(signal.SIGALRM, lambda *_, store=store: calls[name](store))
+        put = 0
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.0007 * turn, 0.002)
+            while put < 3000:
+                store.put_many([message(put + n) for n in range(50)])
+                put += 50
+        except (RuntimeError, rmq.StoreClosedError) as error:
+            told.append(type(error).__name__)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        store.close()
+        with rmq.open(tmp_path / f"s{turn}") as reader:
+            assert reader.scan(topics=["T0", "T1"]).read_all().num_rows >= put
+        assert oracle.check_store(tmp_path / f"s{turn}", 100, 500) == []
+    assert told
