@@ -48,7 +48,7 @@ def follow(root: Path, kind: str, seconds: float) -> None:
         told = json.loads(answer.read_text())
         assert told["rounds"] > 5
         assert told["opened"] > 0
-        assert told["files"] <= segments + index_files + FILE_CACHE_LIMIT + 40  # a mapped file holds one of its own
+        assert told["files"] <= segments + index_files + FILE_CACHE_LIMIT + 10  # a mapped file holds one of its own
         assert told["maps"] <= segments + index_files + 5
 
 

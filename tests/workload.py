@@ -218,6 +218,7 @@ def write_until(path: Path, acked: Path, stop: Path, kind: str) -> None:
 def read(path: Path, acked: Path, stop: Path, answer: Path, seed: int) -> None:
     """Read until `stop` is there: one store that follows, and now and then a fresh one. Then tell what was seen."""
     chance, seen, acks, rounds, opened = random.Random(seed), Seen(), Acks(acked), 0, 0
+    inherited = len(os.listdir("/proc/self/fd"))
     store = open_soon(path, acks, stop)
     is_last = False
     while not is_last and store is not None:
@@ -235,7 +236,7 @@ def read(path: Path, acked: Path, stop: Path, answer: Path, seed: int) -> None:
         if fresh is not store:
             fresh.close()
         rounds += 1
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(os.listdir("/proc/self/fd")) - inherited
     maps = sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
     answer.write_text(json.dumps({"rounds": rounds, "opened": opened, "files": files, "maps": maps,
                                   "places": list(seen.places.items())}))  # fmt: skip
