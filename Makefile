@@ -29,7 +29,7 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
 	$(PY) -m pytest -q -rP -m crash $(PYTEST_ARGS)
 
-kill: $(VENV)/.dev ## 200 writers killed at random moments, readers beside them
+kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers for a minute each
 	$(PY) -m pytest -q -m kill $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage

@@ -104,7 +104,7 @@ class CommitLog:
         self.segment_size = segment_size
         self.writable = writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
-        self.position = 0  # phy offset of the next byte to write
+        self.position = self._planned = 0  # phy offset of the next byte to write; where an append under way will end
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
@@ -242,34 +242,46 @@ class CommitLog:
             if row < len(batch):
                 plan.append((segment, file, position + used, row, row))
                 phy_offset = segment.end
+        self._planned = phy_offset
         for segment, file, position, first, stop in plan:
+            if not self.unsynced or self.unsynced[-1] is not segment:
+                self.unsynced.append(segment)
             if first == stop:
                 encode_blank(file.map, position)
             else:
                 batch.encode(file.map, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
-            if not self.unsynced or self.unsynced[-1] is not segment:
-                self.unsynced.append(segment)
-        self.position = phy_offset
-        self.last_phy_offset = batch.last_phy_offset if len(batch) else self.last_phy_offset
+        last = batch.last_phy_offset if len(batch) else self.last_phy_offset
+        self.position, self.last_phy_offset = phy_offset, last  # both or none: no signal comes in between
         return phy_offset
 
     def distrust(self, phy_offset: int) -> None:
         """Take what lies behind a phy offset as not synced: a process that was killed wrote it."""
         self.unsynced = [segment for segment in self.segments if segment.end > phy_offset]
 
-    def take_unsynced(self) -> list[Segment]:
-        """Segments written since the last call, oldest first, for the caller to sync."""
-        taken, self.unsynced = self.unsynced, []
-        return taken
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether an exception such as KeyboardInterrupt ended an append that may have encoded rows."""
+        return self._planned > self.position
+
+    def erase_interrupted(self) -> None:
+        """Zero what an interrupted append may have written; the queue offsets it took are the caller's to restore."""
+        for segment in self.segments:
+            begin, end = max(self.position, segment.start), min(self._planned, segment.end)
+            if begin < end:
+                file = segment.file
+                file.map[begin - segment.start : end - segment.start] = bytes(end - begin)
+                file.check()
+        self._planned = self.position
+
+    def take_unsynced(self, into: list[Segment]) -> None:
+        """Move the segments written since the last call, oldest first, to a list, for the caller to sync."""
+        into += [segment for segment in self.unsynced if segment not in into]
+        self.unsynced = []
 
     def drop_unsynced(self, synced: list[Segment]) -> None:
         """Segments that are on disk, full ones: the one that takes records may have new ones."""
         self.unsynced = [segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]]
-
-    def give_back(self, taken: list[Segment]) -> None:
-        """Segments that were taken are still to be synced."""
-        self.unsynced = taken + [segment for segment in self.unsynced if segment not in taken]
 
     # ---- read ----
 

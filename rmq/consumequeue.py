@@ -230,15 +230,13 @@ class ConsumeQueue:
             start = position - position % self._segment_size
             path = self._path(start)
             if start not in self._starts:
-                self._create(path)
-                self._starts.append(start)
-                self._starts.sort()
+                self._create(path, start)
             size = min(len(view), start + self._segment_size - position)
             self._files.write(path, position - start, view[:size])
             self._dirty.add(path)
             view, position = view[size:], position + size
 
-    def _create(self, path: Path) -> None:
+    def _create(self, path: Path, start: int) -> None:
         make_directory(self.directory)
         self._files.changes += 1
         descriptor = create_file(path)
@@ -249,7 +247,8 @@ class ConsumeQueue:
             finally:
                 os.close(descriptor)
             sync_directory(self.directory)
-        except OSError:
+            self._starts = sorted([*self._starts, start])
+        except BaseException:
             os.unlink(path)
             raise
 
@@ -302,14 +301,10 @@ class ConsumeQueue:
         """Take all files as written since the last sync: a process that was killed may have."""
         self._dirty.update(map(self._path, self._starts))
 
-    def take_dirty(self) -> set[Path]:
-        """Files written since the last call, for the caller to sync."""
-        dirty, self._dirty = self._dirty, set()
-        return dirty
-
-    def give_back(self, paths: set[Path]) -> None:
-        """Files that were taken are still to be synced, but those that are gone."""
-        self._dirty |= {path for path in paths if int(path.name) in self._starts}
+    def take_dirty(self, into: set[Path]) -> None:
+        """Move the names of files written since the last call to a set, for the caller to sync."""
+        into |= self._dirty
+        self._dirty = set()
 
     def forget_files(self) -> None:
         """For readers: take the queue as empty, to be derived in memory, because files of it are gone."""
@@ -419,16 +414,11 @@ class QueueSet:
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)
 
-    def take_dirty(self) -> list[tuple[ConsumeQueue, set[Path]]]:
-        """Queues and their files written since the last call, for the caller to sync."""
-        dirty, self._dirty = self._dirty, set()
-        return [(queue, queue.take_dirty()) for queue in dirty]
-
-    def give_back(self, taken: list[tuple[ConsumeQueue, set[Path]]]) -> None:
-        """What was taken is still to be synced."""
-        for queue, paths in taken:
-            queue.give_back(paths)
-            self._dirty.add(queue)
+    def take_dirty(self, into: set[Path]) -> None:
+        """Move the names of files written since the last call to a set, for the caller to sync."""
+        for queue in self._dirty:
+            queue.take_dirty(into)
+        self._dirty = set()
 
     def close(self) -> None:
         self.files.close()

@@ -37,6 +37,7 @@ class Dispatcher:
         self.queue_phy_offset = 0
         self.index_phy_offset = 0
         self.index_key = 0
+        self._is_putting = False  # into the index; still so when that was interrupted
         self.fills_gaps = False  # whether records before the first dispatched one are gone for good
         self.last_store_timestamp = 0
         self._log = log
@@ -60,6 +61,11 @@ class Dispatcher:
                 begin = min(begin, self.index_phy_offset)
             if begin >= end:
                 return
+            if self._is_putting and self._index is not None:
+                phy_offset, keys = self._index.end()
+                if phy_offset >= self.index_phy_offset:
+                    self.index_phy_offset, self.index_key = phy_offset, keys
+                self._is_putting = False
             if self._batch is None:
                 self._batch = RecordBatch()
             # What is cleaned away beside a reader must not be passed over: its units are in the writer's files.
@@ -112,6 +118,10 @@ class Dispatcher:
         row = int(np.searchsorted(offsets, self.index_phy_offset))
         while row < len(batch):
             self.index_phy_offset = int(offsets[row])
+            self._is_putting = True
             row, self.index_key = index.put_rows(batch, row, self.index_key)
             self._log.check()
+            if row < len(batch):
+                self.index_phy_offset = int(offsets[row])
         self.index_phy_offset = max(self.index_phy_offset, batch.next_phy_offset)
+        self._is_putting = False

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,14 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.index import IndexFile
+from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, write_manifest
-from rmq.recovery import OpenedStore
+from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
 
+_running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
@@ -38,7 +43,9 @@ class Flusher:
         self._flush_lock = threading.RLock()
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
-        self._sync_ends = threading.Condition()
+        # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
+        self._sync_lock = threading.Lock()
+        self._sync_ends = threading.Condition(self._sync_lock)
         self._is_syncing = False
         self._synced = store.log.position
         self._flushed = store.log.position
@@ -46,6 +53,12 @@ class Flusher:
         self._behind = 0
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | CorruptFileError | None = None
+        # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
+        self._segments: list[Segment] = []
+        self._queue_files: set[Path] = set()
+        self._index_files: list[IndexFile] = []
+        self._is_closed = False
+        self.pid = os.getpid()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -54,14 +67,21 @@ class Flusher:
     def dispatch(self) -> None:
         """Queues and index follow the log to its end."""
         with self._put_lock:
+            self._check_open()
             self._store.dispatcher.advance(self._store.log.position)
             self._behind = 0
             self._dispatch_failure = None
 
     def settle(self) -> None:
-        """Try a dispatch that failed again: a put raises before it stores anything. Call under the put lock."""
-        if self._dispatch_failure is not None:
+        """Try a dispatch that failed again: a put raises before it stores anything. Take back what an interrupted put
+        began. Call under the put lock.
+        """
+        store = self._store
+        if self._dispatch_failure is not None or store.log.was_interrupted:
             self.dispatch()
+        if store.log.was_interrupted:
+            fill_table(store.queues, store.table)
+            store.log.erase_interrupted()
 
     def put_done(self, count: int, timestamp: int) -> None:
         """Account for stored messages. Call under the put lock."""
@@ -83,18 +103,18 @@ class Flusher:
 
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
-        with self._sync_ends:
-            while self._is_syncing and self._synced < end:
-                self._sync_ends.wait()
-            if self._synced >= end:
-                return
-            self._is_syncing = True
-        target = -1
+        is_mine, target = False, -1
         try:
+            with self._sync_lock:
+                while self._is_syncing and self._synced < end:
+                    self._sync_ends.wait()
+                if self._synced >= end:
+                    return
+                is_mine = self._is_syncing = True
             with self._flush_lock:
                 self._raise_failure()
                 with self._put_lock:
-                    position, segments = self._store.log.position, list(self._store.log.unsynced)
+                    position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
                 for segment in segments:
                     segment.file.sync()
                 with self._put_lock:
@@ -104,10 +124,11 @@ class Flusher:
             self.failure = self.failure or error
             raise
         finally:
-            with self._sync_ends:
-                self._is_syncing = False
-                self._synced = max(self._synced, target)
-                self._sync_ends.notify_all()
+            if is_mine:
+                with self._sync_lock:
+                    self._is_syncing = False
+                    self._synced = max(self._synced, target)
+                    self._sync_ends.notify_all()
 
     def relieve(self) -> None:
         """Sync the log when more segments than it may keep mapped are not synced. Not under the put lock."""
@@ -123,36 +144,37 @@ class Flusher:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
         store = self._store
         with self._flush_lock:
+            self._check_open()
             self._raise_failure()
             with self._put_lock:
                 try:
+                    self.settle()
                     self.dispatch()
                 except OSError as error:
                     self._note(error)
                     raise
                 end, timestamp = store.log.position, self._last_timestamp
-                files = [segment.file for segment in store.log.unsynced]
-                segments, queue_files = store.log.take_unsynced(), store.queues.take_dirty()
-                index_files = store.index.take_unsynced()
+                store.log.take_unsynced(self._segments)
+                store.queues.take_dirty(self._queue_files)
+                store.index.take_unsynced(self._index_files)
+                self._forget_removed()
+                files = [segment.file for segment in self._segments]
+                self._marks.show(end)
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
                 for file in files:
                     file.sync()
-                for _, paths in queue_files:
-                    for path in paths:
-                        store.queues.files.sync(path)
-                for index_file in index_files:
+                for path in self._queue_files:
+                    store.queues.files.sync(path)
+                for index_file in self._index_files:
                     index_file.flush()
-                self._write_checkpoint(timestamp, bool(segments))
+                self._write_checkpoint(timestamp, bool(files))
                 self._marks.write(mark)
-            except (OSError, CorruptFileError) as error:
+                self._segments, self._queue_files, self._index_files = [], set(), []
+            except BaseException as error:
                 if isinstance(error, OSError):
                     self._note(error)
-                with self._put_lock:
-                    store.log.give_back(segments)
-                    store.queues.give_back(queue_files)
-                    store.index.give_back(index_files)
                 self._written, self._known_queues = (-1, -1, -1, -1), known
                 raise
             try:
@@ -160,14 +182,22 @@ class Flusher:
                     write_manifest(store.paths, manifest)
                 if topics:
                     merge_topics(store.paths.topics_json, topics)
-            except OSError as error:
-                self._note(error)
+            except BaseException as error:
+                if isinstance(error, OSError):
+                    self._note(error)
                 self._written, self._known_queues = (-1, -1, -1, -1), known  # the next flush writes them
                 raise
             self._flushed = end
-            with self._sync_ends:
+            with self._sync_lock:
                 self._synced = max(self._synced, end)
                 self._sync_ends.notify_all()
+
+    def _forget_removed(self) -> None:
+        """What a cleaning has removed since it was written needs no sync."""
+        store = self._store
+        self._segments = [segment for segment in self._segments if segment in store.log.segments]
+        self._queue_files = {path for path in self._queue_files if path.exists()}
+        self._index_files = [file for file in self._index_files if file in store.index.files]
 
     @contextmanager
     def paused(self) -> Iterator[int]:
@@ -205,6 +235,21 @@ class Flusher:
         """Before the store goes: a failure that nobody was told of must not go with it."""
         if self._is_untold:
             self._raise_failure()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"{self._store.paths.root}: store is closed")
+
+    def check_not_nested(self) -> None:
+        """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
+        if self._put_lock._is_owned() or self._flush_lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
+                               "signal handler; raise an exception there instead")  # fmt: skip
+
+    def close(self) -> None:
+        """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
+        with self._flush_lock, self._put_lock:
+            self._is_closed = True
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -260,6 +305,7 @@ class Flusher:
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
                                         name="rmq-flush", daemon=True)  # fmt: skip
         self._thread.start()
+        _running.add(self)
 
     def stop(self) -> None:
         """End the thread; a flush under way is finished."""
@@ -275,6 +321,14 @@ class Flusher:
         except (OSError, CorruptFileError) as error:
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
+
+
+@atexit.register
+def _stop_threads() -> None:
+    """Before the interpreter ends: it would cut a thread off in the middle of a flush, and in C++ that is an abort."""
+    for flusher in list(_running):
+        if flusher.pid == os.getpid():
+            flusher.stop()
 
 
 def _run(reference: weakref.ref[Flusher], stop: threading.Event, interval: float) -> None:

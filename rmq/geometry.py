@@ -111,15 +111,12 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
     """(start, length) of every segment file that is not empty."""
     for directory in directories:
         if directory.is_dir():
-            for entry in os.scandir(directory):
-                if not (entry.is_file() and SEGMENT_NAME.fullmatch(entry.name)):
-                    continue
-                try:
-                    size = entry.stat().st_size
-                except FileNotFoundError:
-                    continue  # cleaned away since the directory was read
-                if size:
-                    yield int(entry.name), size
+            for name in os.listdir(directory):
+                if SEGMENT_NAME.fullmatch(name):
+                    path = directory / name
+                    with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
+                        if path.is_file() and (size := path.stat().st_size):
+                            yield int(name), size
 
 
 def has_segments(paths: StorePaths) -> bool:

@@ -236,8 +236,7 @@ class IndexFile:
     def close(self) -> None:
         """Close without syncing; what was put stays in the page cache."""
         if self._view is not None:
-            self._view.release()
-            self._view = None
+            self._view = None  # not released here: another thread may be walking it without the GIL
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -316,10 +315,26 @@ class Index:
         if last is not None and not INDEX_NAME.fullmatch(name):
             raise CorruptFileError(last.path, 0, "no index file's name comes behind this one")
         self.spare_names = [other for other in spare if other != name]
-        file = self._open(self.directory / name, "x", last.end_phy_offset if last else 0,
-                          last.end_timestamp if last else 0)  # fmt: skip
-        self.files.append(file)
-        return file
+        path = self.directory / name
+        try:
+            self.files.append(self._open(path, "x", last.end_phy_offset if last else 0,
+                                         last.end_timestamp if last else 0))  # fmt: skip
+        except BaseException:
+            if not self.files or self.files[-1].path != path:
+                path.unlink(missing_ok=True)  # interrupted: nobody knows of it
+            raise
+        return self.files[-1]
+
+    def end(self) -> tuple[int, int]:
+        """The record of the last entry, and how many keys of it are in; (-1, 0) when there are no entries."""
+        files = [file for file in self.files if file.index_count > 1]
+        done, phy_offset = 0, files[-1].end_phy_offset if files else -1
+        for file in reversed(files):
+            own = file.view.entries_of(phy_offset)
+            done += own
+            if own < file.index_count - 1:
+                break
+        return phy_offset, done
 
     def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
         """Index rows of a batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
@@ -328,14 +343,10 @@ class Index:
             self._unsynced.append(file)
         return file.put_rows(batch, row, key, self._config.indexes_tags)
 
-    def take_unsynced(self) -> list[IndexFile]:
-        """Files put into since the last call, oldest first, for the caller to flush."""
-        taken, self._unsynced = self._unsynced, []
-        return taken
-
-    def give_back(self, taken: list[IndexFile]) -> None:
-        """Files that were taken are still to be flushed."""
-        self._unsynced = taken + [file for file in self._unsynced if file not in taken]
+    def take_unsynced(self, into: list[IndexFile]) -> None:
+        """Move the files put into since the last call, oldest first, to a list, for the caller to flush."""
+        into += [file for file in self._unsynced if file not in into]
+        self._unsynced = []
 
     def select(self, hashes: npt.NDArray[np.int32], max_num: int, begin: int,
                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip

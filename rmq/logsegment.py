@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Collection
@@ -14,7 +13,7 @@ from rmq._core import _layout as L
 from rmq._core._mapguard import lost_pages
 from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.segment import EXHAUSTED, MappedFile
 
 BLANK_HEADER = struct.Struct(">ii")
@@ -38,6 +37,7 @@ class Segment:
         self._writable = writable
         self._file: MappedFile | None = None
         self._lost: MappedFile | None = None  # let go of with pages that were gone
+        self._is_closed = False
         self._lock = threading.Lock()
 
     @property
@@ -51,6 +51,8 @@ class Segment:
         """Map the file; a reader maps it anew when pages were gone."""
         with self._lock:
             file = self._file
+            if self._is_closed:
+                raise StoreClosedError(f"{self.path}: store is closed")
             if file is None or file is old:
                 self._maps.make_room(self)
                 try:
@@ -127,18 +129,22 @@ class Segment:
     def create(self) -> None:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
         self._maps.make_room(self)
-        self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
-        self.inode = self._file.inode
         try:
+            self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
+            self.inode = self._file.inode
             self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
             self._file.sync_all()
+        except FileExistsError:
+            raise
         except BaseException:
             self.close()
-            os.unlink(self.path)
+            self.path.unlink(missing_ok=True)
             raise
 
     def close(self) -> None:
-        file, self._file = self._file, None
+        with self._lock:
+            self._is_closed = True
+            file, self._file = self._file, None
         if file is not None:
             file.close()
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
+from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
@@ -29,14 +30,36 @@ from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
-from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller, unwrapped_rows
-from rmq.segment import guarded
+from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
+
+
+def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Of an open store only. When another thread closes it meanwhile, what that does to the parts is no other error;
+    when pages of its files were gone, CorruptFileError in place of what was made of them.
+    """
+
+    @wraps(method)
+    def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+        store: StoreReader = arguments[0]  # type: ignore[assignment]
+        store._check_open()
+        try:
+            return method(*arguments, **options)
+        except (ValueError, OSError):
+            store._check_open()
+            raise
+        finally:
+            if lost_pages():
+                store._check_maps()
+
+    return checked
 
 
 class StoreReader(ABC):
@@ -96,15 +119,14 @@ class StoreReader(ABC):
         return self._log.min_phy_offset
 
     @property
+    @while_open
     def max_phy_offset(self) -> int:
         """End of the last whole record: where the next one goes."""
-        self._check_open()
         return self._log_end()
 
-    @guarded
+    @while_open
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}."""
-        self._check_open()
         self._check_queues()
         self._derive()
         found: dict[str, dict[int, tuple[int, int]]] = {}
@@ -121,13 +143,12 @@ class StoreReader(ABC):
         if self._foreign_queues is not None:
             raise self._foreign_queues
 
-    @guarded
+    @while_open
     def info(self) -> StoreInfo:
         """Who wrote the store, how it was left, its bounds, and what its queues and index cover.
 
         Cost: a few records for each queue. Raises StoreClosedError, CorruptFileError.
         """
-        self._check_open()
         if self._foreign_queues is None:
             self._derive()
         log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()
@@ -138,7 +159,7 @@ class StoreReader(ABC):
 
     # ---- by key ----
 
-    @guarded
+    @while_open
     def query(self, topic: str, key: str, *, begin: Any = None, end: Any = None, limit: int | None = 32,
               complete: bool = True) -> QueryResult:  # fmt: skip
         """Messages of one topic that carry a key among KEYS or as UNIQ_KEY, newest first (descending phy offset).
@@ -154,7 +175,7 @@ class StoreReader(ABC):
         messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
         return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
 
-    @guarded
+    @while_open
     def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
                    columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
@@ -165,23 +186,7 @@ class StoreReader(ABC):
 
         names = checked_columns(columns)
         found, log_end, is_complete = self._find(topic, key_list(keys), begin, end, limit, complete)
-        maker = BatchMaker(names)
-        order = np.argsort(found.phy_offsets, kind="stable")
-        rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-        batches = []
-        for batch, positions in load_sound(self._log, found.phy_offsets[order], log_end, maker.checks):
-            if not batch.has_inner_batches():
-                maker.append(batch)
-                rows.append(order[positions])
-            else:
-                for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
-                    maker.append(part)
-                    rows.append(np.full(len(part), row, np.int64))
-            if maker.data_size > 2**26:
-                batches.append(maker.finish())
-        batches.append(maker.finish())
-        placed = np.concatenate(rows)
-        table = pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable")))
+        table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
         key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
         table = table.add_column(0, "key_index", key_index)
         cut = np.flatnonzero(found.truncated)
@@ -189,7 +194,6 @@ class StoreReader(ABC):
 
     def _find(self, topic: str, keys: list[str], begin: Any, end: Any, limit: int | None,
               complete: bool) -> tuple[Found, int, bool]:  # fmt: skip
-        self._check_open()
         if self._foreign_index is not None:
             raise self._foreign_index
         check_limit(limit)
@@ -227,14 +231,13 @@ class StoreReader(ABC):
             uncovered = [*self._ambiguous, *uncovered]
         return log_end, uncovered
 
-    @guarded
+    @while_open
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
 
         max_num is capped at max_msgs_num_batch. Source: RocketMQ IndexService#queryOffset.
         """
-        self._check_open()
         encoded(topic, "topic")
         self._uncovered()
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
@@ -242,7 +245,7 @@ class StoreReader(ABC):
 
     # ---- by id ----
 
-    @guarded
+    @while_open
     def lookup(self, id: int | str | tuple[str, int, int], *, topic: str | None = None) -> StoredMessage:
         """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
 
@@ -250,7 +253,6 @@ class StoreReader(ABC):
         the search for a uniq_key, without it every topic is tried. KeyError when there is none. An int gives an inner
         batch as one message. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
-        self._check_open()
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
         if isinstance(id, int | np.integer):
@@ -312,7 +314,7 @@ class StoreReader(ABC):
             return next(batch_queues(self._paths.batch_consume_queue, topic, int(queue_id)), queue)
         return queue
 
-    @guarded
+    @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
              tags: str | None = None) -> PullResult:  # fmt: skip
         """Up to `limit` messages of a queue from a queue offset on, with RocketMQ's status and the queue's bounds.
@@ -321,7 +323,6 @@ class StoreReader(ABC):
         copied. Raises CorruptFileError when a unit points to what is not its message.
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
-        self._check_open()
         place = int64_offset(queue_offset, "queue_offset")
         if isinstance(limit, bool) or not isinstance(limit, int | np.integer):
             raise TypeError(f"limit must be int, got {type(limit).__name__}")
@@ -343,7 +344,7 @@ class StoreReader(ABC):
             return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
         return pull_units(self._log, queue, self._log_end(), place, limit, wanted)
 
-    @guarded
+    @while_open
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
         """Queue offset by store timestamp (int ms or aware datetime), exact on non-decreasing times.
 
@@ -351,7 +352,6 @@ class StoreReader(ABC):
         none. 0 for an unknown queue. Cost: one record header per step of a binary search.
         Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
-        self._check_open()
         if boundary not in ("LOWER", "UPPER"):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
         time = to_ms(timestamp, "timestamp")
@@ -364,6 +364,7 @@ class StoreReader(ABC):
 
     # ---- ranges ----
 
+    @while_open
     def scan(self, *, topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
              columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
@@ -382,7 +383,6 @@ class StoreReader(ABC):
         """
         import pyarrow as pa
 
-        self._check_open()
         names = checked_columns(columns)
         if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
             raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
@@ -408,12 +408,8 @@ class StoreReader(ABC):
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _while_open(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        while True:
-            self._check_open()
-            batch = next(batches, None)
-            self._check_maps()
-            if batch is None:
-                return
+        following = while_open(lambda store: next(batches, None))
+        while (batch := following(self)) is not None:
             yield batch
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:

@@ -137,9 +137,12 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
 
 
 def fill_table(queues: QueueSet, table: QueueTable) -> None:
-    """Next offsets of all queues. Source: CommitLog's topicQueueTable after load."""
-    for queue in queues.queues.values():
-        table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), queue.max_offset)
+    """Next offsets of all queues, which hold every record. Source: CommitLog's topicQueueTable after load."""
+    ends = {(queue.topic.encode(), queue.queue_id): queue.max_offset for queue in queues.queues.values()}
+    for number in range(len(table)):
+        ends.setdefault(table.queue(number), 0)
+    for (topic, queue_id), end in ends.items():
+        table.set_next_offset(table.add(topic, queue_id), end)
 
 
 # ---- index -----------------------------------------------------------------------------------------------------
@@ -192,18 +195,6 @@ def restore_index(index: Index, mark: Mark) -> tuple[int, int] | None:
     return mark.indexed_phy_offset, 0
 
 
-def _keys_done(index: Index, number: int) -> int:
-    """Keys of the record that the last entry of file `number` points to which are in the index."""
-    done, end = 0, index.files[number].end_phy_offset
-    while number >= 0:
-        own = index.files[number].view.entries_of(end)
-        done += own
-        if own < index.files[number].index_count - 1 or own == 0:
-            break
-        number -= 1
-    return done
-
-
 def _is_new(index: Index) -> bool:
     """Whether the last file has the header that a new file gets from the one before it."""
     previous = index.files[-2] if len(index.files) > 1 else None
@@ -244,12 +235,8 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
     if index.files and index.files[-1].index_count <= 1 and not _is_new(index):
         _remove_files(index, index.files[-1:])
         keep = min(keep, len(index.files))
-    number = keep - 1
-    while number >= 0 and index.files[number].index_count <= 1:
-        number -= 1
-    if number < 0 or index.files[number].end_phy_offset < log.min_phy_offset:
-        return log.min_phy_offset, 0
-    return index.files[number].end_phy_offset, _keys_done(index, number)
+    phy_offset, keys = index.end()
+    return (phy_offset, keys) if phy_offset >= log.min_phy_offset else (log.min_phy_offset, 0)
 
 
 def _after(log: CommitLog, phy_offset: int, is_record: bool) -> int:

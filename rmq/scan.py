@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
@@ -59,6 +60,7 @@ class LostRange:
 
 
 Tell = Callable[[Path, int, int, str], None]
+Load = Callable[[npt.NDArray[np.int64], int, int], Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]
 
 
 def teller(on_damage: str, lost: list[LostRange] | None) -> Tell | None:
@@ -336,3 +338,30 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
         yield maker.finish()
     if damage is not None:
         raise damage
+
+
+def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
+                  columns: Sequence[str]) -> tuple[pa.Table, npt.NDArray[np.int64]]:  # fmt: skip
+    """Records at phy offsets in their order, inner batches unwrapped, and of each row the place of its phy offset.
+
+    load(ascending phy offsets, log_end, checks): batches, each with the positions of its rows.
+    """
+    import pyarrow as pa
+
+    maker = BatchMaker(columns)
+    order = np.argsort(phy_offsets, kind="stable")
+    rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    batches = []
+    for batch, positions in load(phy_offsets[order], log_end, maker.checks):
+        if not batch.has_inner_batches():
+            maker.append(batch)
+            rows.append(order[positions])
+        else:
+            for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
+                maker.append(part)
+                rows.append(np.full(len(part), row, np.int64))
+        if maker.data_size > 2**26:
+            batches.append(maker.finish())
+    batches.append(maker.finish())
+    placed = np.concatenate(rows)
+    return pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable"))), placed

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from rmq._core._mapguard import MapGuard, lost_pages
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, StoreClosedError
 
 logger = logging.getLogger("rmq")
 
@@ -356,6 +356,7 @@ class FileCache:
         self._limit = room_for_files(FILE_CACHE_LIMIT)
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._open: OrderedDict[Path, int] = OrderedDict()
+        self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self._lock = threading.Lock()
 
@@ -364,6 +365,8 @@ class FileCache:
         if descriptor >= 0:
             self._open.move_to_end(path)
             return descriptor
+        if self._is_closed:
+            raise StoreClosedError(f"{path}: store is closed")
         self._keep(self._limit - 1)
         try:
             descriptor = open_regular(path, self._flags)
@@ -409,5 +412,6 @@ class FileCache:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             descriptors, self._open = list(self._open.values()), OrderedDict()
         close_all(partial(os.close, descriptor) for descriptor in descriptors)

@@ -98,6 +98,7 @@ class Store(StoreReader):
         self._ambiguous, self._ambiguous_end = [], 0
         self._asked = config
         self._settling = threading.Lock()
+        self._close_lock = threading.RLock()
         try:
             if mode == "r":
                 self._open_to_read(config)
@@ -274,6 +275,7 @@ class Store(StoreReader):
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip
+        self._flusher.check_not_nested()
         with self._put_lock:
             self._check_writable()
             self._flusher.settle()
@@ -302,6 +304,7 @@ class Store(StoreReader):
         Raises OSError when the disk fails; the store then takes no more puts until it is opened again.
         """
         self._check_writable()
+        self._flusher.check_not_nested()
         self._flusher.flush()
 
     # ---- cleaning ----
@@ -341,12 +344,14 @@ class Store(StoreReader):
             end = self._refresh()
             self._visible.derive()
             return end
+        self._flusher.check_not_nested()
         self._flusher.dispatch()
         return self._log.position
 
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         if self.mode == "r":
             return self._refresh(), self._visible.uncovered() if self._is_settled else []
+        self._flusher.check_not_nested()
         self._flusher.dispatch()
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
@@ -368,19 +373,28 @@ class Store(StoreReader):
             self._closed = True  # the parent's files and lock are not the child's to close
             return
         if self.mode != "r":
+            self._flusher.check_not_nested()
+        with self._close_lock:  # a second closer waits: what it would remove may be the next store's
+            if self._closed:
+                return
+            if self.mode == "r":
+                self._closed = True
+                self._release.close()
+                return
             self._flusher.stop()
-        with self._put_lock if self.mode != "r" else contextlib.nullcontext():
-            self._closed = True
-        try:
-            if self.mode != "r" and self._flusher.failure is not None:
-                self._flusher.raise_untold()
-            elif self.mode != "r":
-                self._flusher.flush(closing=True)
-                self._paths.owner.unlink(missing_ok=True)
-                self._paths.abort.unlink(missing_ok=True)
-                sync_directory(self._paths.root)
-        finally:
-            self._release.close()
+            with self._put_lock:
+                self._closed = True
+            try:
+                if self._flusher.failure is not None:
+                    self._flusher.raise_untold()
+                else:
+                    self._flusher.flush(closing=True)
+                    self._paths.owner.unlink(missing_ok=True)
+                    self._paths.abort.unlink(missing_ok=True)
+                    sync_directory(self._paths.root)
+            finally:
+                self._flusher.close()
+                self._release.close()
 
     def __enter__(self) -> Self:
         self._check_open()

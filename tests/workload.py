@@ -200,12 +200,25 @@ def table_of(numbers: Iterable[int]) -> Any:
                      pa.string()), "keys": [list(row.keys) for row in rows]})  # fmt: skip
 
 
+def write_until(path: Path, acked: Path, stop: Path, kind: str) -> None:
+    """Put in one life until `stop` is there, at the readers' pace of some thousand messages a second."""
+    chance, number = random.Random(kind), 0
+    log = os.open(acked, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with rmq.open(path, "a", config=config(flush_disk_type=kind)) as store:
+        while not stop.exists():
+            count = _put_some(store, number, chance)
+            os.write(log, b"%d %d\n" % (number, number + count))
+            number += count
+            time.sleep(0.002)
+
+
 # ---- the reader ----------------------------------------------------------------------------------------------
 
 
 def read(path: Path, acked: Path, stop: Path, answer: Path, seed: int) -> None:
     """Read until `stop` is there: one store that follows, and now and then a fresh one. Then tell what was seen."""
     chance, seen, acks, rounds, opened = random.Random(seed), Seen(), Acks(acked), 0, 0
+    inherited = len(os.listdir("/proc/self/fd"))
     store = open_soon(path, acks, stop)
     is_last = False
     while not is_last and store is not None:
@@ -223,7 +236,10 @@ def read(path: Path, acked: Path, stop: Path, answer: Path, seed: int) -> None:
         if fresh is not store:
             fresh.close()
         rounds += 1
-    answer.write_text(json.dumps({"rounds": rounds, "opened": opened, "places": list(seen.places.items())}))
+    files = len(os.listdir("/proc/self/fd")) - inherited
+    maps = sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+    answer.write_text(json.dumps({"rounds": rounds, "opened": opened, "files": files, "maps": maps,
+                                  "places": list(seen.places.items())}))  # fmt: skip
 
 
 def open_soon(path: Path, acks: Acks, stop: Path) -> rmq.Store | None:

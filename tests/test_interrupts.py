@@ -1,0 +1,193 @@
+"""KeyboardInterrupt at every place of every call where Python lets a signal in: the store goes on as if nothing was."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import oracle
+import pytest
+import workload
+from test_syncs import Disk
+from workload import message
+
+import rmq
+
+pytestmark = pytest.mark.slow
+
+PACKAGE = str(Path(rmq.__file__).parent)
+FAR = 2**31 - 1  # ms to the next timed flush
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at one of the places where the interpreter looks for signals: at the begin of a function
+    of rmq, and behind each C function that such a one calls."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.where = ""
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.left and event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            self.left -= 1
+            if not self.left:
+                name = os.path.relpath(frame.f_code.co_filename, PACKAGE)
+                self.where = f"{event} {name}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+
+    def run(self, call: Callable[[], Any]) -> bool:
+        """Whether the call ended without reaching the place."""
+        sys.setprofile(self._profile)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return False
+        finally:
+            sys.setprofile(None)
+        return True
+
+
+def everywhere(call: Callable[[], Any], after: Callable[[str], None], step: int = 1) -> int:
+    """Interrupt a call at its first place, its second (or `step` further), and so on until it ends; `after` each."""
+    number = 1 - step
+    is_done = False
+    while not is_done:
+        number += step
+        interrupter = Interrupter(number)
+        is_done = interrupter.run(call)
+        after(interrupter.where)
+    return number
+
+
+class Model:
+    """A store, and the numbers that calls put: those of a call that was interrupted may be there, from its first on."""
+
+    def __init__(self, store: rmq.Store) -> None:
+        self.store = store
+        self.number = 0
+        self.sure: set[int] = set()
+        self.seen = workload.Seen()
+
+    def put(self, count: int, call: Callable[[range], Any]) -> Callable[[], None]:
+        def put() -> None:
+            numbers = range(self.number, self.number + count)
+            self.number += count
+            call(numbers)
+            self.sure.update(numbers)
+
+        return put
+
+    def check(self, where: str) -> None:
+        """The store takes one more, holds all that is sure, whole and in order, and answers all questions alike."""
+        try:
+            self.put(1, lambda numbers: self.store.put(message(numbers[0])))()
+            self.seen.read_on(self.store)
+            missing = self.sure - set(self.seen.places)
+            assert not missing, f"missing: {sorted(missing)[:5]}"
+            self.seen.check(self.store, self.number - 1)
+            self.store.flush()
+        except Exception as error:
+            error.add_note(f"after an interrupt at {where}")
+            raise
+
+
+def put_one(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    return 1, lambda numbers: store.put(message(numbers[0]))
+
+
+def put_many(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    return 70, lambda numbers: store.put_many([message(n) for n in numbers])
+
+
+def put_batch(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    return 5, lambda numbers: store.put_batch([message(n, workload.BATCH_QUEUE) for n in numbers])
+
+
+def put_and_read(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    """Each call makes queue files, some an index file: dispatch is under way when the interrupt comes."""
+
+    def call(numbers: range) -> None:
+        store.put_many(list(map(message, numbers)))
+        store.topics()
+
+    return 9, call
+
+
+def flush(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    def call(numbers: range) -> None:
+        store.put_many(list(map(message, numbers)))
+        store.flush()
+
+    return 9, call
+
+
+@pytest.mark.parametrize("kind", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("what", [put_one, put_many, put_batch, put_and_read, flush])
+def test_an_interrupted_put_leaves_a_store_that_goes_on(tmp_path: Path, what: Any, kind: str) -> None:
+    entries = 5000 if what is flush else 60  # a flush has one more place for each index file
+    config = workload.config(flush_interval_commit_log=FAR, flush_disk_type=kind, max_index_num=entries,
+                             mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=40)  # fmt: skip
+    with rmq.open(tmp_path / "s", "a", config=config) as store:
+        model = Model(store)
+        assert everywhere(model.put(*what(store)), model.check) > 20
+    assert oracle.check_store(tmp_path / "s", 100, entries) == []
+    with rmq.open(tmp_path / "s", "r+") as again:
+        again.put(message(model.number))
+        seen = workload.Seen()
+        seen.read_on(again)
+        assert seen.places.keys() == {*model.seen.places, model.number}
+    assert oracle.check_store(tmp_path / "s", 100, entries) == []
+
+
+def test_what_an_interrupted_flush_left_is_on_disk_after_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    config = workload.config(flush_interval_commit_log=FAR, flush_disk_type="SYNC_FLUSH")
+    with rmq.open(tmp_path / "s", "a", config=config) as store:
+        model = Model(store)
+        lazily = {"properties": {"WAIT": "false"}}
+
+        def put_and_flush(numbers: range) -> None:
+            store.put_many([rmq.Message("T0", workload.body_of(n), **lazily) for n in numbers])
+            store.flush()
+
+        def check(where: str) -> None:
+            number = model.number
+            model.number += 1
+            assert disk.holds(store, store.put(message(number))), where
+            if number % 7 == 0:
+                store.flush()
+                with rmq.open(disk.image(tmp_path / "s", tmp_path / f"image{number}")) as image:
+                    assert image.max_phy_offset == store.max_phy_offset, where
+
+        everywhere(model.put(40, put_and_flush), check)
+        store.flush()
+        image = disk.image(tmp_path / "s", tmp_path / "image")
+        assert oracle.check_store(image, 100, 500) == []
+        assert oracle.read_records(image) == oracle.read_records(tmp_path / "s")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_an_interrupted_question_leaves_a_store_that_answers(tmp_path: Path, mode: str) -> None:
+    with rmq.open(tmp_path / "s", "a", config=workload.config()) as store:
+        store.put_many(map(message, range(300)))
+    seen = workload.Seen()
+    with rmq.open(tmp_path / "s", mode) as store:
+        seen.read_on(store)
+        questions = [
+            lambda: store.query("T0", "k0"),
+            lambda: store.query_many("T0", ["k0", "ten1"]),
+            lambda: store.pull("T0"),
+            lambda: store.lookup("u0"),
+            lambda: store.scan(batch_rows=100).read_all(),
+            lambda: store.search_offset("T0", 0, 0),
+            lambda: store.topics(),
+        ]
+        for question in questions:
+            assert everywhere(question, lambda where: seen.check(store, 0), 7) > 5
