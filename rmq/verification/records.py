@@ -110,7 +110,7 @@ class SegmentCheck:
         one.release()
         self._report.end, self._report.stop = place, stop
         self._finish()
-        segment.close()
+        segment.let_go()
         return self._report
 
     def _may_be_torn(self, place: int, stop: int, end: int) -> bool:

@@ -185,7 +185,7 @@ class _Verification:
         ground = self._ground
         segments = [segment for segment in ground.log.segments if segment.start < ground.log_limit]
         while segments and segments[-1].used_end(0) == 0:
-            segments.pop().close()
+            segments.pop().let_go()
         return segments
 
     def _set_ends(self, queues: QueueFiles, index: IndexFiles) -> None:
