@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         StoreReadOnlyError,
         UnsupportedFormatError,
     )
-    from rmq.index import MAX_TIMESTAMP, IndexFile
+    from rmq.indexfile import MAX_TIMESTAMP, IndexFile
     from rmq.info import StoreInfo
     from rmq.message import (
         PullResult,
@@ -82,7 +82,7 @@ _HOMES = {
     "rmq._core._message": ("Message",),
     "rmq.config": ("StoreConfig",),
     "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "rmq.index": ("MAX_TIMESTAMP", "IndexFile"),
+    "rmq.indexfile": ("MAX_TIMESTAMP", "IndexFile"),
     "rmq.info": ("StoreInfo",),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
                     "parse_uniq_key"),

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from rmq._core._columns import KINDS
 from rmq._core._message import Message, check_topic, parse_host
-from rmq._core._putbatch import PutBatch
+from rmq._core._putbatch import PutBatch, PutRules
 from rmq._core._textcolumn import TextColumn
+from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ CHUNK_ROWS = 8192
 Chunk = tuple[int, Callable[[PutBatch], None]]
 _TRANSACTION_MASK = 0xC
 _EMPTY = np.empty(0, np.uint8)
+
+
+def put_rules(config: StoreConfig) -> PutRules:
+    """What a store of this config takes. ValueError for a store_host that is none."""
+    return PutRules(max_message_size=config.max_message_size, max_record_size=config.max_record_size,
+                    allow_v2=config.allows_v2_records, append_crc=config.enabled_append_prop_crc,
+                    drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip
 
 
 def is_tabular(messages: Any) -> bool:

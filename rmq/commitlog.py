@@ -34,8 +34,9 @@ from rmq._core._record import (
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
+from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import MappedFile, close_all, make_directory, remove_file, room_for_maps
+from rmq.segment import close_all, make_directory, remove_file
 
 logger = logging.getLogger("rmq")
 
@@ -211,9 +212,6 @@ class CommitLog:
 
     # ---- append ----
 
-    def _segment_to_write(self, start: int) -> Segment:
-        return self.segment_at(start) or self._create_segment(start)
-
     def append(self, batch: PutBatch, store_timestamp: int, queues: QueueTable, *,
                whole: bool = False) -> int:  # fmt: skip
         """Encode all rows at the end of the log; returns the new end. Nothing is written when it raises.
@@ -224,7 +222,7 @@ class CommitLog:
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row, phy_offset = 0, self.position
         while row < len(batch):
-            segment = self._segment_to_write(phy_offset)
+            segment = self._known_segment(phy_offset) or self._create_segment(phy_offset)
             position = phy_offset - segment.start
             fitting, used = batch.fit(row, self.segment_size - position)
             if whole and fitting < len(batch):

@@ -21,11 +21,9 @@ from rmq._core._consumequeue import pre_blank_units, unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import FileCache, create_file, make_directory, sync_directory, sync_file
+from rmq.segment import LOOKS, FileCache, create_file, make_directory, sync_directory, sync_file
 
 logger = logging.getLogger("rmq")
-
-LOOKS = 10  # at a directory in which another process removes files
 
 Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
@@ -365,60 +363,3 @@ class ConsumeQueue:
     def tail_size(self) -> int:
         """Bytes of units kept in memory."""
         return len(self._tail)
-
-
-class QueueSet:
-    """The consume queues of a store, made when first needed. Keys: (topic, queue id)."""
-
-    def __init__(self, directory: Path, segment_size: int, *, writable: bool, is_exact: bool) -> None:
-        self.directory = directory
-        self._is_exact = is_exact
-        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self.files = FileCache(writable)
-        self._segment_size = segment_size
-        self._writable = writable
-        self._dirty: set[ConsumeQueue] = set()
-        self.trusted: int | None = None  # for readers, as of ConsumeQueue
-
-    def load(self) -> None:
-        """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
-        if not self.directory.is_dir():
-            return
-        for topic in sorted(path for path in self.directory.iterdir() if path.is_dir()):
-            for queue in sorted(path for path in topic.iterdir() if path.is_dir()):
-                if not queue.name.isascii() or not queue.name.isdigit() or len(queue.name) > 10:
-                    logger.warning("%s: no queue's directory, skipped", queue)
-                    continue
-                self.open(topic.name, int(queue.name))
-
-    def again(self) -> QueueSet:
-        """The same queues as their files have them now, for a reader."""
-        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
-        fresh.load()
-        return fresh
-
-    def open(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""
-        queue = self.queues.get((topic, queue_id))
-        if queue is None:
-            directory = self.directory / topic / str(queue_id)
-            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
-                                 writable=self._writable, is_exact=self._is_exact, trusted=self.trusted)  # fmt: skip
-            self.queues[(topic, queue_id)] = queue
-        return queue
-
-    def extents(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(first queue offset in the files, next queue offset) of each queue with files."""
-        return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items() if queue.max_offset}
-
-    def touch(self, queue: ConsumeQueue) -> None:
-        self._dirty.add(queue)
-
-    def take_dirty(self, into: set[Path]) -> None:
-        """Move the names of files written since the last call to a set, for the caller to sync."""
-        for queue in self._dirty:
-            queue.take_dirty(into)
-        self._dirty = set()
-
-    def close(self) -> None:
-        self.files.close()

@@ -21,8 +21,9 @@ from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import ConsumeQueue, QueueSet
+from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
+from rmq.queueset import QueueSet
 
 logger = logging.getLogger("rmq")
 

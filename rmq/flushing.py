@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
-from rmq.index import IndexFile
+from rmq.indexfile import IndexFile
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore, fill_table

@@ -17,8 +17,9 @@ from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
+from rmq.mappedfile import MappedFile
 from rmq.paths import SEGMENT_NAME, StorePaths
-from rmq.segment import MappedFile, make_directory, sync_directory
+from rmq.segment import make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip

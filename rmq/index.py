@@ -1,250 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index files, one by one (`IndexFile`) and as the chain that a store keeps (`Index`).
+"""The index of a store: the chain of its index files.
 
-Source: RocketMQ IndexFile, IndexService. Layout: docs/format/indexfile.md.
+Source: RocketMQ IndexService. Layout: docs/format/indexfile.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core import _layout as L
-from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._indexfile import IndexFileView
 from rmq._core._mapguard import lost_pages
-from rmq._core._message import to_ms
-from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
-from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
+from rmq.errors import CorruptFileError
+from rmq.indexfile import IndexFile
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import MappedFile, close_all, guarded, make_directory
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from rmq.segment import LOOKS, close_all, make_directory
 
 logger = logging.getLogger("rmq")
 
-MAX_TIMESTAMP = 2**63 - 1
-RESERVE_AHEAD = 8 * 1024 * 1024
-LOOKS = 10  # at a directory in which another process removes files
-_ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-
-
-class IndexFile:
-    """One index file with RocketMQ's own semantics, nothing added. Context manager.
-
-    mode: "r" opens read only, "r+" and "a" for putting ("a" creates when missing), "x" creates.
-    end_phy_offset, end_timestamp: of the file before a new one. Keys are whole index keys (`topic#key`).
-    Raises CorruptFileError when the length does not fit the geometry, OSError of the system.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], mode: str = "r", *, max_hash_slot_num: int = 5_000_000,
-                 max_index_num: int = 20_000_000, end_phy_offset: int = 0, end_timestamp: int = 0,
-                 rocketmq_version: str = "5.3.3") -> None:  # fmt: skip
-        if mode not in ("r", "r+", "a", "x"):
-            raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
-        config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
-                             rocketmq_version=rocketmq_version)  # fmt: skip
-        self.path = Path(path)
-        writable = mode != "r"
-        size = index_file_size(max_hash_slot_num, max_index_num)
-        create = mode == "x" or (mode == "a" and not self.path.exists())
-        self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
-        self._writable = writable
-        self._view: IndexFileView | None = None
-        self._file = MappedFile(self.path, size=size, writable=writable, create=create)
-        try:
-            self._view = IndexFileView(
-                self._file.map, hash_slot_num=max_hash_slot_num, index_num=max_index_num, writable=writable,
-                count_every_put=config.counts_every_index_put)  # fmt: skip
-            if create:
-                self._reserve()
-                self._file.sync_all()
-                self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
-        except BaseException:
-            if self._view is not None:
-                self._view.release()
-            self._file.close()
-            if create:
-                os.unlink(self.path)  # without blocks it is no index file
-            raise
-
-    @property
-    def inode(self) -> int:
-        return self._file.inode
-
-    @property
-    def view(self) -> IndexFileView:
-        if self._view is None:
-            raise StoreClosedError(f"{self.path}: index file is closed")
-        return self._view
-
-    def _reserve(self) -> int:
-        """Blocks for the slots, once, and for the entries to come; returns how many more entries they hold."""
-        if self._file.reserved == 0:
-            self._file.reserve(0, self._entries_at, self._entries_at)
-        at = self._entries_at + self.view.index_count * L.ENTRY_SIZE
-        self._file.reserve(at - L.ENTRY_SIZE, min(self._file.size, at + L.ENTRY_SIZE), RESERVE_AHEAD)
-        self.view.limit((self._file.reserved - self._entries_at) // L.ENTRY_SIZE)
-        return self.view.room
-
-    @guarded
-    def put_keys(self, keys: Any, phy_offsets: Sequence[int] | npt.NDArray[np.int64],
-                 store_timestamps: Sequence[int] | npt.NDArray[np.int64]) -> int:  # fmt: skip
-        """Append one entry per key; returns how many fitted. Source: IndexFile#putKey.
-
-        keys: Arrow string array, list of str, or numpy text. The three must have one length: ValueError.
-        """
-        if not self._writable:
-            raise StoreReadOnlyError(f"{self.path}: index file is open read only")
-        hashes = hash_keys(keys)
-        offsets = int64_array(phy_offsets, "phy_offsets")
-        times = int64_array(store_timestamps, "store_timestamps")
-        if not len(hashes) == len(offsets) == len(times):
-            raise ValueError("keys, phy_offsets and store_timestamps must have one length")
-        done = 0
-        while done < len(hashes):
-            room = self._reserve()
-            if room == 0:
-                break
-            stop = min(len(hashes), done + room)
-            done += self.view.put(hashes[done:stop], offsets[done:stop], times[done:stop])
-        return done
-
-    def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:
-        """Append one entry; False when the file is full."""
-        return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
-
-    @guarded
-    def put_rows(self, batch: RecordBatch, row: int, key: int, index_tags: bool) -> tuple[int, int]:
-        """Index some of a scanned batch from (row, key) on; returns where to go on, here or in the next."""
-        self._reserve()
-        return self.view.put_rows(batch, row, key, index_tags=index_tags)
-
-    @guarded
-    def select_phy_offset_many(self, keys: Any, max_num: int = 32, begin: int = 0,
-                               end: int = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
-        """RocketMQ's answers for each key, newest first, at most max_num each: list<int64>.
-
-        begin, end: ms, compared with the stored whole seconds. Keys are not compared, only hashes.
-        Source: IndexFile#selectPhyOffset.
-        """
-        first, last = to_ms(begin, "begin"), to_ms(end, "end")
-        counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
-        return list_array(counts, values)
-
-    @guarded
-    def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
-                          end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
-        """select_phy_offset_many for one key."""
-        first, last = to_ms(begin, "begin"), to_ms(end, "end")
-        _, values = self.view.select(hash_keys([key]), checked_max_num(max_num), first, last)
-        answer: list[int] = values.tolist()
-        return answer
-
-    @property
-    @guarded
-    def begin_timestamp(self) -> int:
-        return self.view.begin_timestamp
-
-    @property
-    @guarded
-    def end_timestamp(self) -> int:
-        return self.view.end_timestamp
-
-    @property
-    @guarded
-    def begin_phy_offset(self) -> int:
-        return self.view.begin_phy_offset
-
-    @property
-    @guarded
-    def end_phy_offset(self) -> int:
-        return self.view.end_phy_offset
-
-    @property
-    @guarded
-    def hash_slot_count(self) -> int:
-        return self.view.hash_slot_count
-
-    @property
-    @guarded
-    def index_count(self) -> int:
-        """Number of the next entry, from 1; max_index_num when full."""
-        return self.view.index_count
-
-    @property
-    @guarded
-    def is_full(self) -> bool:
-        return self.view.is_full
-
-    @guarded
-    def collect_entries(self, hashes: npt.NDArray[np.int32], index_count: int) -> tuple[
-            npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
-        """As the view's collect, of the entries below index_count, without slots and links: for a file after a crash.
-
-        Reads all those entries: about 0.1 s for a full file of default size.
-        """
-        entries = np.frombuffer(self._file.map, _ENTRY, max(1, index_count), self._entries_at)[1:]
-        matched = entries[np.isin(entries["hash"], hashes)]
-        matched = matched[np.argsort(matched["hash"], kind="stable")]
-        first, last = (np.searchsorted(matched["hash"], hashes, side) for side in ("left", "right"))
-        values = [matched["phy_offset"][i:j] for i, j in zip(first.tolist(), last.tolist(), strict=True)]
-        return last - first, np.concatenate([np.empty(0, np.int64), *values]).astype(np.int64)
-
-    @guarded
-    def reset(self, header: bytes) -> str:
-        """Take the file back to what it was with this header, zeros behind; "" or what is wrong."""
-        self._reserve()
-        wrong = self.view.restore(header)
-        if wrong:
-            return wrong
-        begin = self._entries_at + self.view.index_count * L.ENTRY_SIZE
-        end = used_size(self._file.map, begin)
-        if end > begin:
-            self._file.reserve(begin, end, 0)
-            self._file.map[begin:end] = bytes(end - begin)
-        self.flush()
-        return ""
-
-    @guarded
-    def flush(self) -> None:
-        """Everything put so far is on disk; the count of an untouched file becomes 1, as RocketMQ's flush."""
-        if self._writable:
-            self.view.settle()
-            self._file.sync()
-
-    def _check_maps(self) -> None:
-        self._file.check()
-
-    def detach(self) -> None:
-        """Close the descriptor; the map stays for those that read it."""
-        self._file.detach()
-
-    def close(self) -> None:
-        """Close without syncing; what was put stays in the page cache."""
-        if self._view is not None:
-            self._view = None  # not released here: another thread may be walking it without the GIL
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
-        self.close()
 
 
 class Index:

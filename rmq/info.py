@@ -14,11 +14,11 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import QueueSet
 from rmq.index import Index
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
 from rmq.query import messages_at
+from rmq.queueset import QueueSet
 
 Version = tuple[int, int, int]
 SAMPLE_ROWS = 256

@@ -14,7 +14,8 @@ from rmq._core._mapguard import lost_pages
 from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, StoreClosedError
-from rmq.segment import EXHAUSTED, MappedFile
+from rmq.mappedfile import MappedFile
+from rmq.segment import EXHAUSTED
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024

@@ -20,16 +20,9 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq._core._record import store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
+from rmq.mappedfile import MappedFile
 from rmq.paths import StorePaths
-from rmq.segment import (
-    SMALL_FILE,
-    MappedFile,
-    make_directory,
-    read_file,
-    sync_directory,
-    write_atomically,
-    write_file,
-)
+from rmq.segment import SMALL_FILE, make_directory, read_file, sync_directory, write_atomically, write_file
 
 logger = logging.getLogger("rmq")
 

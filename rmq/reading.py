@@ -19,9 +19,10 @@ from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import ConsumeQueue, QueueSet
+from rmq.consumequeue import ConsumeQueue
 from rmq.errors import StoreClosedError, UnsupportedFormatError
-from rmq.index import MAX_TIMESTAMP, Index
+from rmq.index import Index
+from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
 from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_offset, key_list, list_array
 from rmq.lock import is_locked
@@ -30,6 +31,7 @@ from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
 from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
+from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
 
 if TYPE_CHECKING:

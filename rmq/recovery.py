@@ -21,14 +21,16 @@ from rmq._core._record import SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
-from rmq.consumequeue import ConsumeQueue, QueueGapError, QueueSet
+from rmq.consumequeue import ConsumeQueue, QueueGapError
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
-from rmq.index import Index, IndexFile
+from rmq.index import Index
+from rmq.indexfile import IndexFile
 from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
 from rmq.marks import Manifest, Mark, keep_cut, set_aside
 from rmq.paths import StorePaths
 from rmq.query import has_keys, messages_at
+from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
 
 logger = logging.getLogger("rmq")

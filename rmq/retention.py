@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Protocol
 from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import ConsumeQueue, QueueSet
+from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
 from rmq.keys import check_limit
 from rmq.logsegment import Segment
+from rmq.queueset import QueueSet
 from rmq.segment import remove_file
 from rmq.topics import is_system_topic
 

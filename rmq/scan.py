@@ -30,9 +30,9 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
+from rmq.mappedfile import MappedFile
 from rmq.message import inner_messages, plain_body
 from rmq.paths import segment_name
-from rmq.segment import MappedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: allocate, map, sync, delete; atomic small files; how many are open at a time."""
+"""Files: allocate, sync, delete; atomic small files; how many are open at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import logging
-import mmap
 import os
 import resource
 import stat
@@ -16,18 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from rmq._core._mapguard import MapGuard, lost_pages
 from rmq.errors import CorruptFileError, StoreClosedError
-
-logger = logging.getLogger("rmq")
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 FILE_CACHE_LIMIT = 96
+LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
-MAP_LIMIT = 1024
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
 
 
@@ -161,77 +154,6 @@ def create_file(path: Path) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
-def data_end(path: Path, size: int) -> int:
-    """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
-    if not hasattr(os, "SEEK_DATA"):
-        return size
-    descriptor = open_regular(path, os.O_RDONLY)
-    try:
-        end = position = 0
-        while position < size:
-            position = os.lseek(descriptor, position, os.SEEK_DATA)
-            end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
-        return end
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # no data behind `position`
-            return end
-        raise
-    finally:
-        os.close(descriptor)
-
-
-_Parameters = ParamSpec("_Parameters")
-_Answer = TypeVar("_Answer")
-
-
-class HasMaps(Protocol):
-    def _check_maps(self) -> None: ...
-
-
-_Self = TypeVar("_Self", bound=HasMaps)
-
-
-def guarded(method: Callable[Concatenate[_Self, _Parameters], _Answer]) -> Callable[Concatenate[_Self, _Parameters],
-                                                                                   _Answer]:  # fmt: skip
-    """For methods that read maps: when pages were gone meanwhile, CorruptFileError in place of what they made of it."""
-    @functools.wraps(method)
-    def answer(self: _Self, /, *args: _Parameters.args, **options: _Parameters.kwargs) -> _Answer:
-        try:
-            return method(self, *args, **options)
-        finally:
-            if lost_pages():
-                self._check_maps()
-
-    return answer
-
-
-class GuardedMap(mmap.mmap):
-    """A map of a file that others may truncate: pages that are gone read as zeros, and `lost` tells."""
-
-    __slots__ = ("_guard",)
-    _guard: MapGuard
-
-    @classmethod
-    def of(cls, descriptor: int, size: int, access: int) -> Self:
-        made = cls(descriptor, size, access=access)
-        made._guard = MapGuard(made)
-        return made
-
-    @property
-    def lost(self) -> int:
-        """Position of the first page that was gone when it was touched, -1: none so far."""
-        return self._guard.lost
-
-    def close(self) -> None:
-        """Unmap; BufferError while somebody looks at it."""
-        self._guard.release()
-        try:
-            super().close()
-        except BufferError:
-            self._guard = MapGuard(self)
-            raise
-
-
 def close_all(closers: Iterable[Callable[[], None]]) -> None:
     """Call each, even when one before it fails; the first OSError is raised at the end."""
     failure = None
@@ -244,109 +166,10 @@ def close_all(closers: Iterable[Callable[[], None]]) -> None:
         raise failure
 
 
-class MappedFile:
-    """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
-
-    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False,
-                 create: bool = False) -> None:  # fmt: skip
-        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled.
-
-        Raises CorruptFileError for another size, OSError of the system.
-        """
-        self.path = path
-        self.writable = writable
-        self.reserved = 0  # bytes from the start that have blocks for sure
-        self._descriptor = -1
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        descriptor = create_file(path) if create else open_regular(path, flags)
-        try:
-            if create:
-                assert size is not None
-                os.ftruncate(descriptor, size)
-            status = os.fstat(descriptor)
-            self.size, self.inode = status.st_size, status.st_ino
-            if size is not None and self.size != size:
-                raise CorruptFileError(path, min(self.size, size),
-                                       f"file has {self.size} bytes, expected {size}")  # fmt: skip
-            if self.size == 0:
-                raise CorruptFileError(path, 0, "file is empty")
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self.map = GuardedMap.of(descriptor, self.size, access)
-        except BaseException:
-            os.close(descriptor)
-            if create:
-                os.unlink(path)
-            raise
-        if writable:
-            self._descriptor = descriptor
-        else:
-            os.close(descriptor)
-
-    def reserve(self, begin: int, end: int, ahead: int) -> None:
-        """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more."""
-        if end <= self.reserved:
-            return
-        begin = max(begin, self.reserved) if self.reserved else begin
-        target = min(self.size, max(end, begin + ahead))
-        allocate(self._descriptor, begin, target - begin)
-        self.reserved = target
-
-    def data_end(self) -> int:
-        """data_end of the file."""
-        return data_end(self.path, self.size)
-
-    def check(self) -> None:
-        """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""
-        if lost_pages() and self.map.lost >= 0:
-            raise CorruptFileError(self.path, self.map.lost, "page is gone: the file was truncated while it was open, "
-                                                             "or the disk cannot read it")  # fmt: skip
-
-    def sync(self) -> None:
-        """Everything written so far is on disk. Does not hold the GIL."""
-        sync_file(self._descriptor, getattr(os, "fdatasync", None))
-
-    def sync_all(self) -> None:
-        """sync, and the directory entry too: for new files."""
-        sync_file(self._descriptor)
-        sync_directory(self.path.parent)
-
-    def detach(self) -> None:
-        """Close the descriptor; the map stays for those that read it, until nobody refers to it."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def close(self) -> None:
-        """Unmap and close; a map that a caller still looks at lives until it lets go."""
-        try:
-            self.map.close()
-        except BufferError:
-            logger.debug("%s: still looked at, unmapped later", self.path)
-        self.detach()
-
-    def __del__(self) -> None:
-        """The map goes by itself, with the last that looks at it; the descriptor does not."""
-        if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
-
-
 def room_for_files(limit: int) -> int:
     """How many files to hold open at a time: an eighth of what the process may, at most `limit`."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit if allowed == resource.RLIM_INFINITY else max(4, min(limit, allowed // 8))
-
-
-def room_for_maps(size: int) -> int:
-    """How many files of so many bytes to map at a time: descriptors allow it, and a quarter of the address space."""
-    count = room_for_files(MAP_LIMIT)  # a map of Python holds a descriptor
-    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if allowed == resource.RLIM_INFINITY:
-        return count
-    try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-    except (OSError, ValueError):
-        used = 0
-    return max(1, min(count, (allowed - used) // 4 // size))
 
 
 class FileCache:

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
-from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
-from rmq.columns import check_batch, put_chunks
+from rmq.columns import check_batch, put_chunks, put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import SYNC_FLUSH, StoreConfig
-from rmq.consumequeue import QueueSet
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
@@ -47,6 +46,7 @@ from rmq.lock import StoreLock
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults, format_offset_msg_id
 from rmq.paths import StorePaths
+from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
@@ -159,7 +159,7 @@ class Store(StoreReader):
         self._release.callback(self._index.close)
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
-        _put_rules(config)  # what is wrong with it shows before anything is made
+        put_rules(config)  # what is wrong with it shows before anything is made
         check_readable(self._paths)
         make_root(self.path, self._paths, self.mode)
         check_writable(self._paths)
@@ -167,7 +167,7 @@ class Store(StoreReader):
         self._release.callback(lock.close)
         meta = read_meta(self._paths)
         self.config = settle_config(self._paths, config, meta)
-        rules = _put_rules(self.config)
+        rules = put_rules(self.config)
         is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
@@ -427,9 +427,3 @@ def _all_results(batch: PutBatch, timestamp: int) -> PutResults:
 
 def _no_results(batch: PutBatch, timestamp: int) -> None:
     return None
-
-
-def _put_rules(config: StoreConfig) -> PutRules:
-    return PutRules(max_message_size=config.max_message_size, max_record_size=config.max_record_size,
-                    allow_v2=config.allows_v2_records, append_crc=config.enabled_append_prop_crc,
-                    drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip

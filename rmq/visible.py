@@ -13,7 +13,7 @@ from rmq._core._record import SCAN_BAD_MAGIC
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
-from rmq.consumequeue import QueueGapError, QueueSet
+from rmq.consumequeue import QueueGapError
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
@@ -30,6 +30,7 @@ from rmq.logend import (
 from rmq.marks import Mark, Marks, holder_pid, read_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
+from rmq.queueset import QueueSet
 from rmq.recovery import cut_queues, index_is_whole, lost_queues
 from rmq.segment import SMALL_FILE, read_file
 

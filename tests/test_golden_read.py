@@ -12,7 +12,7 @@ import pytest
 from conftest import Golden
 
 import rmq
-from rmq.index import IndexFile
+from rmq.indexfile import IndexFile
 
 TRANSACTION_MASK, ROLLBACK = 0xC, 0xC
 

@@ -27,8 +27,9 @@ LAYERS = (
     {"errors", "config", "paths", "version"},
     {"_core"},
     {"segment", "message", "columns", "keys"},
-    {"checkpoint", "lock", "logsegment", "marks", "topics"},
-    {"commitlog", "consumequeue", "batchconsumequeue", "index"},
+    {"mappedfile", "checkpoint", "lock", "topics"},
+    {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
+    {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "geometry", "logend"},
     {"pull", "info", "recovery", "retention", "verification", "rebuilding"},
     {"flushing", "visible", "reading"},
@@ -45,6 +46,8 @@ TEST_FILE_LIMIT = 500
 LARGER = {
     "rmq/_core/_indexfile.pyx": 590,  # one noun: puts and walks share slots, entries and what is asked of memory ahead
     "rmq/_core/_putbatch.pyx": 570,  # one noun: rows from a list and rows from columns go through the same checks
+    "rmq/reading.py": 430,  # the public face: half of it docstrings
+    "rmq/store.py": 430,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }

@@ -27,8 +27,8 @@ from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.logsegment import Segment
+from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME
-from rmq.segment import MappedFile
 from rmq.verification.findings import DERIVED
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
 

@@ -18,8 +18,9 @@ from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._message import check_topic
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
+from rmq.mappedfile import data_end
 from rmq.paths import SEGMENT_NAME, segment_name
-from rmq.segment import FileCache, data_end
+from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
 
 Name = tuple[str, int]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mapped files: blocks before use, pages that may vanish, how many at a time."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import mmap
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from rmq._core._mapguard import MapGuard, lost_pages
+from rmq.errors import CorruptFileError
+from rmq.segment import allocate, create_file, open_regular, room_for_files, sync_directory, sync_file
+
+logger = logging.getLogger("rmq")
+
+MAP_LIMIT = 1024
+
+
+def data_end(path: Path, size: int) -> int:
+    """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    descriptor = open_regular(path, os.O_RDONLY)
+    try:
+        end = position = 0
+        while position < size:
+            position = os.lseek(descriptor, position, os.SEEK_DATA)
+            end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
+        return end
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data behind `position`
+            return end
+        raise
+    finally:
+        os.close(descriptor)
+
+
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+
+class HasMaps(Protocol):
+    def _check_maps(self) -> None: ...
+
+
+_Self = TypeVar("_Self", bound=HasMaps)
+
+
+def guarded(method: Callable[Concatenate[_Self, _Parameters], _Answer]) -> Callable[Concatenate[_Self, _Parameters],
+                                                                                   _Answer]:  # fmt: skip
+    """For methods that read maps: when pages were gone meanwhile, CorruptFileError in place of what they made of it."""
+    @functools.wraps(method)
+    def answer(self: _Self, /, *args: _Parameters.args, **options: _Parameters.kwargs) -> _Answer:
+        try:
+            return method(self, *args, **options)
+        finally:
+            if lost_pages():
+                self._check_maps()
+
+    return answer
+
+
+class GuardedMap(mmap.mmap):
+    """A map of a file that others may truncate: pages that are gone read as zeros, and `lost` tells."""
+
+    __slots__ = ("_guard",)
+    _guard: MapGuard
+
+    @classmethod
+    def of(cls, descriptor: int, size: int, access: int) -> Self:
+        made = cls(descriptor, size, access=access)
+        made._guard = MapGuard(made)
+        return made
+
+    @property
+    def lost(self) -> int:
+        """Position of the first page that was gone when it was touched, -1: none so far."""
+        return self._guard.lost
+
+    def close(self) -> None:
+        """Unmap; BufferError while somebody looks at it."""
+        self._guard.release()
+        try:
+            super().close()
+        except BufferError:
+            self._guard = MapGuard(self)
+            raise
+
+
+class MappedFile:
+    """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
+
+    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False,
+                 create: bool = False) -> None:  # fmt: skip
+        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled.
+
+        Raises CorruptFileError for another size, OSError of the system.
+        """
+        self.path = path
+        self.writable = writable
+        self.reserved = 0  # bytes from the start that have blocks for sure
+        self._descriptor = -1
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        descriptor = create_file(path) if create else open_regular(path, flags)
+        try:
+            if create:
+                assert size is not None
+                os.ftruncate(descriptor, size)
+            status = os.fstat(descriptor)
+            self.size, self.inode = status.st_size, status.st_ino
+            if size is not None and self.size != size:
+                raise CorruptFileError(path, min(self.size, size),
+                                       f"file has {self.size} bytes, expected {size}")  # fmt: skip
+            if self.size == 0:
+                raise CorruptFileError(path, 0, "file is empty")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self.map = GuardedMap.of(descriptor, self.size, access)
+        except BaseException:
+            os.close(descriptor)
+            if create:
+                os.unlink(path)
+            raise
+        if writable:
+            self._descriptor = descriptor
+        else:
+            os.close(descriptor)
+
+    def reserve(self, begin: int, end: int, ahead: int) -> None:
+        """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more."""
+        if end <= self.reserved:
+            return
+        begin = max(begin, self.reserved) if self.reserved else begin
+        target = min(self.size, max(end, begin + ahead))
+        allocate(self._descriptor, begin, target - begin)
+        self.reserved = target
+
+    def data_end(self) -> int:
+        """data_end of the file."""
+        return data_end(self.path, self.size)
+
+    def check(self) -> None:
+        """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""
+        if lost_pages() and self.map.lost >= 0:
+            raise CorruptFileError(self.path, self.map.lost, "page is gone: the file was truncated while it was open, "
+                                                             "or the disk cannot read it")  # fmt: skip
+
+    def sync(self) -> None:
+        """Everything written so far is on disk. Does not hold the GIL."""
+        sync_file(self._descriptor, getattr(os, "fdatasync", None))
+
+    def sync_all(self) -> None:
+        """sync, and the directory entry too: for new files."""
+        sync_file(self._descriptor)
+        sync_directory(self.path.parent)
+
+    def detach(self) -> None:
+        """Close the descriptor; the map stays for those that read it, until nobody refers to it."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Unmap and close; a map that a caller still looks at lives until it lets go."""
+        try:
+            self.map.close()
+        except BufferError:
+            logger.debug("%s: still looked at, unmapped later", self.path)
+        self.detach()
+
+    def __del__(self) -> None:
+        """The map goes by itself, with the last that looks at it; the descriptor does not."""
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+
+
+def room_for_maps(size: int) -> int:
+    """How many files of so many bytes to map at a time: descriptors allow it, and a quarter of the address space."""
+    count = room_for_files(MAP_LIMIT)  # a map of Python holds a descriptor
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return count
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError):
+        used = 0
+    return max(1, min(count, (allowed - used) // 4 // size))
