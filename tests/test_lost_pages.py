@@ -150,12 +150,10 @@ def test_a_reader_goes_on_when_the_file_is_back(path: Path) -> None:
 def test_a_put_into_pages_that_are_gone_is_refused(path: Path) -> None:
     store = rmq.open(path, "r+")
     store.put(message(COUNT))
-    kept = store.max_phy_offset
     os.truncate(log_files(path)[-1], 0)
     for _ in range(2):
         with pytest.raises(rmq.CorruptFileError, match="page is gone"):
             store.put_many([message(number) for number in range(COUNT)])
-    assert store.max_phy_offset == kept
     with pytest.raises(rmq.CorruptFileError):
         store.close()
 

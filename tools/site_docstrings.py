@@ -19,7 +19,7 @@ import rmq
 
 SHOWN_BY_SIGNATURE = {"Message", "StoreConfig"}  # each argument is an attribute
 ALSO = ("message.OffsetMsgId", "message.UniqKey")  # what public functions return
-INTERNAL = {"rmq.index.IndexFile.view"}
+INTERNAL = {"rmq.indexfile.IndexFile.view"}
 NAMES = "|".join(sorted((name for name in rmq.__all__ if name[0].isupper()), key=len, reverse=True))
 PIECE = re.compile(rf"`[^`\n]*`|\b(?P<name>{NAMES})\b|[\\*_\[\]<>&#]")
 
