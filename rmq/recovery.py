@@ -126,7 +126,7 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     """
     phy_offset, size, _ = queue.read(queue_offset, 1)
     if not len(size):
-        return False  # its file is gone
+        return bool(queue.first_files(1))  # a listed file was cleaned away since, beside a reader; or none is left
     if size[0] == UNIT_PRE_BLANK_SIZE or 0 <= phy_offset[0] < log.min_phy_offset:
         return True
     message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
