@@ -269,3 +269,13 @@ def test_links_lead_somewhere() -> None:
     others = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "bench").glob("*.md"),
               *(ROOT / "tests").rglob("*.md")]  # fmt: skip
     report([fault for page in [*pages(), *others] for fault in link_faults(page)])
+
+
+# ---- durability ------------------------------------------------------------------------------------------
+
+
+def test_each_test_that_the_durability_page_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "durability.md").read_text(encoding="utf-8")))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 20
+    assert named - set(re.findall(r"^def (test_\w+)\(", sources, re.M)) == set()
