@@ -15,7 +15,7 @@ from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.paths import SEGMENT_NAME
-from rmq.segment import open_regular
+from rmq.segment import opened
 
 
 class BatchConsumeQueue:
@@ -29,8 +29,8 @@ class BatchConsumeQueue:
         for path in sorted(path for path in directory.iterdir() if path.is_file()):
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
-            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-                while data := file.read(BATCH_UNIT_SIZE * 4096):
+            with opened(path) as descriptor:
+                while data := os.read(descriptor, BATCH_UNIT_SIZE * 4096):
                     parts.append(unpack_batch_units(data))
                     if len(parts[-1]) * BATCH_UNIT_SIZE < len(data):
                         break

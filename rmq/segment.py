@@ -10,7 +10,7 @@ import resource
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -77,30 +77,43 @@ def open_regular(path: Path, flags: int) -> int:
     """
     follow = 0 if flags & (os.O_RDWR | os.O_WRONLY) == 0 else os.O_NOFOLLOW
     descriptor = os.open(path, flags | follow | os.O_NONBLOCK, FILE_MODE)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CorruptFileError(path, 0, "no regular file")
+    except BaseException:
         os.close(descriptor)
-        raise CorruptFileError(path, 0, "no regular file")
+        raise
     return descriptor
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """open_regular, closed at the end."""
+    descriptor = open_regular(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_file(path: Path, limit: int) -> bytes:
     """All of a small file. Raises as open_regular, and CorruptFileError for more than `limit` bytes."""
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
         if size > limit:
             raise CorruptFileError(path, limit, f"file has {size} bytes, at most {limit} make sense")
-        return file.read(size)
+        data = b""
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):
+            data += more
+        return data
 
 
 def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Make a small file, or give it another content. Raises as open_regular."""
-    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         write_fully(descriptor, data, 0)
         if durable:
             sync_file(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

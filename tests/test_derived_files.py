@@ -43,7 +43,9 @@ def chosen(store: Path, part: str) -> Path:
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize("end", ["closed", "killed"])
 @pytest.mark.parametrize("part", PARTS)
-def test_what_is_derived_may_be_deleted(stores: dict[str, Path], tmp_path: Path, part: str, end: str, mode: str) -> None:
+def test_what_is_derived_may_be_deleted(
+    stores: dict[str, Path], tmp_path: Path, part: str, end: str, mode: str
+) -> None:
     path = tmp_path / "s"
     shutil.copytree(stores[end], path)
     victim = chosen(path, part)
