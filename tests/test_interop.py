@@ -227,15 +227,17 @@ def contents(store: Path, *folders: str) -> dict[str, str]:
 
 
 def _blocks(file: int) -> Iterator[int]:
-    """Positions of the blocks of a file that are not holes."""
-    size, position = os.fstat(file).st_size, 0
+    """Positions of the blocks of a file that are not holes, each once, however many extents it lies in."""
+    size, position, following = os.fstat(file).st_size, 0, 0
     while position < size:
         try:
             begin = os.lseek(file, position, os.SEEK_DATA)
         except OSError:  # nothing but a hole follows
             return
         position = os.lseek(file, begin, os.SEEK_HOLE)
-        yield from range(begin // BLOCK * BLOCK, position, BLOCK)
+        blocks = range(max(begin // BLOCK * BLOCK, following), position, BLOCK)
+        yield from blocks
+        following = blocks[-1] + BLOCK if blocks else following
 
 
 def small_files(store: Path) -> dict[str, bytes]:
