@@ -260,6 +260,7 @@ def test_wrong_answer_ends_the_program(tmp_path: Path, store: Path, name: str, l
 # ---- ingest.py ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ingest_puts_what_its_generator_makes(tmp_path: Path) -> None:
     rows = 20_000
     lines = output_of("ingest.py", tmp_path, "store", "--rows", str(rows)).splitlines()
@@ -277,6 +278,7 @@ def test_ingest_puts_what_its_generator_makes(tmp_path: Path) -> None:
 # ---- dataframes.py -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dataframes_agree_with_arithmetic(tmp_path: Path) -> None:
     output = output_of("dataframes.py", tmp_path)
     title, pandas, by_time, polars, duckdb = output.split("\n\n")

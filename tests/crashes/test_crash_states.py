@@ -32,9 +32,9 @@ def output(*arguments: str) -> str:
     return done.stdout
 
 
-def test_stores_come_back_from_a_hundred_crashes() -> None:
+def test_stores_come_back_from_some_crashes() -> None:
     """The same ones each time; `make crash` draws others."""
-    assert "108 states" in output("--states", "108", "--jobs", "2", "--seed", "1")
+    assert "36 states" in output("--states", "36", "--jobs", "2", "--seed", "1")
 
 
 @pytest.mark.crash
