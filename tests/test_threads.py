@@ -145,6 +145,7 @@ def run_threads(path: Path, seconds: float) -> None:
         crew.run(seconds)
         crew.check()
     assert oracle.check_store(path, 2000, 20000) == []
+    assert rmq.verify(path).is_sound
 
 
 @pytest.fixture

@@ -260,6 +260,8 @@ def open_soon(path: Path, acks: Acks, stop: Path) -> rmq.Store | None:
 def assert_whole(path: Path, acked: Path, answers: Iterable[Path] = ()) -> Seen:
     """Log, queues and index agree; all that was acknowledged is there once; each reader saw what is there, no more."""
     assert oracle.check_store(path, SIZES["max_hash_slot_num"], SIZES["max_index_num"]) == []
+    findings = rmq.verify(path)
+    assert findings.is_sound, [*map(str, findings)]
     seen, acks = Seen(), Acks(acked)
     acks.read_on()
     with rmq.open(path) as store:

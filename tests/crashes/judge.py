@@ -197,6 +197,9 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
         demand(not changed, f"the second open changed {', '.join(changed)}")
         put_more(store, "last", rng)
     demand(not (wrong := geometry.disagreements(path)), f"after new puts: {wrong}")
+    if not unseen and rng.random() < 0.3:
+        findings = rmq.verify(path, config=geometry.config(), jobs=1)
+        demand(findings.is_sound, f"rmq.verify finds {[str(finding) for finding in findings]}")
     if rng.random() < 0.3:
         with opened(path, "r", geometry, "reading at last") as store:
             check_answers(store, oracle.read_records(path), rng, "reading at last")
