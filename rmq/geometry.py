@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
@@ -27,11 +26,13 @@ KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 
 def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None, *,
-                  tolerant: bool = False) -> StoreConfig:  # fmt: skip
-    """The config with the geometry of the files. ValueError when a field that was passed contradicts them.
+                  tolerant: bool = False) -> tuple[StoreConfig, frozenset[Path]]:  # fmt: skip
+    """The config with the geometry of the files, and the index files whose entries, slots or links do not fit it:
+    looked for when no meta.json tells the geometry. ValueError when a field that was passed contradicts the files.
 
-    tolerant: files that fit no geometry are left out, not a CorruptFileError.
+    tolerant: what leaves the geometry in doubt is passed over as far as it can be, not a CorruptFileError.
     """
+    damaged: list[Path] = []
     known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
     try:
         StoreConfig(**known)
@@ -40,14 +41,14 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
             raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
         known = {}
     if not known:
-        known.update(_geometry_of_files(paths, config, tolerant))
+        known, damaged = _geometry_of_files(paths, config, tolerant)
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
             if name not in GEOMETRY:
                 known[name] = getattr(config, name)  # the same files may be written on in another way
                 continue
             raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
-    return dataclasses.replace(config, **known)
+    return dataclasses.replace(config, **known), frozenset(damaged)
 
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:
@@ -63,45 +64,20 @@ def segment_sizes(paths: StorePaths) -> dict[str, int]:
     return known
 
 
-def _geometry_of_files(paths: StorePaths, config: StoreConfig, tolerant: bool) -> dict[str, int]:
-    known = segment_sizes(paths)
+def _geometry_of_files(paths: StorePaths, config: StoreConfig,
+                       tolerant: bool) -> tuple[dict[str, Any], list[Path]]:  # fmt: skip
+    """What the files tell of the geometry, and the index files that do not fit it."""
+    known: dict[str, Any] = dict(segment_sizes(paths))
     size = known.get("mapped_file_size_consume_queue", 0)
     if size % 20:
         if not tolerant:
             raise CorruptFileError(paths.consume_queue, 0,
                                    f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
         del known["mapped_file_size_consume_queue"]
-    files = index_paths(paths.index)
-    if files:
-        geometry = _geometry_of_most(files, config) if tolerant else find_geometry(files, config)
-        if geometry is None and not tolerant and not _lengths_fit(files, config):
-            raise ValueError(f"{paths.index}: pass max_hash_slot_num and max_index_num: "
-                             "the files have no entries to tell")  # fmt: skip
-        if geometry is not None:
-            known["max_hash_slot_num"], known["max_index_num"] = geometry
-    return known
-
-
-def _geometry_of_most(files: list[Path], config: StoreConfig) -> tuple[int, int] | None:
-    """The geometry that most of the files have by themselves; of one whose entries are damaged, the length alone."""
-    counts: dict[tuple[int, int], int] = {}
-    for path in files:
-        try:
-            geometry = find_geometry([path], config)
-        except (CorruptFileError, ValueError):
-            continue
-        if geometry is not None:
-            counts[geometry] = counts.get(geometry, 0) + 1
-    if counts:
-        return max(counts, key=lambda geometry: counts[geometry])
-    if _lengths_fit(files, config):
-        return None
-    raise ValueError(f"{files[0].parent}: pass max_hash_slot_num and max_index_num: the files do not tell")
-
-
-def _lengths_fit(files: list[Path], config: StoreConfig) -> bool:
-    size = 40 + 4 * config.max_hash_slot_num + 20 * config.max_index_num
-    return all(path.stat().st_size == size for path in files)
+    geometry, damaged = find_geometry(index_paths(paths.index), config, tolerant=tolerant)
+    if geometry is not None:
+        known["max_hash_slot_num"], known["max_index_num"] = geometry
+    return known, damaged
 
 
 def _directories(path: Path) -> list[Path]:
@@ -214,40 +190,85 @@ def refuse_path(path: Path) -> NoReturn:
     raise FileNotFoundError(f"{path}: no such store directory")
 
 
-def find_geometry(paths: list[Path], config: StoreConfig) -> tuple[int, int] | None:
-    """(max_hash_slot_num, max_index_num) of a store's index files; None when they do not tell (no entries).
+def find_geometry(paths: list[Path], config: StoreConfig, *,
+                  tolerant: bool = False) -> tuple[tuple[int, int] | None, list[Path]]:  # fmt: skip
+    """(max_hash_slot_num, max_index_num) of a store's index files, None: the config's; and the files of that length
+    that do not fit it.
 
-    The config's numbers are tried first. ValueError when two geometries fit, CorruptFileError when none does.
+    The geometry is that of the sound files; without any, the config's when the lengths are those of its files.
+    ValueError when they leave it open, CorruptFileError when sound files differ, or none is and the lengths differ.
+    tolerant: most of the sound files decide, and the caller must pass what none tells (ValueError).
     """
-    usual = config.max_hash_slot_num, config.max_index_num
-    verdict: tuple[int, int] | None = None
+    told: dict[tuple[int, int], Path] = {}  # by the first file of each
+    counts: Counter[tuple[int, int]] = Counter()
+    unsure: dict[Path, list[tuple[int, int]]] = {}
     for path in paths:
-        file = MappedFile(path)
         try:
-            if file.size < L.INDEX_HEADER_SIZE:
-                raise CorruptFileError(path, file.size, "file is shorter than an index header")
-            if file.size == index_file_size(*usual) and _fits(file, *usual):
-                if verdict is None:
-                    verdict = usual
-                continue
-            candidates = [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
-            if verdict is not None and verdict != usual:
-                candidates = [pair for pair in candidates if pair == verdict]
-            if len(candidates) > 1:
-                raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {candidates}: "
-                                 "pass them")  # fmt: skip
-            if not candidates:
-                empty = np.frombuffer(file.map, np.uint8, 4, L.INDEX_COUNT_OFFSET).tolist()
-                if empty in ([0, 0, 0, 0], [0, 0, 0, 1]):
-                    continue  # no entries: any geometry of that length fits
-                raise CorruptFileError(path, 0, "entries fit no geometry: damaged, or no index file")
-            verdict = candidates[0]
+            fitting = _fitting(path, config)
+        except CorruptFileError:
+            if not tolerant:
+                raise
+            continue
+        if fitting is not None and len(fitting) == 1:
+            counts[fitting[0]] += 1
+            told.setdefault(fitting[0], path)
+        elif fitting is not None:
+            unsure[path] = fitting
+    geometry = max(counts, key=lambda pair: counts[pair]) if counts else None
+    if len(counts) > 1 and not tolerant:
+        other = min(counts, key=lambda pair: counts[pair])
+        raise CorruptFileError(told[other], 0, f"entries fit the geometry {other}, those of other files {geometry}")
+    if geometry is None:
+        _check_left_open(paths, config, unsure, tolerant)
+    chosen = geometry or (config.max_hash_slot_num, config.max_index_num)
+    return geometry, [path for path, fitting in unsure.items() if chosen not in fitting and _is_damaged(path, chosen)]
+
+
+def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, list[tuple[int, int]]],
+                     tolerant: bool) -> None:  # fmt: skip
+    """Raise unless the config's geometry may be that of files none of which tells one."""
+    size = index_file_size(config.max_hash_slot_num, config.max_index_num)
+    for path, fitting in unsure.items():
+        if fitting and not tolerant:
+            raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {fitting}: pass them")
+    if all(path.stat().st_size == size for path in paths):
+        return
+    if unsure and not tolerant:
+        raise CorruptFileError(next(iter(unsure)), 0, "entries fit no geometry: damaged, or no index file; "
+                               "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
+    raise ValueError(f"{paths[0].parent}: pass max_hash_slot_num and max_index_num: the files have no entries to tell")
+
+
+def _fitting(path: Path, config: StoreConfig) -> list[tuple[int, int]] | None:
+    """The geometries that a file's entries fit: the config's alone when it is among them. None: no entries."""
+    usual = config.max_hash_slot_num, config.max_index_num
+    with _mapped(path) as file:
+        if file.size < L.INDEX_HEADER_SIZE:
+            raise CorruptFileError(path, file.size, "file is shorter than an index header")
+        if file.map[L.INDEX_COUNT_OFFSET : L.INDEX_HEADER_SIZE] in (bytes(4), b"\0\0\0\1"):
+            return None
+        if file.size == index_file_size(*usual) and _fits(file, *usual):
+            return [usual]
+        return [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
+
+
+def _is_damaged(path: Path, geometry: tuple[int, int]) -> bool:
+    """Whether a file has the length of a geometry, and does not fit it; opening names the file of another length."""
+    with _mapped(path) as file:
+        return file.size == index_file_size(*geometry) and not _fits(file, *geometry)
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[MappedFile]:
+    """A mapped file, checked at the end."""
+    file = MappedFile(path)
+    try:
+        yield file
+    finally:
+        try:
+            file.check()
         finally:
-            try:
-                file.check()
-            finally:
-                file.close()
-    return verdict
+            file.close()
 
 
 def _fits(file: MappedFile, slots: int, entries: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,17 +30,24 @@ logger = logging.getLogger("rmq")
 
 
 class Index:
-    """The index files of a store, oldest first; the last one takes entries."""
+    """The index files of a store, oldest first; the last one takes entries.
 
-    def __init__(self, directory: Path, config: StoreConfig, *, writable: bool) -> None:
+    damaged: files that are none of them; a reader looks in the log for what they held, recovery sets them aside.
+    """
+
+    def __init__(self, directory: Path, config: StoreConfig, *, writable: bool,
+                 damaged: Collection[Path] = ()) -> None:  # fmt: skip
         self.directory = directory
         self.files: list[IndexFile] = []
+        self.damaged = damaged
         self._config = config
         self._writable = writable
         self._unsynced: list[IndexFile] = []
         self.durable: tuple[int, int] | None = None  # after a crash: the last file's name and index_count that stand
         self.spare_names: list[str] = []  # of files that were removed to be derived again
         self._judged, self._is_old = 0, False
+        for path in () if writable else sorted(damaged):
+            logger.warning("%s: entries, slots and links do not fit together; the log is searched for its keys", path)
         self.refresh()
 
     def refresh(self) -> None:
@@ -50,7 +58,8 @@ class Index:
         for attempt in range(LOOKS, 0, -1):
             try:
                 found = [(path, path.stat().st_ino)
-                         for path in index_paths(self.directory, remove_empty=self._writable)]  # fmt: skip
+                         for path in index_paths(self.directory, remove_empty=self._writable)
+                         if path not in self.damaged]  # fmt: skip
                 files = [known.get(key) or self._open(key[0], "r+" if self._writable else "r") for key in found]
                 break
             except FileNotFoundError:
@@ -119,6 +128,10 @@ class Index:
 
     def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
         """Index rows of a batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
+        if key and self.files and self.files[-1].is_full:
+            done = self.files[-1].put_rows(batch, row, key, self._config.indexes_tags)
+            if done != (row, key):
+                return done  # every key of the record was in; no other file is begun for it
         file = self._next_file()
         if file not in self._unsynced:
             self._unsynced.append(file)

@@ -153,6 +153,8 @@ def fill_table(queues: QueueSet, table: QueueTable) -> None:
 def index_is_whole(index: Index, mark: Mark | None, manifest: Manifest | None) -> bool:
     """Whether every index file that there must be is there, full but for the last; with a mark, ending as it says."""
     names = [file.path.name for file in index.files]
+    if index.damaged:
+        return False
     if manifest is not None and names and not set(manifest.index_files) <= set(names):
         return False
     if manifest is not None and manifest.index_files and not names:
@@ -175,6 +177,12 @@ def _remove_files(index: Index, files: list[IndexFile]) -> None:
     if files:
         sync_directory(index.directory)
         index.files = [file for file in index.files if file not in files]
+
+
+def _set_damaged_aside(paths: StorePaths, index: Index) -> None:
+    for path in sorted(index.damaged, reverse=True):
+        set_aside(paths, path, "its entries, slots and links do not fit together; derived again")
+    index.damaged = ()
 
 
 def restore_index(index: Index, mark: Mark) -> tuple[int, int] | None:
@@ -210,7 +218,7 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
     """Judge a broker's index files; returns (phy offset, keys of its record done) to dispatch from.
 
     After an unclean end only files flushed at roll-over are trusted, others are removed. A gap between files that
-    hides keys (a file that a broker lost) sets the files behind it aside. All are derived again.
+    hides keys (a file that a broker lost) or a damaged file sets those behind it aside. All are derived again.
     """
     keep = 0
     while keep < len(index.files):
@@ -219,7 +227,9 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
         if not clean and not (file.is_full and file.end_timestamp <= checkpoint.index_msg_timestamp):
             _remove_files(index, index.files[keep:])
             break
-        if not file.is_full and keep < len(index.files) - 1:
+        if index.damaged and file.path > min(index.damaged):
+            wrong = "follows a damaged file"
+        elif not file.is_full and keep < len(index.files) - 1:
             wrong = "is not full, though files follow it"
         elif file.end_phy_offset >= end:
             wrong = "indexes records that are not in the log"
@@ -229,11 +239,12 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
         else:
             keep += 1
             continue
-        for lost in index.files[keep:]:
+        for lost in reversed(index.files[keep:]):
             lost.close()
             set_aside(paths, lost.path, f"{wrong}; derived again")
         index.files = index.files[:keep]
         break
+    _set_damaged_aside(paths, index)
     if index.files and index.files[-1].index_count <= 1 and not _is_new(index):
         _remove_files(index, index.files[-1:])
         keep = min(keep, len(index.files))
@@ -280,6 +291,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     if not log.segments:
         if (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
             raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files do")
+        _set_damaged_aside(store.paths, store.index)
         return
     if repair:
         _repair(store, mark)
@@ -361,6 +373,7 @@ def _repair(store: OpenedStore, mark: Mark | None) -> None:
     log.last_phy_offset = end.last_phy_offset
     cut_queues(log, store.queues, log.position)
     _remove_files(index, index.files)
+    _set_damaged_aside(store.paths, index)
     store.dispatcher.fills_gaps = True
     _continue(store, None, log.min_phy_offset, (log.min_phy_offset, 0))
 

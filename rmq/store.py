@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -127,9 +127,9 @@ class Store(StoreReader):
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
         meta = read_meta(self._paths)
         self._is_settled = is_begun or meta is not None
-        self.config = settle_config(self._paths, config, meta)
+        self.config, damaged = settle_config(self._paths, config, meta)
         try:
-            self._open_parts(writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
+            self._open_parts(damaged, writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
             self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
             self._release.callback(self._visible.close)
@@ -149,13 +149,13 @@ class Store(StoreReader):
                     self._open_to_read(self._asked)
         return self._visible.refresh()
 
-    def _open_parts(self, *, writable: bool, is_own: bool) -> None:
+    def _open_parts(self, damaged: Collection[Path], *, writable: bool, is_own: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
         self._release.callback(self._log.close)
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
                                 writable=writable, is_exact=is_own)  # fmt: skip
         self._release.callback(self._queues.close)
-        self._index = Index(self._paths.index, self.config, writable=writable)
+        self._index = Index(self._paths.index, self.config, writable=writable, damaged=damaged)
         self._release.callback(self._index.close)
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
@@ -166,7 +166,7 @@ class Store(StoreReader):
         lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
         self._release.callback(lock.close)
         meta = read_meta(self._paths)
-        self.config = settle_config(self._paths, config, meta)
+        self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
@@ -186,7 +186,7 @@ class Store(StoreReader):
             undo.callback(self._paths.owner.unlink, missing_ok=True)
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
-        self._open_parts(writable=True, is_own=is_own)
+        self._open_parts(damaged, writable=True, is_own=is_own)
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)

@@ -260,8 +260,11 @@ class Visible:
             for file in files:
                 if not (self._is_live or self._is_clean or (file.is_full and file.end_timestamp <= trusted)):
                     break
-                if file.begin_phy_offset > covered and not self._is_keyless(covered, file.begin_phy_offset):
-                    ranges.append((covered, file.begin_phy_offset))
+                begin = file.begin_phy_offset
+                is_hidden = begin >= covered if self._index.damaged else begin > covered
+                if is_hidden and (self._index.damaged or not self._is_keyless(covered, begin)):
+                    # Of the record that this file begins with the missing one may hold keys too.
+                    ranges.append((covered, self._end_of_record(begin)))
                 covered = max(covered, file.end_phy_offset)
             if self._is_clean and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
                 covered = self._record_after(covered)  # a clean end leaves no record half indexed
@@ -278,10 +281,12 @@ class Visible:
         return True
 
     def _record_after(self, phy_offset: int) -> int:
+        """Behind the record at a phy offset when an index file ends with it, else the offset itself."""
+        return self._end_of_record(phy_offset) if self._index_has(phy_offset) else phy_offset
+
+    def _end_of_record(self, phy_offset: int) -> int:
         for batch in self._log.records(phy_offset, self.end, batch=RecordBatch(1)):
-            offsets = batch.numbers("phy_offset")
-            sizes = batch.numbers("size")
-            return int(offsets[0] + sizes[0]) if self._index_has(phy_offset) else phy_offset
+            return int(phy_offset + batch.numbers("size")[0])
         return phy_offset
 
     def _index_has(self, phy_offset: int) -> bool:

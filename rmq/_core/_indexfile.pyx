@@ -262,7 +262,8 @@ cdef class IndexFileView:
 
         A returned row equal to len(batch) means all are in. `key` counts the keys of a row that are done, in RocketMQ's
         order: UNIQ_KEY, then KEYS from left to right, then (index_tags) its tags. A row that meets a full file stops
-        there even when it has no keys. ROLLBACK messages have none. Source: IndexService#buildIndex.
+        there even when it has no keys, unless all its keys are in. ROLLBACK messages have none. Source:
+        IndexService#buildIndex.
         """
         cdef Pending[KEYS_AHEAD] block
         cdef int32_t next_row, next_key
@@ -286,6 +287,11 @@ cdef class IndexFileView:
                     key = 0 if block[count - 1].is_last else block[count - 1].key + 1
                 else:
                     row, key = next_row, next_key
+            if key > 0 and row < batch.count:
+                next_row, next_key = row, key
+                count = self._gather(batch, &next_row, &next_key, index_tags, block)
+                if count == 0 or block[0].row > row:
+                    row, key = row + 1, 0
         self._leave()
         return row, key
 

@@ -100,7 +100,7 @@ class _Verification:
             if meta is not None and meta.get(name, size) != size:
                 report.damage(paths.meta, 0, "own", f"meta.json says {name} {meta[name]}, the files have {size}")
                 meta[name] = size
-        config = settle_config(paths, self._given, meta, tolerant=True)
+        config, _ = settle_config(paths, self._given, meta, tolerant=True)
         log = CommitLog([], config.mapped_file_size_commit_log, writable=False)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and is_ours(paths) and mark is not None:
