@@ -373,10 +373,9 @@ class CommitLog:
             return
         segment = kept[-1]
         begin = max(0, phy_offset - segment.start)
-        if segment.ends_with_blank(begin):
-            return  # the next put writes over it
         if segment.end > phy_offset and (end := segment.used_end(begin)) > begin:
-            # A new record may end where a torn one ended: what follows must not be a record again.
+            # A new record may end where a torn one ended: what follows must not be a record again. Nor may an old
+            # end-of-segment record stand where a new one was lost: newer records would follow the gap.
             file = segment.file
             file.reserve(begin, end, 0)
             file.map[begin:end] = bytes(end - begin)
