@@ -261,7 +261,8 @@ class Visible:
                 if not (self._is_live or self._is_clean or (file.is_full and file.end_timestamp <= trusted)):
                     break
                 if file.begin_phy_offset > covered and not self._is_keyless(covered, file.begin_phy_offset):
-                    ranges.append((covered, file.begin_phy_offset))
+                    # A lost file may have held the first keys of the record with which this one begins.
+                    ranges.append((covered, self._record_end(file.begin_phy_offset)))
                 covered = max(covered, file.end_phy_offset)
             if self._is_clean and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
                 covered = self._record_after(covered)  # a clean end leaves no record half indexed
@@ -278,10 +279,11 @@ class Visible:
         return True
 
     def _record_after(self, phy_offset: int) -> int:
+        return self._record_end(phy_offset) if self._index_has(phy_offset) else phy_offset
+
+    def _record_end(self, phy_offset: int) -> int:
         for batch in self._log.records(phy_offset, self.end, batch=RecordBatch(1)):
-            offsets = batch.numbers("phy_offset")
-            sizes = batch.numbers("size")
-            return int(offsets[0] + sizes[0]) if self._index_has(phy_offset) else phy_offset
+            return int(batch.numbers("phy_offset")[0] + batch.numbers("size")[0])
         return phy_offset
 
     def _index_has(self, phy_offset: int) -> bool:
