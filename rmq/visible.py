@@ -224,7 +224,7 @@ class Visible:
         derived = max(min(derived, self.end), low)
         self._queues.load()
         for queue in self._queues.queues.values():
-            queue.follow_files(derived)
+            queue.follow_files(derived, low)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _advance(self, end: int) -> None:

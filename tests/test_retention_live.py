@@ -73,6 +73,37 @@ def test_a_reader_with_units_in_memory_keeps_them_when_the_files_before_go(tmp_p
                 assert_left(reader, messages, low)
 
 
+@pytest.mark.parametrize("is_derived", [True, False])
+@pytest.mark.parametrize("is_moved", [True, False])
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_reader_sees_a_queue_that_begins_at_0_again(tmp_path: Path, is_derived: bool, is_moved: bool,
+                                                      count: int) -> None:  # fmt: skip
+    """is_derived: the reader has units of the ended queue in memory. is_moved: segments go after the new messages, too.
+
+    Edge: the reader looks only when the log has moved past all that it knew (300).
+    """
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store, 40)
+        with rmq.open(tmp_path / "s") as reader:
+            reader.topics()
+            if is_derived:
+                fill(store, 60)
+            assert reader.topics()["old"] == {0: (0, 20 if is_derived else 10)}
+            fill(store, 60, first=130)
+            expire(tmp_path / "s", store.max_phy_offset // SEGMENT * SEGMENT)
+            assert "queue without messages" in [file.reason for file in clean(store, expired_queues=True).removed]
+            again = [store.put(rmq.Message("old", b"%d" % i)).queue_offset for i in range(count)]
+            if is_moved:
+                fill(store, 40, first=130)
+                expire(tmp_path / "s", (store.max_phy_offset // SEGMENT - 2) * SEGMENT)
+                clean(store)
+            assert again == list(range(count))
+            assert reader.topics() == store.topics()
+            for low, high in store.topics().get("old", {}).values():
+                assert reader.pull("old", 0, low, 1000).messages == store.pull("old", 0, low, 1000).messages
+                assert high in (0, count)
+
+
 def test_min_phy_offset_of_a_reader_is_what_it_is_now(tmp_path: Path) -> None:
     make(tmp_path / "s")
     with rmq.open(tmp_path / "s") as reader, open_store(tmp_path / "s", "r+") as store:
