@@ -162,9 +162,12 @@ class Retention:
         try:
             for segment in segments:
                 segment.file.detach()  # mapped by now, so that those who read it can go on
-                remove_file(segment.path, flusher.sync_directory)
-                with put_lock:
-                    self._log.forget_first(segment)
+                try:
+                    remove_file(segment.path, flusher.sync_directory)
+                finally:
+                    if not segment.path.exists():  # gone, though maybe not for good: its sync failed
+                        with put_lock:
+                            self._log.forget_first(segment)
         finally:
             low = self._log.min_phy_offset
             with put_lock:
