@@ -105,6 +105,8 @@ class ConsumeQueue:
             first = start // UNIT_SIZE
             count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
                                        key=lambda queue_offset: not self._is_valid(queue_offset))  # fmt: skip
+            if not self._writable and not self._path(start).exists():
+                raise FileNotFoundError(self._path(start))  # cleaned away: what was read of it tells nothing
             if count:
                 self.max_offset = first + count
                 break
@@ -339,8 +341,9 @@ class ConsumeQueue:
                 kept_start = fresh.max_offset
             if fresh.max_offset < kept_start:
                 return  # a recovery took them off again: only the tail has them
+            # A unit that was removed meanwhile lay below it.
             end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
-                                     key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).all()))  # fmt: skip
+                                     key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).any()))  # fmt: skip
             self._starts, self._tail, self._tail_start = fresh._starts, kept, kept_start
             self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end
 
