@@ -219,7 +219,7 @@ class ConsumeQueue:
             self.max_offset = first + len(data) // UNIT_SIZE
 
     def _is_begun_again(self, first: int, data: bytes) -> bool:
-        """For readers: whether units of lower queue offsets are of later records, because a cleaning ended the queue."""
+        """For readers: whether units of lower queue offsets are of later records: a cleaning ended the queue."""
         if self._writable or not self.is_exact:
             return False
         last, _, _ = self.read(self.max_offset - 1, 1)
