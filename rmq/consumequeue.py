@@ -105,6 +105,8 @@ class ConsumeQueue:
             first = start // UNIT_SIZE
             count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
                                        key=lambda queue_offset: not self._is_valid(queue_offset))  # fmt: skip
+            if not self._writable and not self._path(start).exists():
+                raise FileNotFoundError(self._path(start))  # cleaned away: what was read of it tells nothing
             if count:
                 self.max_offset = first + count
                 break
@@ -196,6 +198,8 @@ class ConsumeQueue:
                     logger.warning("%s: a record has queue offset %d where %d is next", self.directory, first,
                                    self.max_offset)  # fmt: skip
                     first = self.max_offset
+            if 0 <= first < self.max_offset and self._is_begun_again(first, data):
+                self.forget_files()
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
                 is_judged = self._writable or (self.is_exact and not self._tail)
@@ -213,6 +217,13 @@ class ConsumeQueue:
                     self.min_offset = first if self.max_offset == 0 else self.min_offset
                 self._tail += data
             self.max_offset = first + len(data) // UNIT_SIZE
+
+    def _is_begun_again(self, first: int, data: bytes) -> bool:
+        """For readers: whether units of lower queue offsets are of later records: a cleaning ended the queue."""
+        if self._writable or not self.is_exact:
+            return False
+        last, _, _ = self.read(self.max_offset - 1, 1)
+        return bool(unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
 
     def _append_to_files(self, first: int, data: bytes) -> None:
         if first and (first > self.max_offset or not self._starts):
@@ -310,12 +321,15 @@ class ConsumeQueue:
             self._starts, self._tail = [], bytearray()
             self.min_offset = self.max_offset = self._tail_start = 0
 
-    def follow_files(self, phy_offset: int) -> None:
+    def follow_files(self, phy_offset: int, min_phy_offset: int = 0) -> None:
         """Look at the files again; in memory stay the units whose records lie at or behind a phy offset.
 
-        For readers. The writer has the units below it in its files, unless it removed them with their records.
+        For readers. The writer has the units below it in its files, unless it removed them with their records: a queue
+        with none at or behind min_phy_offset may have begun at 0 again.
         """
         with self._lock:
+            last, _, _ = self.read(self.max_offset - 1, 1)
+            is_over = self.is_exact and (not len(last) or last[0] < min_phy_offset)
             offsets, _, _ = unpack_units(self._tail)
             done = int(np.searchsorted(offsets, phy_offset))
             kept, kept_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
@@ -323,10 +337,13 @@ class ConsumeQueue:
                 self._files.forget(self._path(start))
             fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self._segment_size, self._files,
                                  writable=False, is_exact=self.is_exact)  # fmt: skip
+            if fresh.max_offset < kept_start and is_over:
+                kept_start = fresh.max_offset
             if fresh.max_offset < kept_start:
                 return  # a recovery took them off again: only the tail has them
+            # A unit that was removed meanwhile lay below it.
             end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
-                                     key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).all()))  # fmt: skip
+                                     key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).any()))  # fmt: skip
             self._starts, self._tail, self._tail_start = fresh._starts, kept, kept_start
             self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end
 

@@ -131,10 +131,11 @@ class Segment:
         """Make the file with its first blocks; file and directory entry are durable before it is used."""
         self._maps.make_room(self)
         try:
-            self._file = MappedFile(self.path, size=self._size, writable=True, create=True)
-            self.inode = self._file.inode
-            self._file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
-            self._file.sync_all()
+            # Kept here: not yet the log's end, so another thread that maps a segment may let go of it.
+            self._file = file = MappedFile(self.path, size=self._size, writable=True, create=True)
+            self.inode = file.inode
+            file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
+            file.sync_all()
         except FileExistsError:
             raise
         except BaseException:

@@ -111,6 +111,13 @@ class Marks:
         """Publish the end of the log to readers. Never synced."""
         store_visible(self._view, phy_offset)
 
+    def is_replaced(self) -> bool:
+        """Whether another file has its name: it was lost, and a writer made it anew."""
+        try:
+            return self._file.path.stat().st_ino != self._file.inode
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         self._view.release()
         self._file.close()

@@ -24,6 +24,7 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
 from rmq.keys import check_limit
 from rmq.logsegment import Segment
+from rmq.paths import SEGMENT_NAME
 from rmq.queueset import QueueSet
 from rmq.segment import remove_file
 from rmq.topics import is_system_topic
@@ -162,9 +163,12 @@ class Retention:
         try:
             for segment in segments:
                 segment.file.detach()  # mapped by now, so that those who read it can go on
-                remove_file(segment.path, flusher.sync_directory)
-                with put_lock:
-                    self._log.forget_first(segment)
+                try:
+                    remove_file(segment.path, flusher.sync_directory)
+                finally:
+                    if not segment.path.exists():  # gone, though maybe not for good: its sync failed
+                        with put_lock:
+                            self._log.forget_first(segment)
         finally:
             low = self._log.min_phy_offset
             with put_lock:
@@ -200,7 +204,7 @@ class Retention:
             if is_whole:
                 queue.forget_files()
                 table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
-            paths += files
+            paths += _left_over(files) + files
         count = self._index.count_below(low)
         files = [file.path for file in self._index.files[:count]]
         self._note(files, _INDEX_REASON)
@@ -257,6 +261,15 @@ class Retention:
         return CleanResult(removed=tuple(self._removed), freed_bytes=sum(file.size for file in self._removed),
                            min_phy_offset=low, disk_used_percent=self._disks[0].used_percent if self._disks else 0,
                            truncated=truncated, dry_run=dry_run)  # fmt: skip
+
+
+
+def _left_over(files: list[Path]) -> list[Path]:
+    """Files of a queue before these: a cleaning forgot them and was interrupted. They go first, to leave no gap."""
+    if not files:
+        return []
+    return sorted(path for path in files[0].parent.iterdir() if SEGMENT_NAME.fullmatch(path.name) and path < files[0])
+
 
 def _stat(path: Path) -> os.stat_result | None:
     """None when a writer beside this reader has removed the file."""

@@ -78,15 +78,18 @@ class Visible:
             self.end = log.max_phy_offset
 
     def _read_mark(self) -> None:
-        if self._marks is None:
+        if self._marks is None or self._marks.is_replaced():
             try:
-                self._marks = Marks(self._paths.marks, writable=False)
+                fresh = Marks(self._paths.marks, writable=False)
             except (FileNotFoundError, NotADirectoryError):
                 return
             except CorruptFileError:
                 if self._paths.marks.stat().st_size == 0:
                     return  # made and not filled by a process that was killed
                 raise
+            if self._marks is not None:
+                self._marks.close()
+            self._marks = fresh
         self._mark = self._marks.read()
 
     def writer_now(self) -> tuple[int, int] | None:
@@ -224,7 +227,7 @@ class Visible:
         derived = max(min(derived, self.end), low)
         self._queues.load()
         for queue in self._queues.queues.values():
-            queue.follow_files(derived)
+            queue.follow_files(derived, low)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _advance(self, end: int) -> None:

@@ -148,3 +148,14 @@ def test_a_reader_of_a_store_that_is_being_made_sees_no_file_before_its_sizes(
     for reader in readers:
         with reader:
             assert_follows(reader, range(150))
+
+
+@pytest.mark.parametrize("name", ["rmq/marks", "rmq"])
+def test_a_reader_follows_a_writer_that_made_lost_marks_anew(path: Path, reader: rmq.Store, name: str) -> None:
+    lost = path / name
+    lost.rename(path.parent / "lost")
+    with rmq.open(path, "r+", config=workload.config()) as store:
+        for first in (200, 300):
+            store.put_many(map(message, range(first, first + 100)))
+            assert_follows(reader, range(first + 100))
+    assert_follows(reader, range(400))

@@ -18,6 +18,7 @@ import pytest
 from test_processes import in_child
 
 import rmq
+from rmq.mappedfile import MappedFile
 
 SIZES = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
          "max_index_num": 30_000, "flush_interval_commit_log": 2**31 - 1}  # fmt: skip
@@ -271,6 +272,25 @@ def test_fifty_segments_are_read_in_the_space_of_few(tmp_path: Path, mode: str) 
             return mapped_segments()
 
     assert 1 <= in_child(work) <= 8
+
+
+def test_a_segment_that_is_being_made_may_be_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge: another thread maps a segment, and there is room for no second one, before the new one is the log's end."""
+    reserve = MappedFile.reserve
+
+    def reserve_late(file: MappedFile, begin: int, end: int, ahead: int) -> None:
+        reserve(file, begin, end, ahead)
+        store._log._maps.make_room(store._log.segments[0], 0)
+
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        store.put(message(0))
+        store.flush()
+        monkeypatch.setattr(MappedFile, "reserve", reserve_late)
+        for i in range(1, 200):
+            store.put(message(i))
+        assert len(store._log.segments) > 3
+        assert_answers(store, 200)
+    assert oracle.check_store(tmp_path / "s", SIZES["max_hash_slot_num"], SIZES["max_index_num"]) == []
 
 
 # ---- modes and links -------------------------------------------------------------------------------------

@@ -274,3 +274,31 @@ def test_a_torn_first_record_of_a_segment_is_cut_with_its_segment(tmp_path: Path
         assert found[::-1] == [end.phy_offset for end in ends]
         assert store.put(rmq.Message("a", b"y", keys=["k"])).phy_offset < torn.phy_offset + torn.size
     assert check(tmp_path / "s") == []
+
+
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(2, 3), slice(1, 4)])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_keys_that_a_lost_index_file_held_are_found(tmp_path: Path, lost: slice, is_closed: bool) -> None:
+    """Edge: the file behind the lost one begins with a record whose first keys were in that one."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200,
+                             max_hash_slot_num=10, max_index_num=8)  # fmt: skip
+    store = rmq.open(tmp_path / "s", "x", config=config)
+    places = [store.put(rmq.Message("T", b"x", keys=[f"a{i}", f"b{i}", f"c{i}"])).phy_offset for i in range(20)]
+    store.flush()
+    files = sorted((tmp_path / "s/index").iterdir())
+    if is_closed:
+        store.close()
+        for path in files[lost]:
+            path.unlink()
+        left = tmp_path / "s"
+    else:
+        left = tmp_path / "left"
+        shutil.copytree(tmp_path / "s", left)
+        store.close()
+        for path in files[lost]:
+            (left / "index" / path.name).unlink()
+    for mode in ("r", "r+"):
+        with rmq.open(left, mode) as reader:
+            for i, place in enumerate(places):
+                for key in (f"a{i}", f"b{i}", f"c{i}"):
+                    assert [found.phy_offset for found in reader.query("T", key)] == [place], (mode, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from cleaning import (
     NOW,
     ROOMY,
     SEGMENT,
+    SIZES,
     assert_left,
     clean,
     date,
@@ -33,6 +35,9 @@ from commandline import environment
 from conftest import Golden, copy_store, digests
 
 import rmq
+from rmq._core._layout import UNIT_SIZE
+from rmq.consumequeue import ConsumeQueue
+from rmq.segment import FileCache
 
 LOW = 4 * SEGMENT
 ROUNDS = 60  # segments that go while others look
@@ -71,6 +76,76 @@ def test_a_reader_with_units_in_memory_keeps_them_when_the_files_before_go(tmp_p
                 expire(tmp_path / "s", low)
                 clean(store)
                 assert_left(reader, messages, low)
+
+
+@pytest.mark.parametrize("is_derived", [True, False])
+@pytest.mark.parametrize("is_moved", [True, False])
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_reader_sees_a_queue_that_begins_at_0_again(tmp_path: Path, is_derived: bool, is_moved: bool,
+                                                      count: int) -> None:  # fmt: skip
+    """is_derived: the reader has units of the ended queue in memory. is_moved: segments go after the new messages, too.
+
+    Edge: the reader looks only when the log has moved past all that it knew (300).
+    """
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store, 40)
+        with rmq.open(tmp_path / "s") as reader:
+            reader.topics()
+            if is_derived:
+                fill(store, 60)
+            assert reader.topics()["old"] == {0: (0, 20 if is_derived else 10)}
+            fill(store, 60, first=130)
+            expire(tmp_path / "s", store.max_phy_offset // SEGMENT * SEGMENT)
+            assert "queue without messages" in [file.reason for file in clean(store, expired_queues=True).removed]
+            again = [store.put(rmq.Message("old", b"%d" % i)).queue_offset for i in range(count)]
+            if is_moved:
+                fill(store, 40, first=130)
+                expire(tmp_path / "s", (store.max_phy_offset // SEGMENT - 2) * SEGMENT)
+                clean(store)
+            assert again == list(range(count))
+            assert reader.topics() == store.topics()
+            for low, high in store.topics().get("old", {}).values():
+                assert reader.pull("old", 0, low, 1000).messages == store.pull("old", 0, low, 1000).messages
+                assert high in (0, count)
+
+
+@pytest.mark.parametrize("moment", ["_load", "_is_valid"])
+def test_a_reader_that_looks_at_a_queue_while_its_files_go_loses_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Edge: while (or right after) it looks for the queue's end, all files go but one that had no unit a moment ago."""
+    size = SIZES["mapped_file_size_consume_queue"] // UNIT_SIZE
+    files = FileCache(True)
+    writer = ConsumeQueue(tmp_path / "T" / "0", "T", 0, size * UNIT_SIZE, files, writable=True, is_exact=True)
+
+    def units(first: int, count: int) -> bytes:
+        return b"".join(struct.pack(">qiq", 1000 + n * 100, 100, 0) for n in range(first, first + count))
+
+    writer.append(0, units(0, 3 * size))
+    reader = ConsumeQueue(writer.directory, "T", 0, size * UNIT_SIZE, FileCache(False), writable=False, is_exact=True)
+    real, calls = getattr(ConsumeQueue, moment), []
+
+    def look(queue: ConsumeQueue, *arguments: int) -> Any:
+        if moment == "_load":
+            real(queue)
+        if queue is not writer and not calls:
+            calls.append(moment)
+            if moment != "_load":
+                writer.append(3 * size, units(3 * size, 2))
+            for path in writer.first_files(3):
+                path.unlink()
+            for start in range(4):
+                queue._files.forget(queue._path(start * size * UNIT_SIZE))
+        return real(queue, *arguments) if moment != "_load" else None
+
+    writer._create(writer._path(3 * size * UNIT_SIZE), 3 * size * UNIT_SIZE)
+    if moment == "_load":
+        writer.append(3 * size, units(3 * size, 2))
+    monkeypatch.setattr(ConsumeQueue, moment, look)
+    reader.follow_files(1000 + (3 * size + 2) * 100)
+    assert calls == [moment]
+    assert reader.max_offset == 3 * size + 2
+    files.close()
 
 
 def test_min_phy_offset_of_a_reader_is_what_it_is_now(tmp_path: Path) -> None:
