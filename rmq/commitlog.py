@@ -106,6 +106,7 @@ class CommitLog:
         self.writable = writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.position = self._planned = 0  # phy offset of the next byte to write; where an append under way will end
+        self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from rmq._core import _layout as L
-from rmq._core._record import CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO
+from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
@@ -62,12 +62,21 @@ def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max
     return log.min_phy_offset
 
 
-def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False) -> LogEnd:
-    """Scan from `begin`, a record's start, to the last whole record below `limit`."""
-    scan = log.scan(begin, limit, checks=CHECK_CRC | (CHECK_SECTORS if check_sectors else 0))
+def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False,
+             crc_from: int | None = None) -> LogEnd:  # fmt: skip
+    """Scan from `begin`, a record's start, to the last whole record below `limit`.
+
+    crc_from: from that record's start on the writer gave every record the CRC property.
+    """
+    checks = CHECK_CRC | (CHECK_SECTORS if check_sectors else 0)
+    middle = limit if crc_from is None else min(max(begin, crc_from), limit)
     last = -1
-    for batch in scan:
-        last = int(batch.numbers("phy_offset")[-1])
+    for start, stop, more in ((begin, middle, 0), (middle, limit, CHECK_HAS_CRC)):
+        scan = log.scan(start, stop, checks=checks | more)
+        for batch in scan:
+            last = int(batch.numbers("phy_offset")[-1])
+        if scan.phy_offset != middle or middle == limit:
+            break
     return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
 
 

@@ -330,7 +330,8 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable = store.log, mark.durable_phy_offset
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean)
+    crc_from = durable if log.appends_crc and not clean else None
+    end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean, crc_from=crc_from)
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
     log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset

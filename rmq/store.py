@@ -130,6 +130,7 @@ class Store(StoreReader):
         self.config, damaged = settle_config(self._paths, config, meta)
         try:
             self._open_parts(damaged, writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
+            self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
             self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
             self._release.callback(self._visible.close)
@@ -187,6 +188,7 @@ class Store(StoreReader):
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._open_parts(damaged, writable=True, is_own=is_own)
+        self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)

@@ -149,7 +149,9 @@ class Visible:
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
-        return find_end(self._log, begin, self._limit(), check_sectors=self._is_crashed and not self._is_live)
+        is_crashed = self._is_crashed and not self._is_live
+        crc_from = self._mark.durable_phy_offset if is_crashed and self._mark and self._log.appends_crc else None
+        return find_end(self._log, begin, self._limit(), check_sectors=is_crashed, crc_from=crc_from)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published."""

@@ -182,6 +182,37 @@ def test_what_lies_behind_an_end_of_segment_record_does_not_come_back(tmp_path: 
     assert_whole(again, ["u0", "u3"])
 
 
+def test_an_old_end_of_segment_record_does_not_stand_for_a_lost_message(tmp_path: Path) -> None:
+    """Recovery takes it off: else messages behind it would follow the gap."""
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        places = [store.put(message(number, 1000)).phy_offset for number in range(1, 5)]
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    zero(image / "commitlog" / f"{SEGMENT:020d}", 0, 4)
+    with rmq.open(image, "r+") as store:
+        end = store.max_phy_offset
+        assert places[-2] < end < SEGMENT
+        assert store.put(message(5, 100)).phy_offset == end
+        assert store.put(message(6, 1000)).phy_offset == SEGMENT
+        again = image_of(image, tmp_path / "again")
+    zero(again / "commitlog" / f"{0:020d}", end, SEGMENT)  # what is on disk of it since the recovery
+    assert_whole(again, ["u0", "u1", "u2", "u3"])
+
+
+@pytest.mark.parametrize("first", [20, 30, 70])
+def test_properties_that_lost_the_name_of_their_crc_are_torn(tmp_path: Path, first: int) -> None:
+    """Their last bytes reached the disk, those before them did not."""
+    with rmq.open(tmp_path / "s", "x", config=config(enabled_append_prop_crc=True)) as store:
+        store.put(message(0, properties={"p": "a\0b"}))
+        store.flush()
+        torn = store.put(message(1, properties={"p": "x" * 100}))
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    end = torn.phy_offset + torn.size
+    zero(image / "commitlog" / f"{0:020d}", end - first, end - 2)
+    assert_whole(image, ["u0"])
+
+
 def test_properties_of_which_the_end_was_not_stored_are_torn(tmp_path: Path) -> None:
     """The CRC is the last property: without it nothing else tells."""
     with rmq.open(tmp_path / "s", "x", config=config(enabled_append_prop_crc=True)) as store:

@@ -24,6 +24,7 @@ cpdef enum:
     CHECK_RECORD_CRC = 2        # only where the property is present
     CHECK_SECTORS = 4
     PARSE_PROPERTIES = 8        # fill the keys, uniq_key, tags and delay fields of the rows
+    CHECK_HAS_CRC = 32          # properties with a NUL end with the CRC property: lost bytes may have been its name
     LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored
 
 

@@ -25,6 +25,7 @@ SCAN_REASONS: Final[dict[int, str]]
 CHECK_BODY_CRC: Final[int]
 CHECK_RECORD_CRC: Final[int]
 CHECK_SECTORS: Final[int]
+CHECK_HAS_CRC: Final[int]
 PARSE_PROPERTIES: Final[int]
 LEGACY_PROPERTIES: Final[int]
 

@@ -151,15 +151,19 @@ cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) no
 
 # ---- validate ------------------------------------------------------------------------------------------------
 
+cdef bint _has_record_crc(const RecordRow *row) noexcept nogil:
+    """Whether the CRC property ends the properties."""
+    cdef const uint8_t *tail = row.base + row.size - L.PROPERTY_CRC_SIZE
+    return row.properties_size >= L.PROPERTY_CRC_SIZE and memcmp(tail, CRC_NAME, CRC_NAME_SIZE) == 0 and \
+        tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END
+
+
 cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:
     """Whether the CRC property, when it ends the properties, speaks of other bytes. Digits run backwards."""
-    cdef const uint8_t *tail
+    cdef const uint8_t *tail = row.base + row.size - L.PROPERTY_CRC_SIZE
     cdef int i
     cdef int64_t stored = 0
-    if row.properties_size < L.PROPERTY_CRC_SIZE:
-        return False
-    tail = row.base + row.size - L.PROPERTY_CRC_SIZE
-    if memcmp(tail, CRC_NAME, CRC_NAME_SIZE) != 0 or tail[CRC_NAME_SIZE] != L.PROPERTY_NAME_END:
+    if not _has_record_crc(row):
         return False
     for i in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
         stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + i] - 48)
@@ -271,6 +275,9 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
     if checks & CHECK_RECORD_CRC and _record_crc_differs(row):
         return SCAN_BAD_RECORD_CRC
     if checks & CHECK_SECTORS and _has_lost_sector(row):
+        return SCAN_LOST_SECTOR
+    if checks & CHECK_HAS_CRC and not _has_record_crc(row) and \
+            memchr(base + row.properties_position, 0, row.properties_size) != NULL:
         return SCAN_LOST_SECTOR
     row.queue = -1
     row.keys_size = row.uniq_key_size = row.tags_size = row.delay_size = -1
