@@ -27,10 +27,10 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
 
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
-	$(PY) -m pytest -q -rP -m crash $(PYTEST_ARGS)
+	$(PY) -m pytest -q -rP --show-capture=stdout -m crash $(PYTEST_ARGS)
 
 kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers for a minute each
-	$(PY) -m pytest -q -m kill $(PYTEST_ARGS)
+	$(PY) -m pytest -q -rP --show-capture=stdout -m kill $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
 	tools/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs 2

@@ -266,6 +266,7 @@ class ConsumeQueue:
         self.max_offset = min(self.max_offset, max_offset)
         self.min_offset = min(self.min_offset, self.max_offset)
         if not self._writable:
+            self._starts = self._starts if self.max_offset else []
             return
         position = max_offset * UNIT_SIZE
         for start in [start for start in reversed(self._starts) if start >= position]:

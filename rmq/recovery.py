@@ -151,13 +151,11 @@ def fill_table(queues: QueueSet, table: QueueTable) -> None:
 
 
 def index_is_whole(index: Index, mark: Mark | None, manifest: Manifest | None) -> bool:
-    """Whether every index file that there must be is there, full but for the last; with a mark, ending as it says."""
+    """Whether every index file that there must be is there, full but for the last; with a mark, ending as it says.
+    Without a manifest nobody knows: their headers tell.
+    """
     names = [file.path.name for file in index.files]
-    if index.damaged:
-        return False
-    if manifest is not None and names and not set(manifest.index_files) <= set(names):
-        return False
-    if manifest is not None and manifest.index_files and not names:
+    if index.damaged or manifest is None or not set(manifest.index_files) <= set(names):
         return False
     if not all(file.is_full for file in index.files[:-1]):
         return False
@@ -319,7 +317,7 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest):
         begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
-    _continue(store, manifest, mark.derived_phy_offset, begin)
+    _continue(store, manifest, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, begin)
 
 
 def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, *, clean: bool) -> None:
@@ -342,7 +340,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     if restored is not None and not index_is_whole(store.index, None, manifest):
         restored = None
     index_begin = restored or adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
-    _continue(store, manifest, mark.derived_phy_offset, index_begin)
+    _continue(store, manifest, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, index_begin)
 
 
 def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
