@@ -176,7 +176,7 @@ class MappedFile:
     def __del__(self) -> None:
         """The map goes by itself, with the last that looks at it; the descriptor does not."""
         if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
+            self.detach()  # a store in the same cycle may close it after this
 
 
 def room_for_maps(size: int) -> int:
