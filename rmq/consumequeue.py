@@ -222,8 +222,10 @@ class ConsumeQueue:
         """For readers: whether units of lower queue offsets are of later records: a cleaning ended the queue."""
         if self._writable or not self.is_exact:
             return False
-        last, _, _ = self.read(self.max_offset - 1, 1)
-        return bool(unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
+        last, size, _ = self.read(self.max_offset - 1, 1)
+        if not len(last):
+            return first == 0
+        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0])  # 0: a recovery took it off
 
     def _append_to_files(self, first: int, data: bytes) -> None:
         if first and (first > self.max_offset or not self._starts):

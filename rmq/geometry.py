@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
@@ -167,27 +168,34 @@ def check_writable(paths: StorePaths) -> None:
 
 def make_root(path: Path, paths: StorePaths, mode: str) -> None:
     """The directory of a store to write; it may be made, or must be there, as `mode` says."""
-    if path.is_dir():
-        if mode == "x" and any(path.iterdir()):
-            raise FileExistsError(f"{path}: exists and is not empty")
-        if not paths.looks_like_store() and any(path.iterdir()):
-            raise UnsupportedFormatError(path, "no message store, but a directory with other files",
-                                         "choose an empty or new directory")  # fmt: skip
-        if mode == "r+" and not paths.looks_like_store():
-            raise FileNotFoundError(f"{path}: no store in it")
-        if not any(path.iterdir()):  # perhaps made by a process that was killed
-            with contextlib.suppress(PermissionError):
-                sync_directory(paths.root.parent)
+    try:
+        require_directory(path)
+    except FileNotFoundError:
+        if mode == "r+":
+            raise
+        make_directory(path)
         return
-    if mode == "r+" or path.exists():
-        refuse_path(path)
-    make_directory(path)
+    is_empty = not any(path.iterdir())
+    if mode == "x" and not is_empty:
+        raise FileExistsError(f"{path}: exists and is not empty")
+    if not paths.looks_like_store() and not is_empty:
+        raise UnsupportedFormatError(path, "no message store, but a directory with other files",
+                                     "choose an empty or new directory")  # fmt: skip
+    if mode == "r+" and not paths.looks_like_store():
+        raise FileNotFoundError(f"{path}: no store in it")
+    if is_empty:  # perhaps made by a process that was killed
+        with contextlib.suppress(PermissionError):
+            sync_directory(paths.root.parent)
 
 
-def refuse_path(path: Path) -> NoReturn:
-    if path.exists():
+def require_directory(path: Path) -> None:
+    """FileNotFoundError or NotADirectoryError when no directory is there."""
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)  # asked once: a writer may make it at any time
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such store directory") from None
+    if not is_directory:
         raise NotADirectoryError(f"{path}: not a directory, so no store")
-    raise FileNotFoundError(f"{path}: no such store directory")
 
 
 def find_geometry(paths: list[Path], config: StoreConfig, *,

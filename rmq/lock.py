@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import fcntl
 import os
@@ -57,19 +58,31 @@ class StoreLock:
         os.close(self._descriptor)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether some process, a broker or this library, holds the lock file; asked without taking it."""
+class Holder(enum.Enum):
+    """Whose writer holds the lock: this library's, or another's, such as a broker."""
+
+    RMQ = enum.auto()
+    OTHER = enum.auto()
+
+
+def lock_holder(path: Path) -> Holder | None:
+    """Who holds the lock file, None: nobody; asked without taking it.
+
+    Ours is a lock of an open file description, a JVM's one of a process: the kernel tells which at the same instant.
+    """
     if not hasattr(fcntl, "F_OFD_GETLK"):
-        return False
+        return None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe has no writer to wait for
     except OSError:
-        return False
+        return None
     try:
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))
-        return bool(answer[0] != fcntl.F_UNLCK)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))
+        if kind == fcntl.F_UNLCK:
+            return None
+        return Holder.RMQ if pid == -1 else Holder.OTHER
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)

@@ -88,9 +88,10 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
     end.is_damage = end.phy_offset < durable
     if end.stop in (SCAN_LIMIT, SCAN_BLANK) and not end.is_damage:
         return end
-    for segment in log.segments:
-        if segment.end <= end.phy_offset:
-            continue
+    for start in [segment.start for segment in log.segments if segment.end > end.phy_offset]:
+        segment = log.segment_at(start)
+        if segment is None:
+            continue  # taken off by a recovery beside a reader
         begin = max(segment.start, end.phy_offset + (0 if end.stop == SCAN_ZERO else 1))
         found = segment.resync(min(begin, segment.end), segment.end)
         if found >= 0:

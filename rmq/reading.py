@@ -25,7 +25,7 @@ from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
 from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_offset, key_list, list_array
-from rmq.lock import is_locked
+from rmq.lock import lock_holder
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
@@ -157,7 +157,7 @@ class StoreReader(ABC):
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
         return describe(str(self.path), self._paths, self._log, self._queues, self._index, self.config, log_end=log_end,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
-                        is_open=self.mode != "r" or is_locked(self._paths.lock))  # fmt: skip
+                        is_open=self.mode != "r" or lock_holder(self._paths.lock) is not None)  # fmt: skip
 
     # ---- by key ----
 

@@ -38,7 +38,7 @@ from rmq.geometry import (
     foreign_queues,
     has_segments,
     make_root,
-    refuse_path,
+    require_directory,
     settle_config,
 )
 from rmq.index import Index
@@ -119,8 +119,7 @@ class Store(StoreReader):
     # ---- opening ----
 
     def _open_to_read(self, config: StoreConfig) -> None:
-        if not self.path.is_dir():
-            refuse_path(self.path)
+        require_directory(self.path)
         check_readable(self._paths)
         if not self._paths.looks_like_store():
             raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")

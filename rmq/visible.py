@@ -17,7 +17,7 @@ from rmq.consumequeue import QueueGapError
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
-from rmq.lock import is_locked
+from rmq.lock import Holder, lock_holder
 from rmq.logend import (
     LogEnd,
     end_past_damage,
@@ -27,12 +27,11 @@ from rmq.logend import (
     start_without_marks,
     was_left_alone,
 )
-from rmq.marks import Mark, Marks, holder_pid, read_manifest
+from rmq.marks import Mark, Marks, read_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
 from rmq.queueset import QueueSet
 from rmq.recovery import cut_queues, index_is_whole, lost_queues
-from rmq.segment import SMALL_FILE, read_file
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 
@@ -52,7 +51,7 @@ class Visible:
         self._mark: Mark | None = None
         self._keyless: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
-        self._is_live = is_locked(paths.lock)
+        self._holder = lock_holder(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
         self._is_crashed = False  # of ours: behind the mark any sector may be lost
@@ -80,17 +79,19 @@ class Visible:
     def _read_mark(self) -> None:
         if self._marks is None or self._marks.is_replaced():
             try:
+                if self._paths.marks.stat().st_size == 0:
+                    return  # made and not filled yet, or by a process that was killed
                 fresh = Marks(self._paths.marks, writable=False)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            except CorruptFileError:
-                if self._paths.marks.stat().st_size == 0:
-                    return  # made and not filled by a process that was killed
-                raise
             if self._marks is not None:
                 self._marks.close()
             self._marks = fresh
         self._mark = self._marks.read()
+
+    @property
+    def _is_live(self) -> bool:
+        return self._holder is not None
 
     def writer_now(self) -> tuple[int, int] | None:
         """What tells one writer from the next: each makes its owner file anew."""
@@ -102,7 +103,7 @@ class Visible:
 
     def _trust_files(self) -> None:
         """Of queue files only units below the mark count: those behind it a recovery takes off and writes again."""
-        if self._mark is not None and (not self._is_live or self._is_ours()):
+        if self._mark is not None and self._holder is not Holder.OTHER:
             self._queues.trusted = self._mark.derived_phy_offset
 
     def _start(self) -> None:
@@ -157,23 +158,15 @@ class Visible:
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published."""
         limit = self._log.max_phy_offset
-        if self._is_live and self._marks is not None and self._is_ours():
+        if self._holder is Holder.RMQ and self._marks is not None:
             limit = min(limit, max(self._marks.visible_phy_offset, self.end))
         return limit
-
-    def _is_ours(self) -> bool:
-        """Whether the writer is this library: its owner file names the pid that `abort` names, if any."""
-        try:
-            abort = read_file(self._paths.abort, SMALL_FILE).decode().strip()
-        except (CorruptFileError, OSError, ValueError):
-            return False
-        return self._paths.owner.exists() and (not abort or abort == str(holder_pid(self._paths)))
 
     def refresh(self) -> int:
         """See what is there now; returns the end of the log."""
         with self._lock:
             self._log.refresh()
-            self._is_live = is_locked(self._paths.lock)
+            self._holder = lock_holder(self._paths.lock)
             writer = self.writer_now()
             self._read_mark()
             if writer != self._writer:
@@ -253,9 +246,10 @@ class Visible:
             self._index.refresh()
             files = [file for file in self._index.files if file.index_count > 1]
             covered = self._log.min_phy_offset
-            if self._mark is not None and self._index_is_whole:
+            # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
+            is_calm = self._is_live and self._mark != self._first_mark
+            if self._mark is not None and (self._index_is_whole or (is_calm and not self._index.damaged)):
                 covered = max(covered, self._mark.indexed_phy_offset)
-                is_calm = self._is_live and self._mark != self._first_mark
                 if is_calm and files and self._index.files[-1].path.name >= str(self._mark.index_name):
                     covered = max(covered, files[-1].end_phy_offset)
                 return [(covered, self.end)] if covered < self.end else []
@@ -274,6 +268,8 @@ class Visible:
                 covered = max(covered, file.end_phy_offset)
             if self._is_clean and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
                 covered = self._record_after(covered)  # a clean end leaves no record half indexed
+            if self._mark is not None and self._holder is Holder.RMQ:
+                covered = min(covered, max(self._mark.indexed_phy_offset, self._log.min_phy_offset))
             ranges.append((covered, self.end))
             return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
 

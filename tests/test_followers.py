@@ -150,6 +150,73 @@ def test_a_reader_of_a_store_that_is_being_made_sees_no_file_before_its_sizes(
             assert_follows(reader, range(150))
 
 
+def as_killed(path: Path) -> None:
+    """Messages 0 to 179; units and index entries of the last 80 stand in files and behind the mark."""
+    with rmq.open(path, "a", config=workload.config(flush_interval_commit_log=FAR)) as writer:
+        writer.put_many(map(message, range(100)))
+        writer.flush()
+        writer.put_many(map(message, range(100, 180)))
+        writer.topics()
+        shutil.copytree(path, path.with_name("killed"))
+    shutil.rmtree(path)
+    path.with_name("killed").rename(path)
+
+
+def as_it_is(path: Path) -> None:
+    """Nothing else happened."""
+
+
+def without_manifest(path: Path) -> None:
+    (path / "rmq/manifest.json").unlink()
+
+
+def with_next_segment(path: Path) -> None:
+    """A segment had been made, and no record put into it."""
+    size = workload.SIZES["mapped_file_size_commit_log"]
+    last = max(path.glob("commitlog/*"))
+    (last.parent / f"{int(last.name) + size:020}").write_bytes(bytes(size))
+
+
+def by_another_process(path: Path) -> None:
+    (path / "abort").write_text("1")
+
+
+@pytest.mark.parametrize("begin", [as_it_is, without_manifest, with_next_segment, by_another_process])
+def test_readers_miss_nothing_at_any_moment_of_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path], None]
+) -> None:
+    """One that was open and one that opens then read before every system call of a writer that opens a killed store."""
+    path = tmp_path / "s"
+    as_killed(path)
+    begin(path)
+    busy: list[str] = []
+    moments: list[str] = []
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            if not busy:
+                busy.append(name)
+                moments.append(name)
+                with rmq.open(path) as fresh:
+                    assert_follows(fresh, range(180))
+                    assert_follows(before, range(180))
+                busy.clear()
+            return call(*arguments, **options)
+
+        return wrapper
+
+    with rmq.open(path) as before:
+        with monkeypatch.context() as patch:
+            for name in ("open", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "replace", "mkdir", "pwrite",
+                         "unlink", "utime"):  # fmt: skip
+                patch.setattr(os, name, wrapped(name, getattr(os, name)))
+            writer = rmq.open(path, "r+", config=workload.config())
+        with writer:
+            assert {"open", "fdatasync", "pwrite", "utime"} <= set(moments)
+            writer.put_many(map(message, range(180, 250)))
+            assert_follows(before, range(250))
+
+
 @pytest.mark.parametrize("name", ["rmq/marks", "rmq"])
 def test_a_reader_follows_a_writer_that_made_lost_marks_anew(path: Path, reader: rmq.Store, name: str) -> None:
     lost = path / name

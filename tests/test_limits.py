@@ -41,7 +41,9 @@ def descriptors() -> int:
 
 
 def lowered(limit: int, amount: int, work: Callable[[], Any]) -> Any:
-    """What `work` gives in a child that has no more than that."""
+    """What `work` gives in a child that has no more than that, beside descriptors that it inherits."""
+    if limit == resource.RLIMIT_NOFILE:
+        amount += descriptors() - 3
 
     def limited() -> Any:
         resource.setrlimit(limit, (amount, amount))

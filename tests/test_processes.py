@@ -22,6 +22,7 @@ import pytest
 from conftest import digests
 
 import rmq
+from rmq.lock import Holder, lock_holder
 
 SIZES = {
     "mapped_file_size_commit_log": 4096,
@@ -161,13 +162,24 @@ def test_a_writer_that_is_no_rmq_is_named_by_its_own_pid(tmp_path: Path, stale: 
         os.read(ready[0], 1)
         with pytest.raises(rmq.StoreLockedError) as caught:
             rmq.open(tmp_path / "s", "r+")
+        assert lock_holder(tmp_path / "s/lock") is Holder.OTHER
         with rmq.open(tmp_path / "s") as reader:
             assert_holds(reader, list(range(10)))
     finally:
         os.write(done[1], b"x")
         os.waitpid(pid, 0)
+        for descriptor in (*ready, *done):
+            os.close(descriptor)
+    assert lock_holder(tmp_path / "s/lock") is None
     assert caught.value.pid == pid
     assert_goes_on(tmp_path / "s", list(range(10)))
+
+
+def test_the_kernel_tells_that_this_library_holds_the_lock(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG):
+        assert lock_holder(tmp_path / "s/lock") is Holder.RMQ
+    assert lock_holder(tmp_path / "s/lock") is None
+    assert lock_holder(tmp_path / "none") is None
 
 
 def test_a_reader_beside_a_writer_works_whatever_abort_and_owner_hold(store: rmq.Store) -> None:

@@ -421,6 +421,7 @@ cdef class IndexFileView:
         cdef Py_ssize_t i, keys = key_hashes.shape[0]
         cdef OffsetList out
         cdef int64_t before
+        cdef int32_t newest
         cdef bint ok = True
         self._check()
         for i in range(keys):
@@ -434,18 +435,23 @@ cdef class IndexFileView:
         self._users += 1
         try:
             with nogil:
-                for i in range(keys):
-                    if i % KEYS_AHEAD == 0:
-                        self._prefetch(&key_hashes[i], min(<Py_ssize_t>KEYS_AHEAD, keys - i))
-                    before = out.count
-                    if raw:
-                        ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin, end,
-                                          &out)
-                    else:
-                        ok = self._collect(key_hashes[i], &out)
-                    if not ok:
-                        break
-                    count[i] = <int32_t>(out.count - before)
+                while True:
+                    newest = self._count()
+                    out.count = 0
+                    for i in range(keys):
+                        if i % KEYS_AHEAD == 0:
+                            self._prefetch(&key_hashes[i], min(<Py_ssize_t>KEYS_AHEAD, keys - i))
+                        before = out.count
+                        if raw:
+                            ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin,
+                                              end, &out)
+                        else:
+                            ok = self._collect(key_hashes[i], &out)
+                        if not ok:
+                            break
+                        count[i] = <int32_t>(out.count - before)
+                    if not ok or self._count() >= newest:
+                        break  # else a recovery beside us took entries back, maybe under our feet
             if not ok:
                 raise MemoryError()
             return counts, _to_array(&out)

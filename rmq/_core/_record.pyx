@@ -16,6 +16,7 @@ cdef extern from "property.h" nogil:
 cdef extern from "crc32.h" nogil:
     void rmq_crc_init() noexcept
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
+    int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) noexcept
 
 cdef extern from *:
     """
@@ -295,6 +296,7 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
     """
     cdef uint8_t *p
+    cdef uint8_t total_size[4]
     cdef int32_t crc, properties_written
     cdef int i
     store_i32(dest, 0)
@@ -337,9 +339,8 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
         if row.separate_crc:
             p[0] = L.PROPERTY_END
             p += 1
-        store_i32(dest, row.size)
-        crc = crc_of(dest, row.size - L.PROPERTY_CRC_SIZE)
-        store_i32(dest, 0)
+        store_i32(total_size, row.size)
+        crc = rmq_crc32_headed(total_size, dest, <size_t>(row.size - L.PROPERTY_CRC_SIZE))
         memcpy(p, CRC_NAME, CRC_NAME_SIZE)
         p += CRC_NAME_SIZE
         p[0] = L.PROPERTY_NAME_END

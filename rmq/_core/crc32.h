@@ -98,16 +98,22 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t rmq_crc_by_clmul(uint32
 }
 #endif
 
-/* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32); 0 for no bytes. */
-static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
-    uint32_t crc = 0xFFFFFFFFu;
+/* The running value behind n more bytes. */
+static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_crc_clmul)
-        crc = rmq_crc_by_clmul(crc, p, n);
-    else
+    if (n >= 16 && rmq_crc_clmul) return rmq_crc_by_clmul(crc, p, n);
 #endif
-        crc = rmq_crc_by_table(crc, p, n);
-    return (int32_t)(~crc & 0x7FFFFFFFu);
+    return rmq_crc_by_table(crc, p, n);
+}
+
+/* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32). */
+static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
+    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n) & 0x7FFFFFFFu);
+}
+
+/* rmq_crc32 of n bytes as if the first 4 of them were `head`. REQUIRES: n >= 4. */
+static inline int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) {
+    return (int32_t)(~rmq_crc_more(rmq_crc_by_table(0xFFFFFFFFu, head, 4), p + 4, n - 4) & 0x7FFFFFFFu);
 }
 
 #endif

@@ -16,7 +16,7 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
 from rmq.geometry import check_readable, foreign_index, foreign_queues, segment_sizes, settle_config
-from rmq.lock import is_locked
+from rmq.lock import lock_holder
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Marks
@@ -90,7 +90,7 @@ class _Verification:
     def _look(self) -> Ground:
         """The small files first: beside a writer each of the others may be newer than they are, never older."""
         paths, report = self._paths, self._report
-        state = "open" if is_locked(paths.lock) else "not closed" if paths.abort.exists() else "closed"
+        state = "open" if lock_holder(paths.lock) else "not closed" if paths.abort.exists() else "closed"
         is_live = state == "open"
         meta = read_own_meta(paths, report)
         mark = read_mark(paths, report)
