@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -187,22 +187,14 @@ class Loop:
             text = "".join(traceback.format_exception(error))
             self.findings[place] = Finding(self.target.name, data, text)
 
-    def run(self, count: int, until: float) -> None:
+    def run(self, count: float, until: float) -> None:
         """`count` inputs, fewer when the time (time.monotonic) is over."""
-        random, corpus = self.random, self.corpus
-        for i in range(count):
+        random, corpus, last = self.random, self.corpus, self.executions + count
+        while self.executions < last:
             # Newer inputs lie deeper: every second one comes from the last eighth.
             low = len(corpus) * 7 // 8 if random.random() < 0.5 else 0
             data = mutated(corpus[random.randrange(low, len(corpus))], corpus, random, self.target.mend)
-            if self.one(data, compare=i % self.compare_every == 0):
+            if self.one(data, compare=self.executions % self.compare_every == 0):
                 corpus.append(data)
-            if i % 256 == 255 and time.monotonic() > until:
+            if self.executions % 16 == 0 and time.monotonic() > until:
                 break
-
-
-def rounds(total: int | None, shares: int, size: int = 2000) -> Iterator[int]:
-    """Sizes of rounds for each of `shares` loops that make `total` inputs together; without a total for ever."""
-    left = None if total is None else -(-total // shares)
-    while left is None or left > 0:
-        yield size if left is None else min(size, left)
-        left = None if left is None else left - size

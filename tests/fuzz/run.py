@@ -22,13 +22,14 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
-from engine import Coverage, Finding, Loop, Scratch, rounds  # noqa: E402
+from engine import Coverage, Finding, Loop, Scratch  # noqa: E402
 from stores import StoreLoop, replay_store  # noqa: E402
 from targets import TARGETS  # noqa: E402
 
 HANG_S = 30  # one input, sanitized, on a busy machine
 ADDRESS_SPACE = 4 * 1024**3  # of a worker without ASan, whose shadow is larger than any limit
 RESTARTS = 20
+SLICE_S = 1.0  # of one parser, then the next: each has as much time, whatever an input costs it
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -66,13 +67,12 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     if loops and (options.executions is not None or options.stores is None):
         for loop in loops:
             loop.seed()
-        for count in rounds(options.executions, len(loops)):
+        limit = float("inf") if options.executions is None else options.executions
+        while (left := limit - sum(loop.executions for loop in loops)) > 0 and time.monotonic() < parsers_until:
             for loop in loops:
-                loop.run(count, parsers_until)
+                loop.run(-(-left // len(loops)), min(time.monotonic() + SLICE_S, parsers_until))
                 for finding in loop.findings.values():
                     finding.save(options.findings)  # a later input may end the process
-            if time.monotonic() > parsers_until:
-                break
     for loop in loops:
         findings += loop.findings.values()
     report = {loop.target.name: [loop.executions, len(loop.corpus)] for loop in loops if loop.executions}
