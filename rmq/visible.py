@@ -296,5 +296,4 @@ class Visible:
 
     def close(self) -> None:
         if self._marks is not None:
-            self._marks.close()
-            self._marks = None
+            self._marks.close()  # and kept: a thread that reads them now gets an error that means closed
