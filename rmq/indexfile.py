@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
@@ -61,6 +62,8 @@ class IndexFile:
                 self._reserve()
                 self._file.sync_all()
                 self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
+            elif writable:
+                self._view.limit(0)  # until blocks are reserved
         except BaseException:
             if self._view is not None:
                 self._view.release()
@@ -113,6 +116,12 @@ class IndexFile:
 
     def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:
         """Append one entry; False when the file is full."""
+        try:
+            if self._view is not None and self._view.put_one(key, phy_offset, store_timestamp):
+                return True
+        finally:
+            if lost_pages():
+                self._check_maps()
         return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
 
     @guarded
@@ -133,13 +142,16 @@ class IndexFile:
         counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
         return list_array(counts, values)
 
-    @guarded
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
         """select_phy_offset_many for one key."""
-        first, last = to_ms(begin, "begin"), to_ms(end, "end")
-        _, values = self.view.select(hash_keys([key]), checked_max_num(max_num), first, last)
-        answer: list[int] = values.tolist()
+        try:
+            answer = self._view.select_one(key, max_num, begin, end) if self._view is not None else None
+        finally:
+            if lost_pages():
+                self._check_maps()
+        if answer is None:
+            answer = self.select_phy_offset_many([key], max_num, begin, end).values.to_pylist()
         return answer
 
     @property

@@ -87,13 +87,15 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise TypeError(f"keys must be an Arrow string array, got {array.type}")
-    array = array.cast(pa.large_string())
+    if not pa.types.is_string(array.type):
+        array = array.cast(pa.large_string())
     if array.null_count:  # asked of the plain array: a dictionary may hold null values
         raise ValueError(f"keys hold {array.null_count} nulls")
     _, offsets, data = array.buffers()
     if len(array) == 0:
         return np.empty(0, np.int32)
-    starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    width = np.dtype(np.int32 if pa.types.is_string(array.type) else np.int64)
+    starts = np.frombuffer(offsets, width, len(array) + 1, array.offset * width.itemsize)
     return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
 
 

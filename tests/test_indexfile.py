@@ -411,7 +411,8 @@ def test_a_view_refuses_too_few_bytes_negative_hashes_and_use_after_release() ->
             use()
     view.release()
     view.release()
-    for use in (lambda: view.index_count, lambda: view.select(hash_keys(["k"]), 1, 0, MAX), view.header, view.fits):
+    for use in (lambda: view.index_count, lambda: view.select(hash_keys(["k"]), 1, 0, MAX), view.header, view.fits,
+                lambda: view.select_one("k", 1, 0, MAX)):  # fmt: skip
         with pytest.raises(ValueError, match="released"):
             use()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -158,15 +160,45 @@ def test_utf8_keys_hash_like_str_keys(keys: list[str], topic: str | None) -> Non
     assert hash_keys(pa.array(keys, pa.string()), topic).tolist() == expected
 
 
-@pytest.mark.parametrize("other", ["", "\0", "\x7f", "ÿ", "é", "漢", "😀"])
+@pytest.mark.parametrize("other", ["", "\0", "\x7f", "ÿ", "é", "漢", "😀", "\ud83d"])
 def test_every_length_and_every_place_of_another_character_hashes_right(other: str) -> None:
     """Sixteen characters are hashed at a time: no length, and nothing that ends such a run, may matter."""
-    plain = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    keys = [plain[:place] + other + plain[place:length] for length in range(50) for place in range(length + 1)]
+    plain = 3 * "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    places = [(length, place) for length in range(50) for place in range(length + 1)]
+    places += [(length, place) for length in range(50, 131) for place in (0, 1, length // 2, length - 1, length)]
+    keys = [plain[:place] + other + plain[place:length] for length, place in places]
     expected = [oracle.index_key_hash(f"T#{key}") for key in keys]
     assert hash_str_keys(keys, "T").tolist() == expected
-    assert hash_keys(pa.array(keys), "T").tolist() == expected
     assert [java_hash(key) for key in keys] == [oracle.java_hash(key) for key in keys]
+    if other != "\ud83d":
+        assert hash_keys(pa.array(keys), "T").tolist() == expected
+        assert hash_keys(pa.array(keys, pa.large_string()), "T").tolist() == expected
+
+
+def test_a_str_of_another_class_hashes_like_its_characters() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    keys = [Name(character * length) for character in "kÿ漢😀" for length in range(40)]
+    assert hash_str_keys(keys).tolist() == [oracle.index_key_hash(str(key)) for key in keys]
+
+
+def test_hashing_reads_no_byte_before_or_behind_the_data() -> None:
+    """The page behind and the page before may not be touched."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    view = (ctypes.c_char * len(memory)).from_buffer(memory)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    memory[page : 2 * page] = b"k" * page
+    for closed in (0, 2 * page):
+        assert protect(ctypes.addressof(view) + closed, page, 0) == 0
+    data = np.frombuffer(memory, np.uint8)[page : 2 * page]
+    for size in range(70):
+        expected = [oracle.index_key_hash("k" * size)]
+        assert hash_utf8_keys(np.array([0, size], np.int32), data[:size]).tolist() == expected
+        assert hash_utf8_keys(np.array([0, size], np.int32), data[page - size :]).tolist() == expected
+        assert hash_utf8_keys(np.array([page - size, page]), data).tolist() == expected
 
 
 @pytest.mark.parametrize(("data", "text", "code"), MALFORMED)
@@ -286,10 +318,16 @@ def test_numpy_bytes_that_are_no_utf8_are_refused() -> None:
         hash_keys(np.array([b"a", b"\xff"]))
 
 
-@pytest.mark.parametrize("offsets", [[], [-1, 1], [0, 4], [2, 1], [0, 3, 2], [4, 4]])
-def test_offsets_outside_the_data_are_refused(offsets: list[int]) -> None:
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+@pytest.mark.parametrize("offsets", [[], [-1, 1], [0, 4], [2, 1], [0, 3, 2], [4, 4], [-1], [4]])
+def test_offsets_outside_the_data_are_refused(offsets: list[int], width: type[np.integer[Any]]) -> None:
     with pytest.raises(ValueError, match="offsets"):
-        hash_utf8_keys(np.array(offsets, np.int64), b"abc")
+        hash_utf8_keys(np.array(offsets, width), b"abc")
+
+
+def test_offsets_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="mismatch"):
+        hash_utf8_keys(np.array([0, 1], np.int16), b"abc")  # type: ignore[arg-type]
 
 
 def test_only_str_is_hashed() -> None:

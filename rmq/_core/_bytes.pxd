@@ -2,6 +2,10 @@
 """Big-endian loads and stores at any alignment. Callers have checked the bounds."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+cdef extern from "bigendian.h" nogil:
+    void store_i32 "rmq_store_i32"(uint8_t *p, int32_t value) noexcept
+    void store_i64 "rmq_store_i64"(uint8_t *p, int64_t value) noexcept
+
 
 cdef inline uint16_t load_u16(const uint8_t *p) noexcept nogil:
     return <uint16_t>((p[0] << 8) | p[1])
@@ -22,16 +26,3 @@ cdef inline int64_t load_i64(const uint8_t *p) noexcept nogil:
 cdef inline void store_u16(uint8_t *p, uint16_t value) noexcept nogil:
     p[0] = <uint8_t>(value >> 8)
     p[1] = <uint8_t>value
-
-
-cdef inline void store_i32(uint8_t *p, int32_t value) noexcept nogil:
-    cdef uint32_t bits = <uint32_t>value
-    p[0] = <uint8_t>(bits >> 24)
-    p[1] = <uint8_t>(bits >> 16)
-    p[2] = <uint8_t>(bits >> 8)
-    p[3] = <uint8_t>bits
-
-
-cdef inline void store_i64(uint8_t *p, int64_t value) noexcept nogil:
-    store_i32(p, <int32_t>(<uint64_t>value >> 32))
-    store_i32(p + 4, <int32_t>value)

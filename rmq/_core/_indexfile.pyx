@@ -6,56 +6,46 @@ Source: RocketMQ IndexHeader, IndexFile#putKey, IndexFile#selectPhyOffset, Index
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8
+from rmq._core._indexwalk cimport OffsetList, Question, count_of, rmq_prefetch, set_index_bytes, slot_of, walk
+from rmq._core._javahash cimport hash_of_str, key_hash_of, rmq_hash_utf8
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
-cdef extern from "prefetch.h" nogil:
-    void rmq_prefetch(const void *p) noexcept
-
 cdef enum:
-    KEYS_AHEAD = 64                 # slots and entries of that many keys are asked of memory together
-cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
+    KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory together
+cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
 
-cdef bint _append(OffsetList *list_, int64_t item) noexcept nogil:
-    cdef int64_t *items
-    if list_.count == list_.room:
-        list_.room = list_.room * 2 if list_.room else 64
-        items = <int64_t *>realloc(list_.items, <size_t>list_.room * sizeof(int64_t))
-        if items == NULL:
-            return False
-        list_.items = items
-    list_.items[list_.count] = item
-    list_.count += 1
-    return True
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
 
-cdef inline bint _add(Pending *block, int *count, const RecordRow *record, int32_t row, int32_t *at, int32_t key,
-                      int32_t key_hash) noexcept nogil:
-    """Add key number *at of the record unless it comes before `key`; False when the block is full."""
-    cdef Pending *entry
-    if at[0] >= key:
-        if count[0] == KEYS_AHEAD:
-            return False
-        entry = &block[count[0]]
-        entry.key_hash = key_hash
-        entry.row = row
-        entry.key = at[0]
-        entry.is_last = False
-        entry.phy_offset = record.phy_offset
-        entry.store_timestamp = record.store_timestamp
-        count[0] += 1
-    at[0] += 1
-    return True
+cdef inline bint _is_plain(object number, int64_t *value) except -1:
+    """Whether it is an int, of no other class, of 64 bits; then *value."""
+    cdef int overflow = 0
+    if type(number) is not int:
+        return False
+    value[0] = PyLong_AsLongLongAndOverflow(number, &overflow)
+    return overflow == 0
+
+
+cdef int _check_hashes(const int32_t[::1] key_hashes) except -1:
+    cdef Py_ssize_t i
+    cdef int32_t signs = 0
+    for i in range(key_hashes.shape[0]):
+        signs |= key_hashes[i]
+    if signs < 0:
+        i = int(np.argmax(np.asarray(key_hashes) < 0))
+        raise ValueError(f"key_hashes[{i}] is negative")
+    return 0
 
 
 cdef object _to_array(OffsetList *list_):
@@ -82,6 +72,7 @@ cdef class IndexFileView:
             PyBuffer_Release(&self._buffer)
             raise ValueError(f"{self._buffer.len} bytes are too few for {hash_slot_num} slots and {index_num} entries")
         self._base = <uint8_t *>self._buffer.buf
+        set_index_bytes(&self._file, self._base, hash_slot_num, index_num)
         self._writable = writable
         self._count_every_put = count_every_put
         self.hash_slot_num = hash_slot_num
@@ -109,16 +100,10 @@ cdef class IndexFileView:
             self.release()
 
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil:
-        return self._base + L.INDEX_HEADER_SIZE + <int64_t>self.hash_slot_num * L.INDEX_SLOT_SIZE + \
-            <int64_t>number * L.ENTRY_SIZE
-
-    cdef uint8_t *_slot(self, int32_t key_hash) noexcept nogil:
-        return self._base + L.INDEX_HEADER_SIZE + <int64_t>(key_hash % self.hash_slot_num) * L.INDEX_SLOT_SIZE
+        return self._file.entries + <int64_t>number * L.ENTRY_SIZE
 
     cdef int32_t _count(self) noexcept nogil:
-        """Number of the next entry; what is stored as 0 or less counts as 1, what lies outside as full."""
-        cdef int32_t count = load_i32(self._base + L.INDEX_COUNT_OFFSET)
-        return 1 if count < 1 else min(count, self.index_num)
+        return count_of(&self._file)
 
     # ---- header ----
 
@@ -186,26 +171,28 @@ cdef class IndexFileView:
 
     cdef int _put(self, const Pending *block, int count) noexcept nogil:
         """Append entries; returns how many fitted. The header comes last. Source: IndexFile#putKey."""
-        cdef int32_t number = self._count(), previous, slots = 0
-        cdef int64_t begin_timestamp = load_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET), diff
+        cdef IndexBytes file = self._file           # what is stored may not make the compiler load these again
+        cdef bint count_every_put = self._count_every_put
+        cdef int32_t number = count_of(&file), previous, slots = 0
+        cdef int64_t begin_timestamp = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET), diff
         cdef int fitting = <int>max(<int64_t>0, min(<int64_t>count, <int64_t>self._limit - number)), i
         cdef const Pending *item
         cdef uint8_t *slot
-        cdef uint8_t *entry = self._entry(number)
+        cdef uint8_t *entry = file.entries + <int64_t>number * L.ENTRY_SIZE
         if fitting == 0:
             return 0
         for i in range(fitting):
             item = &block[i]
-            slot = self._slot(item.key_hash)
+            slot = file.slots + <int64_t>item.slot * L.INDEX_SLOT_SIZE
             previous = load_i32(slot)
-            if previous <= 0 or previous > number:
-                previous = 0
+            # A number outside 1 .. number is none; whether a slot is empty is a coin, so there is no branch.
+            previous &= -<int32_t>(<uint32_t>previous - 1 < <uint32_t>number)
             diff = 0
             if begin_timestamp > 0 and item.store_timestamp > begin_timestamp:
                 # Unsigned: the difference of hostile times may not overflow.
                 diff = <int64_t>((<unsigned long long>item.store_timestamp - <unsigned long long>begin_timestamp)
                                  // 1000)
-                diff = min(diff, TIME_DIFF_LIMIT)
+                diff = min(diff, INT32_LIMIT)
             store_i32(entry + L.ENTRY_KEY_HASH_OFFSET, item.key_hash)
             store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, item.phy_offset)
             store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>diff)
@@ -213,49 +200,70 @@ cdef class IndexFileView:
             store_i32(slot, number)
             if number <= 1:
                 begin_timestamp = item.store_timestamp
-                store_i64(self._base + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, item.phy_offset)
-                store_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET, begin_timestamp)
-            if previous == 0 or self._count_every_put:
-                slots += 1
+                store_i64(file.header + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, item.phy_offset)
+                store_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET, begin_timestamp)
+            slots += (previous == 0) | count_every_put
             number += 1
             entry += L.ENTRY_SIZE
-        store_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-                  <int32_t>(<uint32_t>load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
-        store_i32(self._base + L.INDEX_COUNT_OFFSET, number)
-        store_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET, block[fitting - 1].phy_offset)
-        store_i64(self._base + L.INDEX_END_TIMESTAMP_OFFSET, block[fitting - 1].store_timestamp)
+        store_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET,
+                  <int32_t>(<uint32_t>load_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
+        store_i32(file.header + L.INDEX_COUNT_OFFSET, number)
+        store_i64(file.header + L.INDEX_END_PHY_OFFSET_OFFSET, block[fitting - 1].phy_offset)
+        store_i64(file.header + L.INDEX_END_TIMESTAMP_OFFSET, block[fitting - 1].store_timestamp)
         return fitting
+
+    cdef void _ask(self, Pending *entry, int32_t key_hash) noexcept nogil:
+        """Set the hash of an entry to put, and ask memory for its slot."""
+        entry.key_hash = key_hash
+        entry.slot = slot_of(&self._file, key_hash)
+        rmq_prefetch(self._file.slots + <int64_t>entry.slot * L.INDEX_SLOT_SIZE)
 
     def put(self, const int32_t[::1] key_hashes not None, const int64_t[::1] phy_offsets not None,
             const int64_t[::1] store_timestamps not None):
         """Append entries in order; returns how many fitted. Arrays of one length; no hash may be negative."""
-        cdef Py_ssize_t i, count = key_hashes.shape[0]
-        cdef Pending[KEYS_AHEAD] block
-        cdef int k, size, done
+        cdef Py_ssize_t count = key_hashes.shape[0], asked = 0, i = 0
+        cdef Pending[2][KEYS_AHEAD] blocks      # one is put while memory looks for the slots of the other
+        cdef int[2] sizes
+        cdef int k, done, turn = 0
         self._check()
         if not self._writable:
             raise ValueError("index file is read only")
         if phy_offsets.shape[0] != count or store_timestamps.shape[0] != count:
             raise ValueError("key_hashes, phy_offsets and store_timestamps must have one length")
-        for i in range(count):
-            if key_hashes[i] < 0:
-                raise ValueError(f"key_hashes[{i}] is negative")
-        i = 0
+        _check_hashes(key_hashes)
+        sizes[1] = 0
         self._users += 1
         with nogil:
-            while i < count:
-                size = <int>min(<Py_ssize_t>KEYS_AHEAD, count - i)
-                for k in range(size):
-                    rmq_prefetch(self._slot(key_hashes[i + k]))
-                    block[k].key_hash = key_hashes[i + k]
-                    block[k].phy_offset = phy_offsets[i + k]
-                    block[k].store_timestamp = store_timestamps[i + k]
-                done = self._put(block, size)
+            while True:
+                sizes[turn] = <int>min(<Py_ssize_t>KEYS_AHEAD, count - asked)
+                for k in range(sizes[turn]):
+                    self._ask(&blocks[turn][k], key_hashes[asked + k])
+                    blocks[turn][k].phy_offset = phy_offsets[asked + k]
+                    blocks[turn][k].store_timestamp = store_timestamps[asked + k]
+                asked += sizes[turn]
+                turn = 1 - turn
+                done = self._put(blocks[turn], sizes[turn])
                 i += done
-                if done < size:
+                if done < sizes[turn] or i == count:
                     break
         self._leave()
         return i
+
+    def put_one(self, key, phy_offset, store_timestamp):
+        """Append one entry for a whole index key. False: there is no room below the limit, or an argument is not just a
+        str and two int of 64 bits, or the file is read only; nothing was done, and put tells more."""
+        cdef Pending entry
+        cdef int done
+        if type(key) is not str or not _is_plain(phy_offset, &entry.phy_offset) or \
+                not _is_plain(store_timestamp, &entry.store_timestamp) or not self._writable:
+            return False
+        self._check()
+        self._ask(&entry, key_hash_of(hash_of_str(key, 0)))
+        self._users += 1
+        with nogil:
+            done = self._put(&entry, 1)
+        self._leave()
+        return done == 1
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
         """Index the rows of a scanned batch from (row, key) on; returns the (row, key) to go on with in the next file.
@@ -295,6 +303,24 @@ cdef class IndexFileView:
         self._leave()
         return row, key
 
+    cdef bint _add(self, Pending *block, int *count, const RecordRow *record, int32_t row, int32_t *at, int32_t key,
+                   int32_t key_hash) noexcept nogil:
+        """Add key number *at of the record unless it comes before `key`; False when the block is full."""
+        cdef Pending *entry
+        if at[0] >= key:
+            if count[0] == KEYS_AHEAD:
+                return False
+            entry = &block[count[0]]
+            self._ask(entry, key_hash)
+            entry.row = row
+            entry.key = at[0]
+            entry.is_last = False
+            entry.phy_offset = record.phy_offset
+            entry.store_timestamp = record.store_timestamp
+            count[0] += 1
+        at[0] += 1
+        return True
+
     cdef int _gather(self, RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
                      Pending *block) noexcept nogil:
         """Entries of the rows from (*row, *key) on, at most KEYS_AHEAD, and where to go on; memory is asked for their
@@ -322,21 +348,18 @@ cdef class IndexFileView:
                 if record.uniq_key_size > 0:
                     hashed = key_hash_of(rmq_hash_utf8(record.base + record.uniq_key_position, record.uniq_key_size,
                                                        seed))
-                    rmq_prefetch(self._slot(hashed))
-                    room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                    room = self._add(block, &count, record, row[0], &at, key[0], hashed)
                 if room and record.keys_size > 0:
                     cursor = record.base + record.keys_position
                     end = cursor + record.keys_size
                     while room and next_key(&cursor, end, &piece, &size):
                         hashed = key_hash_of(rmq_hash_utf8(piece, size, seed))
-                        rmq_prefetch(self._slot(hashed))
-                        room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                        room = self._add(block, &count, record, row[0], &at, key[0], hashed)
                 if room and index_tags and record.tags_size > 0:
                     # The key is "T#tags" behind "topic#": three characters more.
                     tags_seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + <uint32_t>HASH_OF_SEPARATOR)
                     hashed = key_hash_of(rmq_hash_utf8(record.base + record.tags_position, record.tags_size, tags_seed))
-                    rmq_prefetch(self._slot(hashed))
-                    room = _add(block, &count, record, row[0], &at, key[0], hashed)
+                    room = self._add(block, &count, record, row[0], &at, key[0], hashed)
                 if not room:
                     key[0] = at
                     return count
@@ -348,115 +371,42 @@ cdef class IndexFileView:
 
     # ---- select ----
 
-    cdef bint _select(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end,
-                      OffsetList *out) noexcept nogil:
-        """RocketMQ's walk of one chain, newest first, appended to *out; False when memory is short.
-
-        Links only go back (previous < position), so the loop ends on any bytes. Source: IndexFile#selectPhyOffset.
-        """
-        cdef int32_t count = self._count(), position, previous, diff
-        cdef int64_t base_ms, stored_ms, found = 0
-        cdef const uint8_t *entry
-        position = load_i32(self._slot(key_hash))
-        if position <= 0 or position > count or position >= self.index_num or count <= 1:
-            return True
-        base_ms = load_i64(self._base + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
-        while found < max_num:
-            entry = self._entry(position)
-            diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
-            if diff < 0:
-                break
-            stored_ms = <int64_t>(<unsigned long long>base_ms + <unsigned long long>diff * 1000)
-            if load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash and begin <= stored_ms <= end:
-                if not _append(out, load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)):
-                    return False
-                found += 1
-            previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
-            if previous <= 0 or previous >= position or stored_ms < begin:
-                break
-            position = previous
-        return True
-
-    cdef bint _collect(self, int32_t key_hash, OffsetList *out) noexcept nogil:
-        """Every phy offset of one key hash, whatever its time. A slot ahead of the count is followed: beside a writer
-        the header comes last, and what the offset points to is compared anyway."""
-        cdef int32_t position, previous
-        cdef const uint8_t *entry
-        position = load_i32(self._slot(key_hash))
-        while 0 < position < self.index_num:
-            entry = self._entry(position)
-            if load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash:
-                if not _append(out, load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)):
-                    return False
-            previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
-            if previous >= position:
-                break
-            position = previous
-        return True
-
-    cdef void _prefetch(self, const int32_t *key_hashes, Py_ssize_t count) noexcept nogil:
-        """Ask memory for the slots of up to KEYS_AHEAD keys, then for their newest entries, then for those before, so
-        that the waits overlap."""
-        cdef const uint8_t *slots[KEYS_AHEAD]
-        cdef int32_t newest[KEYS_AHEAD]
-        cdef int32_t position, previous
-        cdef Py_ssize_t i
-        for i in range(count):
-            slots[i] = self._slot(key_hashes[i])
-            rmq_prefetch(slots[i])
-        for i in range(count):
-            position = load_i32(slots[i])
-            newest[i] = position if 0 < position < self.index_num else 0
-            rmq_prefetch(self._entry(newest[i]))
-            rmq_prefetch(self._entry(newest[i]) + L.ENTRY_SIZE - 1)
-        for i in range(count):
-            previous = load_i32(self._entry(newest[i]) + L.ENTRY_PREVIOUS_OFFSET)
-            if 0 < previous < newest[i]:
-                rmq_prefetch(self._entry(previous))
-                rmq_prefetch(self._entry(previous) + L.ENTRY_SIZE - 1)
-
-    cdef object _walk(self, const int32_t[::1] key_hashes, bint raw, int64_t max_num, int64_t begin, int64_t end,
-                      const int32_t[::1] found):
-        """(counts, phy offsets) of each key's chain: RocketMQ's walk when raw, else every entry."""
-        cdef Py_ssize_t i, keys = key_hashes.shape[0]
-        cdef OffsetList out
-        cdef int64_t before
+    cdef int _answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
+                     OffsetList *out) except -1:
+        """Walk the chains without the GIL; *out is the caller's to free."""
         cdef int32_t newest
-        cdef bint ok = True
+        cdef bint ok
+        memset(out, 0, sizeof(out[0]))
+        self._users += 1
+        with nogil:
+            while True:
+                newest = self._count()
+                out.count = 0
+                ok = walk(&self._file, question, key_hashes, keys, counts, out)
+                if not ok or self._count() >= newest:
+                    break  # else a recovery beside us took entries back, maybe under our feet
+        self._leave()
+        if not ok:
+            raise MemoryError()
+        return 0
+
+    cdef object _walk(self, const int32_t[::1] key_hashes, Question *question, const int32_t[::1] found):
+        """(counts, phy offsets) of each key's chain."""
+        cdef Py_ssize_t keys = key_hashes.shape[0]
+        cdef OffsetList out
         self._check()
-        for i in range(keys):
-            if key_hashes[i] < 0:
-                raise ValueError(f"key_hashes[{i}] is negative")
+        _check_hashes(key_hashes)
         if found is not None and found.shape[0] != keys:
             raise ValueError("found must have one number per key")
         counts = np.empty(keys, np.int32)
+        if keys == 0:
+            return counts, np.empty(0, np.int64)
         cdef int32_t[::1] count = counts
-        memset(&out, 0, sizeof(out))
-        self._users += 1
+        question.found = &found[0] if found is not None else NULL
         try:
-            with nogil:
-                while True:
-                    newest = self._count()
-                    out.count = 0
-                    for i in range(keys):
-                        if i % KEYS_AHEAD == 0:
-                            self._prefetch(&key_hashes[i], min(<Py_ssize_t>KEYS_AHEAD, keys - i))
-                        before = out.count
-                        if raw:
-                            ok = self._select(key_hashes[i], max_num - (found[i] if found is not None else 0), begin,
-                                              end, &out)
-                        else:
-                            ok = self._collect(key_hashes[i], &out)
-                        if not ok:
-                            break
-                        count[i] = <int32_t>(out.count - before)
-                    if not ok or self._count() >= newest:
-                        break  # else a recovery beside us took entries back, maybe under our feet
-            if not ok:
-                raise MemoryError()
+            self._answer(question, &key_hashes[0], keys, &count[0], &out)
             return counts, _to_array(&out)
         finally:
-            self._leave()
             free(out.items)
 
     def select(self, const int32_t[::1] key_hashes not None, int64_t max_num, int64_t begin, int64_t end,
@@ -465,11 +415,38 @@ cdef class IndexFileView:
 
         max_num caps each key's answers, less found[i] that it has from newer files. No hash may be negative.
         """
-        return self._walk(key_hashes, True, max_num, begin, end, found)
+        cdef Question question
+        question.is_raw, question.max_num, question.begin, question.end = True, max_num, begin, end
+        return self._walk(key_hashes, &question, found)
+
+    def select_one(self, key, max_num, begin, end):
+        """Raw answers for one whole index key, a list; None when an argument is not just a str and int of 64 bits,
+        max_num >= 0: select tells more."""
+        cdef Question question
+        cdef OffsetList out
+        cdef int32_t key_hash, count
+        cdef int64_t i
+        if type(key) is not str or not _is_plain(max_num, &question.max_num) or question.max_num < 0 or \
+                not _is_plain(begin, &question.begin) or not _is_plain(end, &question.end):
+            return None
+        self._check()
+        question.is_raw, question.found = True, NULL
+        key_hash = key_hash_of(hash_of_str(key, 0))
+        try:
+            self._answer(&question, &key_hash, 1, &count, &out)
+            return [out.items[i] for i in range(out.count)]
+        finally:
+            free(out.items)
 
     def collect(self, const int32_t[::1] key_hashes not None):
-        """Every entry of the key hashes: (counts int32, phy offsets int64), whatever its time. For exact queries."""
-        return self._walk(key_hashes, False, 0, 0, 0, None)
+        """Every entry of the key hashes: (counts int32, phy offsets int64), whatever its time. For exact queries.
+
+        A slot ahead of the count is followed: beside a writer the header comes last, and what the offset points to is
+        compared anyway.
+        """
+        cdef Question question
+        question.is_raw, question.max_num, question.begin, question.end = False, INT32_LIMIT, 0, 0
+        return self._walk(key_hashes, &question, None)
 
     # ---- whole file ----
 

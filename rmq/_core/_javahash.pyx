@@ -2,33 +2,45 @@
 """Java String.hashCode over UTF-16 units: one string, a list of str, an Arrow string buffer."""
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.unicode cimport PyUnicode_DecodeUTF8, PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND, PyUnicode_READ
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 
 import numpy as np
 
+cdef extern from "prefetch.h" nogil:
+    void rmq_prefetch(const void *p) noexcept
+
+cdef extern from "Python.h":            # borrowed: the items of a long list are read, and no count in them is written
+    PyObject *PyList_GET_ITEM(PyObject *items, Py_ssize_t i) noexcept
+    bint PyUnicode_Check(PyObject *item) noexcept
+    int PyUnicode_KIND(PyObject *text) noexcept
+    void *PyUnicode_DATA(PyObject *text) noexcept
+    Py_ssize_t PyUnicode_GET_LENGTH(PyObject *text) noexcept
+
+cdef enum:
+    ITEMS_AHEAD = 16                    # so many items of a list are asked of memory before their turn
+    BYTES_AHEAD = 4096                  # so far ahead the bytes of a column are asked of memory
 cdef int32_t HASH_OF_SEPARATOR = 35     # '#', between topic and key in an index key
 
 
-cdef int32_t hash_of_str(object text, int32_t seed) except? -1:
-    """Hash of the str's UTF-16 units in place; a lone surrogate is a unit like any other."""
-    if not isinstance(text, str):
-        raise TypeError(f"expected str, got {type(text).__name__}")
+cdef inline int32_t _hash_of(PyObject *text, int32_t seed) noexcept:
+    """Hash of the UTF-16 units of a str, in place; a lone surrogate is a unit like any other."""
     cdef int kind = PyUnicode_KIND(text)
     cdef void *data = PyUnicode_DATA(text)
-    cdef Py_ssize_t i, length = PyUnicode_GET_LENGTH(text)
-    cdef uint32_t h = <uint32_t>seed, c
+    cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
     if kind == 1:
-        return <int32_t>rmq_hash_latin1(<const uint8_t *>data, length, h)
-    for i in range(length):
-        c = PyUnicode_READ(kind, data, i)
-        if c >= 0x10000:
-            c -= 0x10000
-            h = 31 * h + (<uint32_t>0xD800 + (c >> 10))
-            h = 31 * h + (<uint32_t>0xDC00 + (c & <uint32_t>0x3FF))
-        else:
-            h = 31 * h + c
-    return <int32_t>h
+        return <int32_t>rmq_hash_latin1(<const uint8_t *>data, length, <uint32_t>seed)
+    if kind == 2:
+        return <int32_t>rmq_hash_units(<const uint16_t *>data, length, <uint32_t>seed)
+    return <int32_t>rmq_hash_code_points(<const uint32_t *>data, length, <uint32_t>seed)
+
+
+cdef int32_t hash_of_str(object text, int32_t seed) except? -1:
+    """Java hash of a str, continued from `seed`. TypeError for anything else."""
+    if not isinstance(text, str):
+        raise TypeError(f"expected str, got {type(text).__name__}")
+    return _hash_of(<PyObject *>text, seed)
 
 
 cdef object decode_utf8(const uint8_t *p, int64_t size):
@@ -85,31 +97,68 @@ def hash_str_keys(list keys not None, topic=None):
     """
     cdef Py_ssize_t i, count = len(keys)
     cdef int32_t seed = _seed_of(topic)
+    cdef PyObject *items = <PyObject *>keys
+    cdef PyObject *item
+    cdef const char *ahead
     result = np.empty(count, np.int32)
     cdef int32_t[::1] out = result
     for i in range(count):
-        if not isinstance(keys[i], str):
+        if i + ITEMS_AHEAD < count:
+            ahead = <const char *>PyList_GET_ITEM(items, i + ITEMS_AHEAD)
+            rmq_prefetch(ahead)
+            rmq_prefetch(ahead + 64)
+        item = PyList_GET_ITEM(items, i)
+        if not PyUnicode_Check(item):
             raise TypeError(f"keys[{i}] must be str, got {type(keys[i]).__name__}")
-        out[i] = key_hash_of(hash_of_str(keys[i], seed))
+        out[i] = key_hash_of(_hash_of(item, seed))
     return result
 
 
-def hash_utf8_keys(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, topic=None):
-    """Index key hashes (int32 array) of UTF-8 strings data[offsets[i]:offsets[i + 1]].
+ctypedef fused Offset:
+    int32_t
+    int64_t
+
+
+cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint8_t *data, int64_t size, int32_t seed,
+                             int32_t *out) noexcept nogil:
+    """Hashes of data[offsets[i]:offsets[i + 1]]; the number of the first offset outside the data, -1: none."""
+    cdef Py_ssize_t i
+    cdef int64_t begin = offsets[0], end
+    if begin < 0 or begin > size:
+        return 0
+    for i in range(count):
+        end = offsets[i + 1]
+        if end < begin or end > size:
+            return i + 1
+        if begin + BYTES_AHEAD < size:
+            rmq_prefetch(data + begin + BYTES_AHEAD)
+        out[i] = key_hash_of(rmq_hash_utf8(data + begin, end - begin, seed))
+        begin = end
+    return -1
+
+
+def hash_utf8_keys(offsets not None, const uint8_t[::1] data not None, topic=None):
+    """Index key hashes (int32 array) of UTF-8 strings data[offsets[i]:offsets[i + 1]]; offsets: int32 or int64 array.
 
     ValueError when the offsets do not lie in order inside the data.
     """
-    cdef Py_ssize_t i, count = offsets.shape[0] - 1
+    cdef const int32_t[::1] narrow
+    cdef const int64_t[::1] wide
+    cdef Py_ssize_t count = len(offsets) - 1, wrong
     cdef int32_t seed = _seed_of(topic)
     if count < 0:
         raise ValueError("offsets must hold at least one number")
-    for i in range(count + 1):
-        if offsets[i] < 0 or offsets[i] > data.shape[0] or (i > 0 and offsets[i] < offsets[i - 1]):
-            raise ValueError(f"offsets[{i}] lies outside the data")
-    result = np.empty(count, np.int32)
+    result = np.empty(max(count, 1), np.int32)
     cdef int32_t[::1] out = result
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
-    with nogil:
-        for i in range(count):
-            out[i] = key_hash_of(rmq_hash_utf8(base + offsets[i], offsets[i + 1] - offsets[i], seed))
-    return result
+    if offsets.dtype == np.int32:
+        narrow = offsets
+        with nogil:
+            wrong = _hash_column[int32_t](&narrow[0], count, base, data.shape[0], seed, &out[0])
+    else:
+        wide = offsets
+        with nogil:
+            wrong = _hash_column[int64_t](&wide[0], count, base, data.shape[0], seed, &out[0])
+    if wrong >= 0:
+        raise ValueError(f"offsets[{wrong}] lies outside the data")
+    return result[:count]

@@ -8,10 +8,6 @@
 #if defined(__SSE4_1__)
 #include <immintrin.h>
 #endif
-#define RMQ_31_4 923521u
-#define RMQ_31_8 (RMQ_31_4 * RMQ_31_4)
-#define RMQ_31_12 (RMQ_31_8 * RMQ_31_4)
-#define RMQ_31_16 (RMQ_31_8 * RMQ_31_8)
 
 #define RMQ_REPLACEMENT 0xFFFDu
 
@@ -93,53 +89,6 @@ static inline int rmq_has_separator(const uint8_t *p, int64_t size) {
     for (; i < size; i++)
         if (p[i] == 1 || p[i] == 2) return 1;
     return 0;
-}
-
-#if defined(__SSE4_1__)
-/* Continue a Java hash over 16 code units of one byte each: pairs by 31, fours by 31^2, all four fours by their power. */
-static inline uint32_t rmq_hash_16(uint32_t h, const uint8_t *p) {
-    const __m128i pairs = _mm_maddubs_epi16(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi16(0x011F));
-    const __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x000103C1));
-    __m128i sum = _mm_mullo_epi32(fours, _mm_setr_epi32((int)RMQ_31_12, (int)RMQ_31_8, (int)RMQ_31_4, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
-    return h * RMQ_31_16 + (uint32_t)_mm_cvtsi128_si32(sum);
-}
-#endif
-
-/* Java hash continued over code units of one byte each. */
-static inline uint32_t rmq_hash_latin1(const uint8_t *p, int64_t size, uint32_t h) {
-    const uint8_t *end = p + size;
-#if defined(__SSE4_1__)
-    for (; end - p >= 16; p += 16) h = rmq_hash_16(h, p);
-#endif
-    while (p < end) h = 31u * h + *p++;
-    return h;
-}
-
-/* Java String.hashCode of the decoded bytes, continued from `hash`. */
-static inline int32_t rmq_hash_utf8(const uint8_t *p, int64_t size, int32_t hash) {
-    uint32_t h = (uint32_t)hash, c = 0;
-    int malformed = 0;
-    const uint8_t *end = p + size;
-#if defined(__SSE4_1__)
-    for (; end - p >= 16 && !_mm_movemask_epi8(_mm_loadu_si128((const __m128i *)p)); p += 16) h = rmq_hash_16(h, p);
-#endif
-    while (p < end) {
-        if (*p < 0x80) {
-            h = 31u * h + *p++;
-            continue;
-        }
-        p += rmq_utf8_next(p, end, &c, &malformed);
-        if (c >= 0x10000) {
-            c -= 0x10000;
-            h = 31u * h + (0xD800u + (c >> 10));
-            h = 31u * h + (0xDC00u + (c & 0x3FF));
-        } else {
-            h = 31u * h + c;
-        }
-    }
-    return (int32_t)h;
 }
 
 /* UTF-16 units of the decoded bytes (Java String.length); *malformed tells whether the bytes were not UTF-8. */

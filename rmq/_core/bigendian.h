@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Big-endian stores at any alignment, one instruction each: gcc leaves shifts and bytes in a loop as they are written. */
+#ifndef RMQ_BIGENDIAN_H
+#define RMQ_BIGENDIAN_H
+
+#include <stdint.h>
+
+static inline void rmq_store_i32(uint8_t *p, int32_t value) {
+    uint32_t bits = (uint32_t)value;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bits = __builtin_bswap32(bits);
+#endif
+    __builtin_memcpy(p, &bits, 4);
+}
+
+static inline void rmq_store_i64(uint8_t *p, int64_t value) {
+    uint64_t bits = (uint64_t)value;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bits = __builtin_bswap64(bits);
+#endif
+    __builtin_memcpy(p, &bits, 8);
+}
+
+#endif

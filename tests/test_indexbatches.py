@@ -1,0 +1,116 @@
+"""One key or many at a time: the same entries, and the same answers in the same order."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+import rmq
+from rmq._core._indexfile import IndexFileView, index_file_size
+
+T0 = 1_700_000_000_000
+MAX = rmq.MAX_TIMESTAMP
+TEN: dict[str, Any] = {"max_hash_slot_num": 10, "max_index_num": 20}
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[rmq.IndexFile]:
+    with rmq.IndexFile(tmp_path / "filled", "x", **TEN) as file:
+        file.put_keys(["T#Aa", "T#b", "T#Aa", "T#\u8ba2\u5355"], [1000, 1100, 1200, 1300],
+                      [T0, T0, T0 + 2000, T0 + 2000])  # fmt: skip
+        yield file
+
+
+@pytest.mark.parametrize("asked", [1, 63, 96, 97, 4095, 4096, 4097, 9000])
+def test_any_number_of_keys_at_a_time_has_the_answers_of_each_alone(tmp_path: Path, asked: int) -> None:
+    """Chains of every length, keys that are asked for again, keys that are not there, three windows of time."""
+    rng = random.Random(asked)
+    names = [f"T#{number}" for number in range(700)]
+    puts = [(rng.choice(names), number, T0 + 5 * number) for number in range(2000)]
+    with rmq.IndexFile(tmp_path / "s", "x", max_hash_slot_num=331, max_index_num=2100) as new:
+        assert new.put_keys(*map(list, zip(*puts, strict=True))) == len(puts)
+    file = oracle.IndexFile((tmp_path / "s").read_bytes(), 331, 2100)
+    keys = [rng.choice([*names[:5], rng.choice(names), f"T#{rng.randrange(10**6)}"]) for _ in range(asked)]
+    for arguments in ((32, 0, MAX), (1, 0, MAX), (2, T0 + 3000, T0 + 7000)):
+        expected = {key: file.select(key, *arguments) for key in set(keys)}
+        with rmq.IndexFile(tmp_path / "s", max_hash_slot_num=331, max_index_num=2100) as opened:
+            assert opened.select_phy_offset_many(keys, *arguments).to_pylist() == [expected[key] for key in keys]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 8, 127, 128, 129, 641, 65535, 65536, 65537, 99991, 5_000_000])
+def test_every_hash_is_put_into_the_slot_of_its_remainder(slots: int) -> None:
+    rng = random.Random(slots)
+    hashes = [0, 1, slots - 1, slots, slots + 1, 2**31 - 1, 2**31 - 2, (2**31 - 1) // slots * slots,
+              (2**31 - 1) // slots * slots - 1, *(rng.randrange(2**31) for _ in range(200))]  # fmt: skip
+    data = bytearray(index_file_size(slots, 300))
+    numbers = np.zeros(len(hashes), np.int64)
+    view = IndexFileView(data, hash_slot_num=slots, index_num=300, writable=True)
+    assert view.put(np.array(hashes, np.int32), numbers, numbers) == len(hashes)
+    newest = {key_hash % slots: number for number, key_hash in enumerate(hashes, 1)}
+    table = np.frombuffer(data, ">i4", slots, 40)
+    assert {int(slot): int(table[slot]) for slot in np.flatnonzero(table)} == newest
+    assert view.fits()
+
+
+PLAIN = ("T#a", 100, T0)
+ODD = [("T#a", np.int64(100), T0), ("T#a", 100, np.int32(1000)), ("T#a", True, T0), ("T#a", 1.5, T0),
+       ("T#a", 2**63, T0), ("T#a", 100, -(2**63) - 1), ("T#a", None, T0), (b"T#a", 100, T0),
+       (None, 100, T0), (5, 100, T0),
+       ("T#\ud83d", 100, T0), ("T#\u8ba2", -(2**63), 2**63 - 1), PLAIN]  # fmt: skip
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (TypeError, ValueError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("put", ODD, ids=repr)
+def test_a_put_of_one_key_is_one_of_many(tmp_path: Path, put: Any) -> None:
+    found = []
+    for path, by_one in ((tmp_path / "one", True), (tmp_path / "many", False)):
+        with rmq.IndexFile(path, "x", **TEN) as file:
+            file.put_key(*PLAIN)
+            found.append(outcome(lambda file=file, by_one=by_one: bool(
+                file.put_key(*put) if by_one else file.put_keys([put[0]], [put[1]], [put[2]]))))  # fmt: skip
+        found.append(path.read_bytes())
+    assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("arguments", [
+    ("T#Aa", np.int32(2)), ("T#Aa", True), ("T#Aa", -1), ("T#Aa", 1.0), ("T#Aa", 2**70), ("T#Aa", 2**31),
+    ("T#Aa", None),
+    ("T#Aa", 32, datetime.fromtimestamp(T0 / 1000, UTC)), ("T#Aa", 32, 0, datetime.fromtimestamp(T0 / 1000 + 1, UTC)),
+    ("T#Aa", 32, np.int64(T0)), ("T#Aa", 32, False), ("T#Aa", 32, -(2**63) - 1), ("T#Aa", 32, 0, 2**63),
+    (b"T#Aa",), (None,), (7,), ("T#\ud83d",), ("T#\u8ba2\u5355",), (np.str_("T#Aa"),)], ids=repr)  # fmt: skip
+def test_a_select_of_one_key_is_one_of_many(filled: rmq.IndexFile, arguments: Any) -> None:
+    key, *others = arguments
+    assert filled.select_phy_offset("T#Aa") == [1200, 1000]
+    many = outcome(lambda: filled.select_phy_offset_many([key], *others).to_pylist()[0])
+    assert outcome(lambda: filled.select_phy_offset(key, *others)) == many
+
+
+def test_no_key_is_put_before_its_block_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.IndexFile(tmp_path / "s", "x", **TEN) as new:
+        new.put_key(*PLAIN)
+    before = (tmp_path / "s").read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("rmq.mappedfile.allocate", full)
+    with rmq.IndexFile(tmp_path / "s", "r+", **TEN) as file:
+        with pytest.raises(OSError, match="no space"):
+            file.put_key("T#a", 1, T0)
+        assert (tmp_path / "s").read_bytes() == before
+        monkeypatch.undo()
+        assert file.put_key("T#a", 1, T0)
