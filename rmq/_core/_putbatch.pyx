@@ -12,7 +12,7 @@ cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, crc_of, encode_record, looks_lost
+from rmq._core._record cimport PutRow, encode_record, looks_lost
 from rmq._core._textcolumn cimport TextColumn, text_at
 
 cdef extern from "property.h" nogil:
@@ -442,7 +442,6 @@ cdef class PutBatch:
                     row.queue_offset = queues.slots[row.queue].next_offset
                     queues.slots[row.queue].next_offset += 1
                 row.phy_offset = segment_phy_offset + position
-                row.body_crc = crc_of(row.body, row.body_size)
                 encode_record(row, &segment[position], row.phy_offset, store_timestamp)
                 position += row.size
         return position

@@ -69,7 +69,6 @@ cdef struct PutRow:
     int32_t flag
     int32_t sys_flag            # address-family bits set
     int32_t reconsume_times
-    int32_t body_crc
     int32_t size                # whole record
     int32_t queue               # number in a QueueTable
     int64_t born_timestamp

@@ -6,6 +6,8 @@ Source: RocketMQ MessageExtEncoder#encode, CommitLog#checkMessageAndReturnSize, 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+import os
+
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64, store_u16
 from rmq._core._javahash cimport decode_utf8
@@ -14,8 +16,10 @@ cdef extern from "property.h" nogil:
     const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
 
 cdef extern from "crc32.h" nogil:
-    void rmq_crc_init() noexcept
+    int rmq_crc_level
+    void rmq_crc_init(int most) noexcept
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
+    int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) noexcept
 
 cdef extern from *:
@@ -37,7 +41,12 @@ cdef extern from *:
     void rmq_publish_i32(uint8_t *p, int32_t value) noexcept nogil
     void rmq_publish_i64(uint8_t *p, int64_t value) noexcept nogil
 
-rmq_crc_init()
+cdef tuple CPU_LEVELS = ("plain", "v2", "vpclmul256", "vpclmul512")   # RMQ_CPU_* in crc32.h
+_most = os.environ.get("RMQ_CPU", "vpclmul512")
+if _most not in CPU_LEVELS:
+    raise ImportError(f"RMQ_CPU must be one of {', '.join(CPU_LEVELS)}, got {_most!r}")
+rmq_crc_init(CPU_LEVELS.index(_most))
+CPU_LEVEL = CPU_LEVELS[rmq_crc_level]
 
 cdef int64_t SECTOR = 512
 cdef uint8_t[64] ZEROS
@@ -301,7 +310,6 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     cdef int i
     store_i32(dest, 0)
     store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
-    store_i32(dest + L.RECORD_BODY_CRC_OFFSET, row.body_crc)
     store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
     store_i32(dest + L.RECORD_FLAG_OFFSET, row.flag)
     store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, row.queue_offset)
@@ -318,7 +326,7 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     store_i64(p + 4, row.prepared_transaction_offset)
     store_i32(p + 12, row.body_size)
     p += 16
-    memcpy(p, row.body, row.body_size)
+    store_i32(dest + L.RECORD_BODY_CRC_OFFSET, rmq_crc32_copied(p, row.body, <size_t>row.body_size))
     p += row.body_size
     if row.is_v2:
         store_u16(p, <unsigned short>row.topic_size)
