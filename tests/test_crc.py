@@ -57,7 +57,7 @@ COPIED = """
                            numbers={}, hosts={})
         position = GUARD
         for row, size in enumerate(sizes):
-            segment = bytearray(b"\\xaa" * (GUARD + batch.total()))
+            segment = bytearray(b"\\xaa" * (GUARD + batch.records_size))
             end = batch.encode(segment, 0, position := position % GUARD + 1, row, row + 1, 7, QueueTable())
             assert set(segment[:position]) | set(segment[end:]) <= {0xAA}, size
             body = data[starts[row] : starts[row + 1]]
