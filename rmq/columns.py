@@ -286,11 +286,13 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
         return _table_chunks(items, topic, queue_id, columns)
     if topic is not None or queue_id is not None or columns is not None:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
-    return _list_chunks(items)
+    return _list_chunks(messages if type(messages) is list else items)
 
 
-def _list_chunks(source: Iterator[Message]) -> Iterator[Chunk]:
-    while chunk := list(islice(source, CHUNK_ROWS)):
+def _list_chunks(source: list[Message] | Iterator[Message]) -> Iterator[Chunk]:
+    first = 0
+    while chunk := source[first : first + CHUNK_ROWS] if isinstance(source, list) else list(islice(source, CHUNK_ROWS)):
+        first += len(chunk)
         yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
 
 

@@ -220,8 +220,20 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
+        phy_offset = self.position
+        segment = self.unsynced[-1] if self.unsynced else None
+        if segment is not None:  # mostly that one has room and blocks for all
+            file, begin, end = segment.file, segment.start, phy_offset + batch.records_size
+            if begin <= phy_offset and end + L.BLANK_HEADER_SIZE <= begin + file.reserved and not lost_pages():
+                self._planned = end
+                batch.encode(file.map, begin, phy_offset - begin, 0, batch.count, store_timestamp, queues)
+                if lost_pages():
+                    file.check()
+                last = batch.last_phy_offset if batch.count else self.last_phy_offset
+                self.position, self.last_phy_offset = end, last  # both or none: no signal comes in between
+                return end
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
-        row, phy_offset = 0, self.position
+        row = 0
         while row < len(batch):
             segment = self._known_segment(phy_offset) or self._create_segment(phy_offset)
             position = phy_offset - segment.start
@@ -229,7 +241,7 @@ class CommitLog:
             if whole and fitting < len(batch):
                 fitting = used = 0
             if position == 0 and not fitting:
-                raise MessageTooLargeError(f"{batch.total()} bytes fit into no segment of "
+                raise MessageTooLargeError(f"{batch.records_size} bytes fit into no segment of "
                                            f"{self.segment_size}")  # fmt: skip
             file = segment.file
             file.reserve(position, position + used + L.BLANK_HEADER_SIZE, RESERVE_AHEAD)

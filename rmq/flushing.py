@@ -77,8 +77,9 @@ class Flusher:
         began. Call under the put lock.
         """
         store = self._store
-        if self._dispatch_failure is not None or store.log.was_interrupted:
-            self.dispatch()
+        if self._dispatch_failure is None and not store.log.was_interrupted:
+            return
+        self.dispatch()
         if store.log.was_interrupted:
             fill_table(store.queues, store.table)
             store.log.erase_interrupted()

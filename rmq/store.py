@@ -44,7 +44,7 @@ from rmq.geometry import (
 from rmq.index import Index
 from rmq.lock import StoreLock
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
-from rmq.message import PutResult, PutResults, format_offset_msg_id
+from rmq.message import PutResult, PutResults
 from rmq.paths import StorePaths
 from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
@@ -211,7 +211,8 @@ class Store(StoreReader):
     # ---- putting ----
 
     def _check_writable(self) -> None:
-        self._check_open()
+        if self._closed or os.getpid() != self._pid:
+            self._check_open()
         if self.mode == "r":
             raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
         if self._flusher.failure is not None:
@@ -224,9 +225,9 @@ class Store(StoreReader):
         then nothing was stored. Source: RocketMQ CommitLog#asyncPutMessage.
         """
         self._check_writable()
-        if not isinstance(message, Message):
+        if type(message) is not Message:
             raise TypeError(f"expected Message, got {type(message).__name__}")
-        return self._put_chunk(lambda batch: batch.load([message]), _only_result)
+        return self._put_chunk(lambda batch: batch.load_one(message), _only_result)
 
     def put_batch(self, messages: Iterable[Message]) -> PutResults:
         """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
@@ -276,11 +277,12 @@ class Store(StoreReader):
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip
-        self._flusher.check_not_nested()
+        flusher, batch = self._flusher, self._batch
+        flusher.check_not_nested()
         with self._put_lock:
-            self._check_writable()
-            self._flusher.settle()
-            batch = self._batch
+            if self._closed or flusher.failure is not None:  # since the caller looked
+                self._check_writable()
+            flusher.settle()
             try:
                 load(batch)
                 if whole and batch.packed_size() > self.config.max_message_size:
@@ -288,15 +290,16 @@ class Store(StoreReader):
                                                f"{self.config.max_message_size}")  # fmt: skip
                 timestamp = to_ms(self._clock(), "clock")
                 end = self._log.append(batch, timestamp, self._table, whole=whole)
-                waits, count = batch.waits, len(batch)
+                waits, count = batch.waits, batch.count
                 answer = answer_of(batch, timestamp)
             finally:
                 batch.release()
             self._marks.show(end)
-            self._flusher.put_done(count, timestamp)
+            flusher.put_done(count, timestamp)
         if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
-            self._flusher.sync_log(end)
-        self._flusher.relieve()
+            flusher.sync_log(end)
+        if len(self._log.unsynced) > self._log.unsynced_limit:
+            flusher.relieve()
         return answer
 
     def flush(self) -> None:
@@ -418,8 +421,7 @@ class Store(StoreReader):
 
 
 def _only_result(batch: PutBatch, timestamp: int) -> PutResult:
-    topic, queue_id, queue_offset, phy_offset, size, host = batch.result(0)
-    return PutResult(topic, queue_id, queue_offset, phy_offset, size, timestamp, format_offset_msg_id(host, phy_offset))
+    return tuple.__new__(PutResult, batch.result(0, timestamp))
 
 
 def _all_results(batch: PutBatch, timestamp: int) -> PutResults:

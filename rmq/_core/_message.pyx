@@ -4,6 +4,7 @@
 Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2String, HookUtils#checkBeforePutMessage.
 """
 cimport cython
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
@@ -30,6 +31,11 @@ def to_ms(value, str name not None):
 
     TypeError for other types, ValueError for a naive datetime or a number outside int64.
     """
+    cdef int overflow = 0
+    if type(value) is int:
+        PyLong_AsLongLongAndOverflow(value, &overflow)
+        if not overflow:
+            return value
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ValueError(f"{name} must be an aware datetime: a naive one says no point in time")
@@ -92,6 +98,18 @@ def check_topic(topic):
         raise IllegalMessageError(f"topic has {len(name)} UTF-8 bytes, more than {TOPIC_SIZE_WITHOUT_RETRY} "
                                   "outside %RETRY%")
     return name
+
+
+cdef tuple _last_topic = (object(), b"", 0)    # what _checked_topic answered last
+
+
+cdef tuple _checked_topic(topic):
+    """(topic, UTF-8, UTF-16 units) of a topic name that check_topic takes."""
+    global _last_topic
+    cdef bytes name = check_topic(topic)
+    cdef int malformed = 0
+    _last_topic = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed)
+    return _last_topic
 
 
 def without_property(bytes properties not None, bytes name not None):
@@ -169,12 +187,12 @@ cdef class Message:
     def __init__(self, topic, body, *, keys=(), tags=None, properties=None, queue_id=0, flag=0, sys_flag=0,
                  uniq_key=None, born_timestamp=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, raw_properties=None):
-        cdef int malformed = 0
+        cdef tuple checked = _last_topic
         if self.topic is not None:
             raise TypeError("a Message is immutable")
-        self._topic = check_topic(topic)
-        self._topic_units = <int32_t>rmq_utf16_units(<const uint8_t *><const char *>self._topic, len(self._topic),
-                                                     &malformed)
+        if topic is not checked[0]:
+            checked = _checked_topic(topic)
+        self._topic, self._topic_units = <bytes>checked[1], checked[2]
         self.body = _bytes_of(body, "body")
         self.queue_id = _int(queue_id, "queue_id", 0, 0x7FFFFFFF)
         self.flag = _int(flag, "flag", -0x80000000, 0x7FFFFFFF)

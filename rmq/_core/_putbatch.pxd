@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages checked against a store's rules and ready to encode."""
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow
 from rmq._core._textcolumn cimport TextColumn
 
@@ -29,11 +31,15 @@ cdef class PutBatch:
         object _source                      # keeps what the rows borrow
         readonly PutRules rules
         readonly int32_t count
+        readonly int64_t records_size       # bytes of all rows' records
         readonly bint waits                 # some message asks SYNC_FLUSH to wait for it
         int32_t _capacity
     cdef int _reserve(self, Py_ssize_t count) except -1
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil
     cdef int _room(self, int64_t size) except -1 nogil
-    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil
+    cdef PyObject *_shortened(self, bytes encoded) except NULL
+    cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1
+    cdef int64_t _encode(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
+                         int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1
     cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

@@ -4,20 +4,35 @@
 Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2String.
 """
 cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
+from rmq._core._bytes cimport store_i64
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, crc_of, encode_record, looks_lost
+from rmq._core._record cimport PutRow, encode_record, looks_lost
 from rmq._core._textcolumn cimport TextColumn, text_at
 
 cdef extern from "property.h" nogil:
     int RMQ_HAS_SEPARATOR, RMQ_HAS_SPACE, RMQ_HAS_HIGH
     int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
+    uint8_t *rmq_put_item(uint8_t *dest, const char *name, int64_t name_size, const uint8_t *value, int64_t size,
+                          int *found) noexcept
+
+cdef extern from "append.h" nogil:
+    int RMQ_LINE
+    void rmq_prefetch(const void *p) noexcept
+    void rmq_prefetch_text(const uint8_t *p, int64_t n) noexcept
+
+cdef extern from "Python.h":
+    PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)     # borrowed, unlike Cython's own
+    const char *PyBytes_AS_STRING(PyObject *text) noexcept
+    Py_ssize_t PyBytes_GET_SIZE(PyObject *text) noexcept
 
 import numpy as np
 
@@ -25,6 +40,7 @@ from rmq._core._message import check_topic, parse_host, without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
+cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 2     # asked for before they are needed
 cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
 
 
@@ -64,6 +80,7 @@ cdef class PutBatch:
         cdef PutRow *rows
         self.count = 0
         self._arena_size = 0
+        self.records_size = 0
         self._source = None
         self.waits = False
         if count > self._capacity:
@@ -112,6 +129,7 @@ cdef class PutBatch:
                 raise _fault(i, f"record has {size} bytes, more than {self.rules.max_record_size}",
                              MessageTooLargeError)
         row.size = <int32_t>size
+        self.records_size += size
         return 0
 
     def load(self, list messages not None, *, bint batch=False):
@@ -120,54 +138,78 @@ cdef class PutBatch:
         batch: RocketMQ's batch, whose inner messages get no 0x02 before the CRC property.
         """
         cdef Py_ssize_t i, count = len(messages)
-        cdef Message message
-        cdef PutRow *row
-        cdef bytes host
         self._reserve(count)
-        if count:
-            memset(self.rows, 0, <size_t>count * sizeof(PutRow))
         for i in range(count):
-            if type(messages[i]) is not Message:
-                raise _fault(i, f"expected Message, got {type(messages[i]).__name__}", TypeError)
-            message = <Message>messages[i]
-            if message.topic is None:
-                raise _fault(i, "message was not initialised")
-            row = &self.rows[i]
-            row.topic = <const uint8_t *><const char *>message._topic
-            row.topic_size = <int32_t>len(message._topic)
-            row.body = <const uint8_t *><const char *>message.body
-            if len(message.body) > 0x7FFFFFFF:
-                raise _fault(i, f"body has {len(message.body)} bytes", MessageTooLargeError)
-            row.body_size = <int32_t>len(message.body)
-            encoded = message._encoded
-            if self.rules.append_crc:
-                encoded = without_property(encoded, b"__CRC32#")
-                if encoded is not message._encoded:
-                    # Keep the shortened string alive with the batch.
-                    if self._source is None:
-                        self._source = [messages]
-                    self._source.append(encoded)
-            row.properties = <const uint8_t *><const char *>encoded
-            row.properties_size = <int32_t>len(encoded)
-            row.queue_id = message.queue_id
-            row.flag = message.flag
-            row.sys_flag = message.sys_flag
-            row.reconsume_times = message.reconsume_times
-            row.prepared_transaction_offset = message.prepared_transaction_offset
-            row.born_timestamp = -1 if message.born_timestamp is None else message.born_timestamp
-            row.queue = -2 if message.born_timestamp is None else -1
-            host = message._born_host or message._store_host or self.rules.store_host
-            row.born_host_size = <uint8_t>len(host)
-            memcpy(row.born_host, <const char *>host, len(host))
-            host = message._store_host or self.rules.store_host
-            row.store_host_size = <uint8_t>len(host)
-            memcpy(row.store_host, <const char *>host, len(host))
-            if message._wait:
-                self.waits = True
-            self._finish(i, message._topic_units, message.raw_properties is not None, batch)
-        if self._source is None:
-            self._source = messages
+            if i + MESSAGES_AHEAD < count:
+                _prefetch_message(PyList_GET_ITEM(messages, i + MESSAGES_AHEAD))
+            if i + TEXTS_AHEAD < count:
+                _prefetch_texts(PyList_GET_ITEM(messages, i + TEXTS_AHEAD))
+            self._take(i, messages[i], batch)
+        self._source = messages if self._source is None else (messages, self._source)
         self.count = <int32_t>count
+
+    def load_one(self, message):
+        """load([message])."""
+        self._reserve(1)
+        self._take(0, message, False)
+        self._source = (message, self._source)
+        self.count = 1
+
+    cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
+        """Row i is a message's."""
+        cdef Message message
+        cdef PutRow *row = &self.rows[i]
+        cdef PyObject *text
+        cdef Py_ssize_t size
+        if type(item) is not Message:
+            raise _fault(i, f"expected Message, got {type(item).__name__}", TypeError)
+        message = <Message>item
+        if message.topic is None:   # set last: the other fields are what __init__ checked
+            raise _fault(i, "message was not initialised")
+        text = <PyObject *>message._topic
+        row.topic = <const uint8_t *>PyBytes_AS_STRING(text)
+        row.topic_size = <int32_t>PyBytes_GET_SIZE(text)
+        text = <PyObject *>message.body
+        size = PyBytes_GET_SIZE(text)
+        if size > 0x7FFFFFFF:
+            raise _fault(i, f"body has {size} bytes", MessageTooLargeError)
+        row.body = <const uint8_t *>PyBytes_AS_STRING(text)
+        row.body_size = <int32_t>size
+        text = <PyObject *>message._encoded
+        if self.rules.append_crc:
+            text = self._shortened(message._encoded)
+        row.properties = <const uint8_t *>PyBytes_AS_STRING(text)
+        row.properties_size = <int32_t>PyBytes_GET_SIZE(text)
+        row.queue_id = message.queue_id
+        row.flag = message.flag
+        row.sys_flag = message.sys_flag
+        row.reconsume_times = message.reconsume_times
+        row.prepared_transaction_offset = message.prepared_transaction_offset
+        row.is_born_now = message.born_timestamp is None
+        row.born_timestamp = 0
+        if not row.is_born_now:
+            row.born_timestamp = message.born_timestamp
+        text = <PyObject *>message._store_host
+        if PyBytes_GET_SIZE(text) == 0:
+            text = <PyObject *>self.rules.store_host
+        row.store_host = <const uint8_t *>PyBytes_AS_STRING(text)
+        row.store_host_size = <uint8_t>PyBytes_GET_SIZE(text)
+        if PyBytes_GET_SIZE(<PyObject *>message._born_host):
+            text = <PyObject *>message._born_host
+        row.born_host = <const uint8_t *>PyBytes_AS_STRING(text)
+        row.born_host_size = <uint8_t>PyBytes_GET_SIZE(text)
+        if message._wait:
+            self.waits = True
+        return self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+
+    cdef PyObject *_shortened(self, bytes encoded) except NULL:
+        """Properties without an incoming CRC property; they live as long as the batch's other sources."""
+        cdef bytes shortened = without_property(encoded, b"__CRC32#")
+        if shortened is not encoded:
+            if self._source is None:
+                self._source = []
+            self._source.append(shortened)
+        return <PyObject *>shortened
 
     # ---- columns ----
 
@@ -185,20 +227,6 @@ cdef class PutBatch:
             self._arena_room = room
         return 0
 
-    cdef int _item(self, const char *name, int64_t name_size, const uint8_t *value, int64_t size) except -1 nogil:
-        """Append `name 0x01 value 0x02` to the property string being built; returns RMQ_HAS_* of the value."""
-        cdef uint8_t *p
-        cdef int found
-        self._room(name_size + size + 2)
-        p = self._arena + self._arena_size
-        memcpy(p, name, <size_t>name_size)
-        p[name_size] = L.PROPERTY_NAME_END
-        self._arena_size += name_size + size + 2
-        p += name_size + 1
-        found = rmq_copy_text(p, value, size)
-        p[size] = L.PROPERTY_END
-        return found
-
     def load_columns(self, Py_ssize_t count, *, TextColumn topic not None, TextColumn body not None,
                      TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
                      TextColumn names, TextColumn values, const int64_t[::1] maps, TextColumn raw_properties,
@@ -215,14 +243,15 @@ cdef class PutBatch:
         cdef int64_t size, name_size, units = 0, start
         cdef const uint8_t *p
         cdef const uint8_t *name
+        cdef uint8_t *at
         cdef int malformed, found, held
         cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
         cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
         self._reserve(count)
         self._room(1)  # so that rows without properties have an address too
-        starts = np.zeros(count + 1, np.int64)
-        self._source = (topic, body, raw_properties)
+        starts = np.empty(count, np.int64)
+        self._source = (topic, body, raw_properties, hosts)
         _set_rows(self.rows, count, self.rules.store_host)
         _set_numbers(self.rows, count, numbers)
         if hosts:
@@ -235,7 +264,9 @@ cdef class PutBatch:
                 if size <= 0:
                     with gil:
                         raise _fault(i, "topic is null or empty")
-                if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                if i > 0 and _same_topic(row, row - 1):
+                    row.topic = (row - 1).topic  # one address for a run of them: who compares them sees it at once
+                else:
                     with gil:
                         _check_row_topic(i, row)
                 row.body = text_at(body, i, &size)
@@ -262,7 +293,10 @@ cdef class PutBatch:
                     p = text_at(uniq_key, i, &size)
                     own_uniq = size >= 0
                     if own_uniq:
-                        found = self._item("UNIQ_KEY", 8, p, size)
+                        found = 0
+                        self._room(size + 10)
+                        at = self._arena + self._arena_size
+                        self._arena_size += rmq_put_item(at, "UNIQ_KEY", 8, p, size, &found) - at
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
@@ -271,7 +305,10 @@ cdef class PutBatch:
                     p = text_at(tags, i, &size)
                     own_tags = size >= 0
                     if own_tags:
-                        found = self._item("TAGS", 4, p, size)
+                        found = 0
+                        self._room(size + 6)
+                        at = self._arena + self._arena_size
+                        self._arena_size += rmq_put_item(at, "TAGS", 4, p, size, &found) - at
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
@@ -290,9 +327,10 @@ cdef class PutBatch:
                                 (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
                                 (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
                             continue
-                        self._room(name_size)
-                        found = rmq_copy_text(self._arena + self._arena_size, name, name_size) | \
-                            self._item(<const char *>name, name_size, p, size)
+                        self._room(name_size + size + 2)
+                        at = self._arena + self._arena_size
+                        found = rmq_copy_text(at, name, name_size)
+                        self._arena_size += rmq_put_item(at, <const char *>name, name_size, p, size, &found) - at
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
@@ -325,7 +363,7 @@ cdef class PutBatch:
                         raise _fault(i, "queue_id is negative")
                 if not self.waits and (not is_foreign or waits(row.properties, row.properties_size)):
                     self.waits = True
-                if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                if i == 0 or row.topic != (row - 1).topic:
                     malformed = 0  # checked above
                     units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                 self._finish(i, units, raw_properties is not None, False)
@@ -346,6 +384,7 @@ cdef class PutBatch:
         cdef Py_ssize_t k, first, last
         cdef int64_t size, start = self._arena_size
         cdef const uint8_t *p
+        cdef uint8_t *at
         cdef int found
         if keys is None:
             return 0
@@ -359,14 +398,16 @@ cdef class PutBatch:
                     with gil:
                         raise _fault(i, "keys hold a null")
                 continue
+            found = 0
+            self._room(size + 6)
+            at = self._arena + self._arena_size
             if self._arena_size == start:
-                found = self._item("KEYS", 4, p, size)
+                self._arena_size += rmq_put_item(at, "KEYS", 4, p, size, &found) - at
             else:
                 # Reopen the item: the next key goes where its 0x02 stands.
-                self._room(size + 1)
-                self._arena[self._arena_size - 1] = 0x20
-                found = rmq_copy_text(self._arena + self._arena_size, p, size)
-                self._arena[self._arena_size + size] = L.PROPERTY_END
+                (at - 1)[0] = 0x20
+                found = rmq_copy_text(at, p, size)
+                at[size] = L.PROPERTY_END
                 self._arena_size += size + 1
             if size == 0 or found & RMQ_HAS_SPACE:
                 with gil:
@@ -378,14 +419,6 @@ cdef class PutBatch:
         return self._arena_size > start
 
     # ---- encode ----
-
-    def total(self):
-        """Bytes of all records."""
-        cdef int64_t size = 0
-        cdef Py_ssize_t i
-        for i in range(self.count):
-            size += self.rows[i].size
-        return size
 
     @property
     def last_phy_offset(self):
@@ -404,37 +437,60 @@ cdef class PutBatch:
         """(rows from `start` that fit into `room` bytes with 8 to spare after each, their bytes)."""
         cdef int64_t used = 0
         cdef int32_t i = start
+        if start == 0 and self.records_size + L.BLANK_HEADER_SIZE <= room:
+            return self.count, self.records_size
         while i < self.count and used + self.rows[i].size + L.BLANK_HEADER_SIZE <= room:
             used += self.rows[i].size
             i += 1
         return i - start, used
 
-    def encode(self, uint8_t[::1] segment not None, int64_t segment_phy_offset, int64_t position, int32_t start,
-               int32_t stop, int64_t store_timestamp, QueueTable queues not None):
-        """Write rows [start, stop) at `position` of a segment; returns the position behind them.
+    def encode(self, segment, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
+               int64_t store_timestamp, QueueTable queues not None):
+        """Write rows [start, stop) at `position` of a segment (writable bytes); returns the position behind them.
 
         Each takes its queue's next offset (0 for PREPARED and ROLLBACK, which leave it). ValueError when the rows do
         not fit: then nothing was written.
         """
-        cdef int32_t i, transaction
-        cdef PutRow *row
-        cdef int64_t end = position
+        cdef Py_buffer buffer
         if start < 0 or stop > self.count or position < 0:
             raise ValueError("rows or position out of range")
-        for i in range(start, stop):
-            end += self.rows[i].size
-        if end + L.BLANK_HEADER_SIZE > segment.shape[0]:
+        PyObject_GetBuffer(segment, &buffer, PyBUF_WRITABLE)
+        try:
+            position = self._encode(<uint8_t *>buffer.buf, buffer.len, segment_phy_offset, position, start, stop,
+                                    store_timestamp, queues)
+        finally:
+            PyBuffer_Release(&buffer)
+        return position
+
+    cdef int64_t _encode(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
+                         int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1:
+        cdef int32_t i, transaction
+        cdef PutRow *row
+        cdef PutRow *before = NULL
+        cdef int64_t end = position
+        if start == 0 and stop == self.count:
+            end += self.records_size
+        else:
+            for i in range(start, stop):
+                end += self.rows[i].size
+        if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
         for i in range(start, stop):
             row = &self.rows[i]
-            if row.queue == -2:
-                row.born_timestamp = store_timestamp
-            row.queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
-            if row.queue < 0:
-                raise MemoryError()
+            if before != NULL and row.topic == before.topic and row.topic_size == before.topic_size and \
+                    row.queue_id == before.queue_id:
+                row.queue = before.queue
+            else:
+                row.queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
+                if row.queue < 0:
+                    raise MemoryError()
+            before = row
         with nogil:
             for i in range(start, stop):
                 row = &self.rows[i]
+                if i + ROWS_AHEAD < stop:
+                    rmq_prefetch_text(row[ROWS_AHEAD].body, row[ROWS_AHEAD].body_size)
+                    rmq_prefetch_text(row[ROWS_AHEAD].properties, row[ROWS_AHEAD].properties_size)
                 transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
                 if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
                     row.queue_offset = 0
@@ -442,21 +498,22 @@ cdef class PutBatch:
                     row.queue_offset = queues.slots[row.queue].next_offset
                     queues.slots[row.queue].next_offset += 1
                 row.phy_offset = segment_phy_offset + position
-                row.body_crc = crc_of(row.body, row.body_size)
-                encode_record(row, &segment[position], row.phy_offset, store_timestamp)
+                encode_record(row, base + position, row.phy_offset, store_timestamp)
                 position += row.size
         return position
 
-    def result(self, int32_t i):
-        """Row i as encoded: topic, queue_id, queue_offset, phy_offset, size, store host (bytes)."""
+    def result(self, int32_t i, store_timestamp):
+        """Row i as encoded, as the fields of a PutResult; IndexError when there is none."""
         if i < 0 or i >= self.count:
             raise IndexError(i)
         cdef PutRow *row = &self.rows[i]
         return ((<const char *>row.topic)[:row.topic_size].decode(), row.queue_id, row.queue_offset, row.phy_offset,
-                row.size, (<const char *>row.store_host)[:row.store_host_size])
+                row.size, store_timestamp, _msg_id(row))
 
     def results(self):
-        """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; store hosts (list)."""
+        """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; topics, store hosts
+        (lists).
+        """
         cdef Py_ssize_t i
         phy_offset = np.empty(self.count, np.int64)
         queue_offset = np.empty(self.count, np.int64)
@@ -465,21 +522,53 @@ cdef class PutBatch:
         cdef int64_t[::1] phy = phy_offset, queue = queue_offset
         cdef int32_t[::1] sizes = size, ids = queue_id
         cdef PutRow *row
-        cdef list topics = [], stored_hosts = []
+        cdef list topics = [None] * self.count, stored_hosts = [None] * self.count
+        cdef object topic = None, host = None
         for i in range(self.count):
             row = &self.rows[i]
             phy[i] = row.phy_offset
             queue[i] = row.queue_offset
             sizes[i] = row.size
             ids[i] = row.queue_id
-            topics.append((<const char *>row.topic)[:row.topic_size].decode())
-            stored_hosts.append((<const char *>row.store_host)[:row.store_host_size])
+            if i == 0 or not _same_topic(row, &self.rows[i - 1]):
+                topic = (<const char *>row.topic)[:row.topic_size].decode()
+            if i == 0 or row.store_host != self.rows[i - 1].store_host:
+                host = (<const char *>row.store_host)[:row.store_host_size]
+            topics[i] = topic
+            stored_hosts[i] = host
         return phy_offset, queue_offset, size, queue_id, topics, stored_hosts
 
     def release(self):
         """Let go of the messages or columns."""
         self.count = 0
+        self.records_size = 0
         self._source = None
+
+
+cdef str _msg_id(const PutRow *row):
+    """Host and phy offset in upper-case hex. Source: MessageDecoder#createMessageId."""
+    cdef char[2 * (L.HOST_IPV6_SIZE + 8)] text
+    cdef uint8_t[8] phy_offset
+    cdef uint8_t byte
+    cdef int i, size = row.store_host_size + 8
+    store_i64(phy_offset, row.phy_offset)
+    for i in range(size):
+        byte = row.store_host[i] if i < row.store_host_size else phy_offset[i - row.store_host_size]
+        text[2 * i] = b"0123456789ABCDEF"[byte >> 4]
+        text[2 * i + 1] = b"0123456789ABCDEF"[byte & 15]
+    return text[:2 * size].decode("ascii")
+
+
+cdef inline void _prefetch_message(PyObject *item) noexcept:
+    rmq_prefetch(item)
+    rmq_prefetch(<const char *>item + RMQ_LINE)
+
+
+cdef inline void _prefetch_texts(PyObject *item) noexcept:
+    """The sizes of a message's body and properties."""
+    if type(<object>item) is Message:
+        rmq_prefetch(<PyObject *>(<Message>item).body)
+        rmq_prefetch(<PyObject *>(<Message>item)._encoded)
 
 
 cdef inline bint _same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
@@ -503,10 +592,9 @@ cdef void _set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept:
     cdef PutRow row
     cdef Py_ssize_t i
     memset(&row, 0, sizeof(row))
-    row.queue = -2
+    row.is_born_now = True
     row.store_host_size = row.born_host_size = <uint8_t>len(host)
-    memcpy(row.store_host, <const char *>host, len(host))
-    memcpy(row.born_host, <const char *>host, len(host))
+    row.store_host = row.born_host = <const uint8_t *><const char *>host
     for i in range(count):
         rows[i] = row
 
@@ -536,7 +624,7 @@ cdef int _set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
                 rows[i].prepared_transaction_offset = column[i]
             else:
                 rows[i].born_timestamp = column[i]
-                rows[i].queue = -1
+                rows[i].is_born_now = False
     return 0
 
 
@@ -552,8 +640,8 @@ cdef int _set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) excep
     for i in range(count):
         host = store_hosts[store[i]] if store is not None and store[i] >= 0 else own
         rows[i].store_host_size = <uint8_t>len(host)
-        memcpy(rows[i].store_host, <const char *>host, len(host))
+        rows[i].store_host = <const uint8_t *><const char *>host
         host = born_hosts[born[i]] if born is not None and born[i] >= 0 else host
         rows[i].born_host_size = <uint8_t>len(host)
-        memcpy(rows[i].born_host, <const char *>host, len(host))
+        rows[i].born_host = <const uint8_t *><const char *>host
     return 0

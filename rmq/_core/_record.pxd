@@ -62,6 +62,8 @@ cdef struct PutRow:
     const uint8_t *topic        # borrowed from the caller's batch
     const uint8_t *body
     const uint8_t *properties
+    const uint8_t *born_host
+    const uint8_t *store_host
     int32_t topic_size
     int32_t body_size
     int32_t properties_size
@@ -69,20 +71,18 @@ cdef struct PutRow:
     int32_t flag
     int32_t sys_flag            # address-family bits set
     int32_t reconsume_times
-    int32_t body_crc
     int32_t size                # whole record
     int32_t queue               # number in a QueueTable
     int64_t born_timestamp
     int64_t prepared_transaction_offset
     int64_t queue_offset        # filled by encoding
     int64_t phy_offset          # filled by encoding
-    uint8_t born_host[20]
-    uint8_t store_host[20]
     uint8_t born_host_size      # 8 or 20
     uint8_t store_host_size
-    bint is_v2
-    bint append_crc             # properties_size counts the 20 bytes of the CRC property
-    bint separate_crc           # ... and one 0x02 before it
+    uint8_t is_v2
+    uint8_t append_crc          # properties_size counts the 20 bytes of the CRC property
+    uint8_t separate_crc        # ... and one 0x02 before it
+    uint8_t is_born_now         # born_timestamp is the store timestamp
 
 
 cdef struct Property:

@@ -3,8 +3,11 @@
 
 Source: RocketMQ MessageExtEncoder#encode, CommitLog#checkMessageAndReturnSize, MessageDecoder.
 """
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memchr, memcmp, memcpy, memset
+
+import os
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64, store_u16
@@ -13,9 +16,15 @@ from rmq._core._javahash cimport decode_utf8
 cdef extern from "property.h" nogil:
     const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
 
+cdef extern from "append.h" nogil:
+    void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
+    uint8_t *rmq_copy_host(uint8_t *dest, const uint8_t *host, int size) noexcept
+
 cdef extern from "crc32.h" nogil:
-    void rmq_crc_init() noexcept
+    int rmq_crc_level
+    void rmq_crc_init(int most) noexcept
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
+    int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) noexcept
 
 cdef extern from *:
@@ -37,7 +46,12 @@ cdef extern from *:
     void rmq_publish_i32(uint8_t *p, int32_t value) noexcept nogil
     void rmq_publish_i64(uint8_t *p, int64_t value) noexcept nogil
 
-rmq_crc_init()
+cdef tuple CPU_LEVELS = ("plain", "v2", "vpclmul256", "vpclmul512")   # RMQ_CPU_* in crc32.h
+_most = os.environ.get("RMQ_CPU", "vpclmul512")
+if _most not in CPU_LEVELS:
+    raise ImportError(f"RMQ_CPU must be one of {', '.join(CPU_LEVELS)}, got {_most!r}")
+rmq_crc_init(CPU_LEVELS.index(_most))
+CPU_LEVEL = CPU_LEVELS[rmq_crc_level]
 
 cdef int64_t SECTOR = 512
 cdef uint8_t[64] ZEROS
@@ -301,24 +315,21 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     cdef int i
     store_i32(dest, 0)
     store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
-    store_i32(dest + L.RECORD_BODY_CRC_OFFSET, row.body_crc)
     store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
     store_i32(dest + L.RECORD_FLAG_OFFSET, row.flag)
     store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, row.queue_offset)
     store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
     store_i32(dest + L.RECORD_SYS_FLAG_OFFSET, row.sys_flag)
-    store_i64(dest + L.RECORD_BORN_TIMESTAMP_OFFSET, row.born_timestamp)
+    store_i64(dest + L.RECORD_BORN_TIMESTAMP_OFFSET, store_timestamp if row.is_born_now else row.born_timestamp)
     p = dest + L.RECORD_BORN_HOST_OFFSET
-    memcpy(p, row.born_host, row.born_host_size)
-    p += row.born_host_size
+    p = rmq_copy_host(p, row.born_host, row.born_host_size)
     store_i64(p, store_timestamp)
-    memcpy(p + 8, row.store_host, row.store_host_size)
-    p += 8 + row.store_host_size
+    p = rmq_copy_host(p + 8, row.store_host, row.store_host_size)
     store_i32(p, row.reconsume_times)
     store_i64(p + 4, row.prepared_transaction_offset)
     store_i32(p + 12, row.body_size)
     p += 16
-    memcpy(p, row.body, row.body_size)
+    store_i32(dest + L.RECORD_BODY_CRC_OFFSET, rmq_crc32_copied(p, row.body, <size_t>row.body_size))
     p += row.body_size
     if row.is_v2:
         store_u16(p, <unsigned short>row.topic_size)
@@ -326,14 +337,14 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     else:
         p[0] = <uint8_t>row.topic_size
         p += L.RECORD_TOPIC_SIZE_V1_SIZE
-    memcpy(p, row.topic, row.topic_size)
+    rmq_copy(p, row.topic, <size_t>row.topic_size)
     p += row.topic_size
     store_u16(p, <unsigned short>row.properties_size)
     p += L.RECORD_PROPERTIES_SIZE_SIZE
     properties_written = row.properties_size
     if row.append_crc:
         properties_written -= L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
-    memcpy(p, row.properties, properties_written)
+    rmq_copy(p, row.properties, <size_t>properties_written)
     if row.append_crc:
         p += properties_written
         if row.separate_crc:
@@ -360,11 +371,16 @@ def encode_blank(uint8_t[::1] segment not None, int64_t position):
     rmq_publish_i32(&segment[position], <int32_t>room)
 
 
-def store_visible(uint8_t[::1] marks not None, int64_t phy_offset):
+def store_visible(marks, int64_t phy_offset):
     """Publish the end of the log to readers: stored with release order behind every byte below it."""
-    if marks.shape[0] < L.MARKS_SIZE:
-        raise ValueError("marks are shorter than MARKS_SIZE")
-    rmq_publish_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET], phy_offset)
+    cdef Py_buffer buffer   # a typed memoryview takes ten times as long to make, for each put
+    PyObject_GetBuffer(marks, &buffer, PyBUF_WRITABLE)
+    try:
+        if buffer.len < L.MARKS_SIZE:
+            raise ValueError("marks are shorter than MARKS_SIZE")
+        rmq_publish_i64(<uint8_t *>buffer.buf + L.MARKS_VISIBLE_PHY_OFFSET_OFFSET, phy_offset)
+    finally:
+        PyBuffer_Release(&buffer)
 
 
 def body_crc(const uint8_t[::1] body not None):
@@ -379,15 +395,15 @@ def resync(const uint8_t[::1] segment not None, int64_t segment_phy_offset, int6
 
     Looks at every byte below `end`; both lie in the segment, else ValueError.
     """
-    cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, found = -1
-    cdef int64_t size = segment.shape[0]
+    cdef int64_t size = segment.shape[0], found = -1, position, limit
     cdef const uint8_t *base
     cdef const uint8_t *mark
     cdef RecordRow row
-    if position < 0 or limit < position or limit > size:
+    if begin < segment_phy_offset or end < begin or end - segment_phy_offset > size:
         raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
     if size == 0:
         return -1
+    position, limit = begin - segment_phy_offset, end - segment_phy_offset
     base = &segment[0]
     with nogil:
         while position + L.RECORD_FIXED_SIZE <= limit:

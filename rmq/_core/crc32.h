@@ -1,19 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0
-   CRC-32 (IEEE 802.3, reflected 0xEDB88320). Carry-less multiply where the CPU has it, tables elsewhere.
-   Method: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel, 2009. */
+   CRC-32 (IEEE 802.3, reflected 0xEDB88320), and with a copy of the bytes on the way. Carry-less multiply where the CPU
+   has it, tables elsewhere. Method: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ",
+   Intel, 2009. */
 #ifndef RMQ_CRC32_H
 #define RMQ_CRC32_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-static uint32_t rmq_crc_table[8][256];
-static int rmq_crc_ready, rmq_crc_clmul;
+/* What the CPU is asked to do; each level runs where those after it do. */
+enum { RMQ_CPU_PLAIN, RMQ_CPU_V2, RMQ_CPU_VPCLMUL256, RMQ_CPU_VPCLMUL512 };
 
-static void rmq_crc_init(void) {
+static uint32_t rmq_crc_table[8][256];
+static int rmq_crc_ready, rmq_crc_level;
+
+/* The highest level that this CPU and system have. */
+static int rmq_crc_best(void) {
+#if defined(__x86_64__)
+    if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return RMQ_CPU_PLAIN;
+    if (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2")) return RMQ_CPU_V2;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return RMQ_CPU_VPCLMUL256;
+    return RMQ_CPU_VPCLMUL512;
+#else
+    return RMQ_CPU_PLAIN;
+#endif
+}
+
+/* Use the best level, or `most` if that is lower. */
+static void rmq_crc_init(int most) {
+    const int best = rmq_crc_best();
+    rmq_crc_level = most < best ? most : best;
     if (rmq_crc_ready) return;
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t c = i;
@@ -23,9 +43,6 @@ static void rmq_crc_init(void) {
     for (uint32_t i = 0; i < 256; i++)
         for (int t = 1; t < 8; t++)
             rmq_crc_table[t][i] = (rmq_crc_table[t - 1][i] >> 8) ^ rmq_crc_table[0][rmq_crc_table[t - 1][i] & 0xFF];
-#if defined(__x86_64__)
-    rmq_crc_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-#endif
     rmq_crc_ready = 1;
 }
 
@@ -42,12 +59,25 @@ static uint32_t rmq_crc_by_table(uint32_t crc, const uint8_t *p, size_t n) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("pclmul,sse4.1"))) static inline __m128i rmq_crc_fold(__m128i value, __m128i next, __m128i k) {
+#define RMQ_CRC_INLINE static inline __attribute__((always_inline))
+#define RMQ_AT_128 __attribute__((target("pclmul,sse4.1")))
+#define RMQ_AT_256 __attribute__((target("vpclmulqdq,pclmul,avx2")))
+#define RMQ_AT_512 __attribute__((target("vpclmulqdq,pclmul,avx2,avx512f,avx512bw")))
+
+/* x^(d + 32) and x^(d - 32) by which a value moves d bits on: bits reflected, shifted by one. */
+#define RMQ_FOLD_128 0x0ccaa009e, 0x1751997d0
+#define RMQ_FOLD_256 0x15a546366, 0x0f1da05aa
+#define RMQ_FOLD_384 0x174359406, 0x03db1ecdc
+#define RMQ_FOLD_512 0x1c6e41596, 0x154442bd4
+#define RMQ_FOLD_1024 0x14a7fe880, 0x1e88ef372
+#define RMQ_FOLD_2048 0x1322d1430, 0x11542778a
+
+RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_fold(__m128i value, __m128i next, __m128i k) {
     return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(value, k, 0x00), _mm_clmulepi64_si128(value, k, 0x11)));
 }
 
 /* Bytes moved up (by < 0: down) in the register, zeros behind them. REQUIRES: |by| <= 16. */
-__attribute__((target("pclmul,sse4.1"))) static inline __m128i rmq_crc_shift(__m128i value, int by) {
+RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_shift(__m128i value, int by) {
     static const uint8_t steps[48] = {
         0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
         0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
@@ -55,60 +85,196 @@ __attribute__((target("pclmul,sse4.1"))) static inline __m128i rmq_crc_shift(__m
     return _mm_shuffle_epi8(value, _mm_loadu_si128((const __m128i *)(steps + 16 - by)));
 }
 
-/* REQUIRES: n >= 16. The odd bytes go first, with zeros before them: zeros change nothing in a register of zeros, so
-   the initial value moves with the bytes and no tail is left. */
-__attribute__((target("pclmul,sse4.1"))) static uint32_t rmq_crc_by_clmul(uint32_t crc, const uint8_t *p, size_t n) {
-    const __m128i k512 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
-    const __m128i k128 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
-    const __m128i k64 = _mm_set_epi64x(0, 0x163cd6124);
-    const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641);
-    const __m128i low32 = _mm_setr_epi32(-1, 0, -1, 0);
+/* 128 -> 64 bits, then Barrett reduction to 32. */
+RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_reduce(__m128i x) {
+    const __m128i k128 = _mm_set_epi64x(RMQ_FOLD_128), k64 = _mm_set_epi64x(0, 0x163cd6124);
+    const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641), low32 = _mm_setr_epi32(-1, 0, -1, 0);
+    __m128i y;
+    x = _mm_xor_si128(_mm_srli_si128(x, 8), _mm_clmulepi64_si128(x, k128, 0x10));
+    y = _mm_srli_si128(x, 4);
+    x = _mm_xor_si128(y, _mm_clmulepi64_si128(_mm_and_si128(x, low32), k64, 0x00));
+    y = _mm_clmulepi64_si128(_mm_and_si128(x, low32), barrett, 0x10);
+    y = _mm_clmulepi64_si128(_mm_and_si128(y, low32), barrett, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, y), 1);
+}
+
+/* The kernels give the running value behind n more bytes and, when `copies`, copy them to dest; each is made twice.
+   REQUIRES: n >= 16. */
+
+RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_take(const uint8_t *p, uint8_t *dest, int copies) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    if (copies) _mm_storeu_si128((__m128i *)dest, bytes);
+    return bytes;
+}
+
+/* The odd bytes go first, with zeros before them: zeros change nothing in a register of zeros, so the running value
+   moves with the bytes and no tail is left. */
+RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_by_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+    const __m128i k512 = _mm_set_epi64x(RMQ_FOLD_512), k128 = _mm_set_epi64x(RMQ_FOLD_128);
     const int odd = (int)(n & 15);
     const __m128i init = _mm_cvtsi32_si128((int)crc);
-    const __m128i head = rmq_crc_shift(_mm_xor_si128(_mm_loadu_si128((const __m128i *)p), init), 16 - odd);
+    const __m128i head = rmq_crc_shift(_mm_xor_si128(rmq_crc_take(p, dest, copies), init), 16 - odd);
+    size_t i = (size_t)odd;
     __m128i x0, x1, x2, x3;
-    p += odd;
-    n -= (size_t)odd;
-    x0 = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), rmq_crc_shift(init, -odd));
+    x0 = _mm_xor_si128(rmq_crc_take(p + i, dest + i, copies), rmq_crc_shift(init, -odd));
     x0 = rmq_crc_fold(head, x0, k128); /* no odd bytes: head is zero */
-    p += 16;
-    n -= 16;
-    if (n >= 48) {
-        x1 = _mm_loadu_si128((const __m128i *)p);
-        x2 = _mm_loadu_si128((const __m128i *)(p + 16));
-        x3 = _mm_loadu_si128((const __m128i *)(p + 32));
-        for (p += 48, n -= 48; n >= 64; p += 64, n -= 64) {
-            x0 = rmq_crc_fold(x0, _mm_loadu_si128((const __m128i *)p), k512);
-            x1 = rmq_crc_fold(x1, _mm_loadu_si128((const __m128i *)(p + 16)), k512);
-            x2 = rmq_crc_fold(x2, _mm_loadu_si128((const __m128i *)(p + 32)), k512);
-            x3 = rmq_crc_fold(x3, _mm_loadu_si128((const __m128i *)(p + 48)), k512);
+    i += 16;
+    if (n - i >= 48) {
+        x1 = rmq_crc_take(p + i, dest + i, copies);
+        x2 = rmq_crc_take(p + i + 16, dest + i + 16, copies);
+        x3 = rmq_crc_take(p + i + 32, dest + i + 32, copies);
+        for (i += 48; n - i >= 64; i += 64) {
+            x0 = rmq_crc_fold(x0, rmq_crc_take(p + i, dest + i, copies), k512);
+            x1 = rmq_crc_fold(x1, rmq_crc_take(p + i + 16, dest + i + 16, copies), k512);
+            x2 = rmq_crc_fold(x2, rmq_crc_take(p + i + 32, dest + i + 32, copies), k512);
+            x3 = rmq_crc_fold(x3, rmq_crc_take(p + i + 48, dest + i + 48, copies), k512);
         }
         x0 = rmq_crc_fold(x0, x1, k128);
         x0 = rmq_crc_fold(x0, x2, k128);
         x0 = rmq_crc_fold(x0, x3, k128);
     }
-    for (; n >= 16; p += 16, n -= 16) x0 = rmq_crc_fold(x0, _mm_loadu_si128((const __m128i *)p), k128);
-    /* 128 -> 64 bits, then Barrett reduction to 32. */
-    x0 = _mm_xor_si128(_mm_srli_si128(x0, 8), _mm_clmulepi64_si128(x0, k128, 0x10));
-    x1 = _mm_srli_si128(x0, 4);
-    x0 = _mm_xor_si128(x1, _mm_clmulepi64_si128(_mm_and_si128(x0, low32), k64, 0x00));
-    x1 = _mm_clmulepi64_si128(_mm_and_si128(x0, low32), barrett, 0x10);
-    x1 = _mm_clmulepi64_si128(_mm_and_si128(x1, low32), barrett, 0x00);
-    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x0, x1), 1);
+    for (; n - i >= 16; i += 16) x0 = rmq_crc_fold(x0, rmq_crc_take(p + i, dest + i, copies), k128);
+    return rmq_crc_reduce(x0);
+}
+
+RMQ_AT_256 RMQ_CRC_INLINE __m256i rmq_crc_fold_256(__m256i value, __m256i next, __m256i k) {
+    return _mm256_xor_si256(next, _mm256_xor_si256(_mm256_clmulepi64_epi128(value, k, 0x00),
+                                                   _mm256_clmulepi64_epi128(value, k, 0x11)));
+}
+
+RMQ_AT_256 RMQ_CRC_INLINE __m256i rmq_crc_take_256(const uint8_t *p, uint8_t *dest, int copies) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)p);
+    if (copies) _mm256_storeu_si256((__m256i *)dest, bytes);
+    return bytes;
+}
+
+/* REQUIRES: n >= 128. The odd bytes come last: those of the value before them that they push out are folded by 128. */
+RMQ_AT_256 RMQ_CRC_INLINE uint32_t rmq_crc_by_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+    const __m128i f128 = _mm_set_epi64x(RMQ_FOLD_128);
+    const __m256i k256 = _mm256_broadcastsi128_si256(_mm_set_epi64x(RMQ_FOLD_256));
+    const __m256i k1024 = _mm256_broadcastsi128_si256(_mm_set_epi64x(RMQ_FOLD_1024));
+    __m256i y0 = rmq_crc_take_256(p, dest, copies), y1 = rmq_crc_take_256(p + 32, dest + 32, copies);
+    __m256i y2 = rmq_crc_take_256(p + 64, dest + 64, copies), y3 = rmq_crc_take_256(p + 96, dest + 96, copies);
+    const int odd = (int)(n & 15);
+    size_t i = 128;
+    __m128i x;
+    y0 = _mm256_xor_si256(y0, _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
+    for (; n - i >= 128; i += 128) {
+        y0 = rmq_crc_fold_256(y0, rmq_crc_take_256(p + i, dest + i, copies), k1024);
+        y1 = rmq_crc_fold_256(y1, rmq_crc_take_256(p + i + 32, dest + i + 32, copies), k1024);
+        y2 = rmq_crc_fold_256(y2, rmq_crc_take_256(p + i + 64, dest + i + 64, copies), k1024);
+        y3 = rmq_crc_fold_256(y3, rmq_crc_take_256(p + i + 96, dest + i + 96, copies), k1024);
+    }
+    y0 = rmq_crc_fold_256(rmq_crc_fold_256(rmq_crc_fold_256(y0, y1, k256), y2, k256), y3, k256);
+    for (; n - i >= 32; i += 32) y0 = rmq_crc_fold_256(y0, rmq_crc_take_256(p + i, dest + i, copies), k256);
+    x = rmq_crc_fold(_mm256_castsi256_si128(y0), _mm256_extracti128_si256(y0, 1), f128);
+    if (n - i >= 16) x = rmq_crc_fold(x, rmq_crc_take(p + i, dest + i, copies), f128);
+    if (odd) {
+        const __m128i last = rmq_crc_take(p + n - 16, dest + n - 16, copies);
+        const __m128i tail = rmq_crc_shift(rmq_crc_shift(last, odd - 16), 16 - odd);
+        x = rmq_crc_fold(rmq_crc_shift(x, 16 - odd), _mm_or_si128(rmq_crc_shift(x, -odd), tail), f128);
+    }
+    return rmq_crc_reduce(x);
+}
+
+RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_fold_512(__m512i value, __m512i next, __m512i k) {
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, k, 0x00), _mm512_clmulepi64_epi128(value, k, 0x11),
+                                     next, 0x96);
+}
+
+RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_take_512(const uint8_t *p, uint8_t *dest, int copies) {
+    const __m512i bytes = _mm512_loadu_si512(p);
+    if (copies) _mm512_storeu_si512(dest, bytes);
+    return bytes;
+}
+
+/* The first 1 to 64 bytes stand alone in a register, with zeros before them, then come whole ones. */
+RMQ_AT_512 RMQ_CRC_INLINE uint32_t rmq_crc_by_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+    static const uint8_t place[192] = {[64] = 0xFF, 0xFF, 0xFF, 0xFF}; /* of the running value */
+    const __m512i k512 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_512));
+    size_t i = ((n - 1) & 63) + 1;
+    const __mmask64 own = ~0ull << (64 - i);
+    const unsigned turn = (unsigned)(8 * (64 - i)) & 31;
+    const __m512i init = _mm512_set1_epi32((int)(crc << turn | crc >> ((32 - turn) & 31)));
+    __m512i x0 = _mm512_maskz_loadu_epi8(own, (const void *)((uintptr_t)p + i - 64)), x1, x2, x3;
+    __m512i spill = _mm512_and_si512(init, _mm512_loadu_si512(place + 64 + i)); /* i < 4: some of it is for the next */
+    if (copies && n >= 64) _mm512_storeu_si512(dest, _mm512_loadu_si512(p));
+    else if (copies) _mm512_mask_storeu_epi8((void *)((uintptr_t)dest + i - 64), own, x0);
+    x0 = _mm512_xor_si512(x0, _mm512_and_si512(init, _mm512_loadu_si512(place + i)));
+    if (n - i >= 448) {
+        const __m512i k2048 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_2048));
+        x1 = _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies), spill);
+        x2 = rmq_crc_take_512(p + i + 64, dest + i + 64, copies);
+        x3 = rmq_crc_take_512(p + i + 128, dest + i + 128, copies);
+        for (i += 192; n - i >= 256; i += 256) {
+            x0 = rmq_crc_fold_512(x0, rmq_crc_take_512(p + i, dest + i, copies), k2048);
+            x1 = rmq_crc_fold_512(x1, rmq_crc_take_512(p + i + 64, dest + i + 64, copies), k2048);
+            x2 = rmq_crc_fold_512(x2, rmq_crc_take_512(p + i + 128, dest + i + 128, copies), k2048);
+            x3 = rmq_crc_fold_512(x3, rmq_crc_take_512(p + i + 192, dest + i + 192, copies), k2048);
+        }
+        x0 = rmq_crc_fold_512(rmq_crc_fold_512(rmq_crc_fold_512(x0, x1, k512), x2, k512), x3, k512);
+        spill = _mm512_setzero_si512();
+    }
+    for (; i < n; i += 64) {
+        x0 = rmq_crc_fold_512(x0, _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies), spill), k512);
+        spill = _mm512_setzero_si512();
+    }
+    /* 512 -> 128 bits: each lane moves to where the last one is, which stays. */
+    const __m512i lanes = _mm512_set_epi64(0, 0, RMQ_FOLD_128, RMQ_FOLD_256, RMQ_FOLD_384);
+    x0 = rmq_crc_fold_512(x0, _mm512_maskz_mov_epi64(0xC0, x0), lanes);
+    const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(x0), _mm512_extracti64x4_epi64(x0, 1));
+    return rmq_crc_reduce(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+RMQ_AT_128 static uint32_t rmq_crc_more_128(uint32_t crc, const uint8_t *p, size_t n) {
+    return rmq_crc_by_128(crc, (uint8_t *)p, p, n, 0);
+}
+RMQ_AT_128 static uint32_t rmq_crc_copy_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
+    return rmq_crc_by_128(crc, dest, p, n, 1);
+}
+RMQ_AT_256 static uint32_t rmq_crc_more_256(uint32_t crc, const uint8_t *p, size_t n) {
+    return rmq_crc_by_256(crc, (uint8_t *)p, p, n, 0);
+}
+RMQ_AT_256 static uint32_t rmq_crc_copy_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
+    return rmq_crc_by_256(crc, dest, p, n, 1);
+}
+RMQ_AT_512 static uint32_t rmq_crc_more_512(uint32_t crc, const uint8_t *p, size_t n) {
+    return rmq_crc_by_512(crc, (uint8_t *)p, p, n, 0);
+}
+RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
+    return rmq_crc_by_512(crc, dest, p, n, 1);
 }
 #endif
 
 /* The running value behind n more bytes. */
 static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_crc_clmul) return rmq_crc_by_clmul(crc, p, n);
+    if (n >= 16 && rmq_crc_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n);
+    if (n >= 128 && rmq_crc_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n);
+    if (n >= 16 && rmq_crc_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n);
 #endif
+    return rmq_crc_by_table(crc, p, n);
+}
+
+/* The same, and the bytes are copied to dest. They do not overlap. */
+static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
+#if defined(__x86_64__)
+    if (n >= 16 && rmq_crc_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n);
+    if (n >= 128 && rmq_crc_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n);
+    if (n >= 16 && rmq_crc_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n);
+#endif
+    memcpy(dest, p, n);
     return rmq_crc_by_table(crc, p, n);
 }
 
 /* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32). */
 static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
     return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n) & 0x7FFFFFFFu);
+}
+
+/* Copy n bytes; their rmq_crc32. */
+static inline int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) {
+    return (int32_t)(~rmq_crc_more_copied(0xFFFFFFFFu, dest, p, n) & 0x7FFFFFFFu);
 }
 
 /* rmq_crc32 of n bytes as if the first 4 of them were `head`. REQUIRES: n >= 4. */

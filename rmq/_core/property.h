@@ -81,4 +81,16 @@ static inline int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) {
     return found;
 }
 
+/* Put the item `name 0x01 value 0x02`; returns the place behind it. *found |= RMQ_HAS_* of the value.
+   REQUIRES: 15 bytes of room behind it. */
+static inline uint8_t *rmq_put_item(uint8_t *dest, const char *name, int64_t name_size, const uint8_t *value,
+                                    int64_t size, int *found) {
+    memcpy(dest, name, (size_t)name_size);
+    dest += name_size;
+    *dest++ = 1;
+    *found |= rmq_copy_text(dest, value, size);
+    dest[size] = 2;
+    return dest + size + 1;
+}
+
 #endif

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that go through a PutBatch, byte for byte beside the oracle: texts of all short lengths, runs of queues."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+import rmq
+from rmq._core import _layout as L
+from rmq._core._message import to_ms
+from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._queuetable import QueueTable
+from rmq._core._record import store_visible
+from rmq._core._textcolumn import TextColumn
+
+NOW = 1_700_000_000_000
+HOSTS = ("1.2.3.4:5", "[2001:db8::1]:65535")
+GUARD = 0xAA
+
+
+def put_batch(**changes: Any) -> PutBatch:
+    options: dict[str, Any] = {"max_message_size": 100_000, "max_record_size": 200_000, "allow_v2": True,
+                               "append_crc": False, "drop_last_separator": False, "store_host": HOSTS[0]}  # fmt: skip
+    return PutBatch(PutRules(**options | changes))
+
+
+def encoded(batch: PutBatch, queues: QueueTable, begin: int = 3) -> bytes:
+    """The records, of a segment whose other bytes are as they were."""
+    segment = bytearray([GUARD]) * (begin + batch.records_size + L.BLANK_HEADER_SIZE)
+    end = batch.encode(segment, 1000 - begin, begin, 0, len(batch), NOW, queues)
+    assert set(segment[:begin]) | set(segment[end:]) == {GUARD}
+    return bytes(segment[begin:end])
+
+
+def expected(messages: list[rmq.Message]) -> bytes:
+    data = b""
+    offsets: dict[tuple[str, int], int] = {}
+    for item in messages:
+        queue = item.topic, item.queue_id
+        store_host = item.store_host or HOSTS[0]
+        raw = item.raw_properties
+        if raw is None:
+            raw = b"".join(b"%s\1%s\2" % (name.encode(), value.encode()) for name, value in item.properties.items())
+        data += oracle.encode_record(
+            item.topic, item.queue_id, offsets.get(queue, 0), 1000 + len(data), item.body, raw,
+            flag=item.flag, store_timestamp=NOW, store_host=store_host, born_host=item.born_host or store_host,
+            born_timestamp=NOW if item.born_timestamp is None else item.born_timestamp,
+            reconsume_times=item.reconsume_times, prepared_transaction_offset=item.prepared_transaction_offset,
+        )  # fmt: skip
+        offsets[queue] = offsets.get(queue, 0) + 1
+    return data
+
+
+def test_texts_of_every_short_length_have_the_oracle_s_bytes() -> None:
+    source = random.Random(1)
+    messages = [
+        rmq.Message("t" * (1 + size % 127), source.randbytes(size), raw_properties=source.randbytes(size).strip(b"\0"),
+                    born_host=HOSTS[size % 2], store_host=HOSTS[size // 2 % 2], born_timestamp=size or None,
+                    flag=-size, reconsume_times=size, prepared_transaction_offset=-size, queue_id=size % 3)
+        for size in range(300)
+    ]  # fmt: skip
+    batch = put_batch()
+    batch.load(messages)
+    assert encoded(batch, QueueTable()) == expected(messages)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_queues_in_runs_and_in_turn_count_their_own_offsets(seed: int) -> None:
+    source = random.Random(seed)
+    names = ["Orders", "orders", "Order", "T\u00fcr", "T" * 200]
+    messages: list[rmq.Message] = []
+    while len(messages) < 200:
+        topic, queue_id, length = source.choice(names[:4]), source.randrange(3), source.choice([1, 1, 7])
+        # Equal names, not always one object.
+        messages += [rmq.Message("".join(list(topic)), b"", queue_id=queue_id) for _ in range(length)]
+    batch, queues = put_batch(), QueueTable()
+    batch.load(messages)
+    assert encoded(batch, queues) == expected(messages)
+    results = batch.results()
+    assert results[4] == [message.topic for message in messages]
+    found = {(topic, queue_id): offset for topic, queue_id, offset in
+             zip(results[4], results[3].tolist(), results[1].tolist(), strict=True)}  # fmt: skip
+    for (topic, queue_id), offset in found.items():
+        assert queues.next_offset(queues.find(topic.encode(), queue_id)) == offset + 1
+
+
+def test_columns_have_the_bytes_of_messages() -> None:
+    source = random.Random(2)
+    words = ["k" * size for size in range(1, 80)] + ["\u00fc" * 9]
+    rows = [(source.randbytes(size), source.choices(words, k=size % 4), source.choice(words), source.choice(words))
+            for size in range(150)]  # fmt: skip
+    messages = [rmq.Message("Orders", body, keys=keys, uniq_key=uniq, tags=tags, store_host=HOSTS[1],
+                            properties={"a": "b" * (number % 20), "KEYS": " ".join(keys)} if keys else {"a": "1"})
+                for number, (body, keys, uniq, tags) in enumerate(rows)]  # fmt: skip
+
+    def column(items: list[bytes]) -> TextColumn:
+        return TextColumn(np.cumsum([0, *map(len, items)]), b"".join(items), np.zeros(0, np.uint8))
+
+    keys = [key.encode() for row in rows for key in row[1]]
+    maps = [list(message.properties.items()) for message in messages]
+    names = [name.encode() for items in maps for name, _ in items]
+    values = [value.encode() for items in maps for _, value in items]
+    hosts = np.zeros(len(rows), np.int64)
+    batch, listed = put_batch(), put_batch()
+    batch.load_columns(
+        len(rows), topic=column([b"Orders"] * len(rows)), body=column([row[0] for row in rows]), keys=column(keys),
+        key_lists=np.cumsum([0, *(len(row[1]) for row in rows)]), uniq_key=column([row[2].encode() for row in rows]),
+        tags=column([row[3].encode() for row in rows]), names=column(names), values=column(values),
+        maps=np.cumsum([0, *map(len, maps)]), raw_properties=None, numbers={},
+        hosts={"store_host": ([oracle.encode_host(HOSTS[1])], hosts)},
+    )  # fmt: skip
+    listed.load(messages)
+    assert encoded(batch, QueueTable()) == encoded(listed, QueueTable())
+
+
+def test_a_crc_property_that_comes_in_is_replaced_in_every_row() -> None:
+    plain = [rmq.Message("T", b"b", raw_properties=b"A\1%d\2" % number) for number in range(100)]
+    carrying = [rmq.Message("T", b"b", raw_properties=message.raw_properties + b"__CRC32#\0010123456789\2")
+                for message in plain]  # fmt: skip
+    batch, other = put_batch(append_crc=True), put_batch(append_crc=True)
+    batch.load(plain[:1] + carrying[1:])
+    other.load(plain)
+    del carrying
+    assert encoded(batch, QueueTable()) == encoded(other, QueueTable())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_result_has_the_fields_of_a_put_result(host: str) -> None:
+    batch = put_batch(store_host=host)
+    batch.load_one(rmq.Message("T", b"body", queue_id=7))
+    encoded(batch, QueueTable())
+    size = batch.records_size
+    assert batch.result(0, 5) == ("T", 7, 0, 1000, size, 5, oracle.offset_msg_id(oracle.encode_host(host), 1000))
+    with pytest.raises(IndexError):
+        batch.result(1, 5)
+    batch.release()
+    assert (len(batch), batch.records_size) == (0, 0)
+    with pytest.raises(IndexError):
+        batch.result(0, 5)
+
+
+@pytest.mark.parametrize("bad", [None, "text", object(), rmq.Message.__new__(rmq.Message)])
+def test_what_is_no_message_is_found_at_every_place(bad: object) -> None:
+    batch = put_batch()
+    good = rmq.Message("T", b"")
+    for place in range(20):
+        with pytest.raises((TypeError, rmq.IllegalMessageError), match=f"row {place}: "):
+            batch.load([*[good] * place, bad, *[good] * (19 - place)])  # type: ignore[list-item]
+        assert len(batch) == 0
+    with pytest.raises((TypeError, rmq.IllegalMessageError), match="row 0: "):
+        batch.load_one(bad)  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_fit_write_nothing() -> None:
+    batch = put_batch()
+    batch.load([rmq.Message("T", b"x" * 50)] * 3)
+    queues, room = QueueTable(), batch.records_size + L.BLANK_HEADER_SIZE
+    segment = bytearray(room - 1)
+    with pytest.raises(ValueError, match="do not fit"):
+        batch.encode(segment, 0, 0, 0, 3, NOW, queues)
+    with pytest.raises(ValueError, match="out of range"):
+        batch.encode(bytearray(room), 0, 0, 0, 4, NOW, queues)
+    with pytest.raises(BufferError):
+        batch.encode(bytes(room), 0, 0, 0, 3, NOW, queues)  # type: ignore[arg-type]
+    assert (any(segment), len(queues)) == (False, 0)
+    assert batch.fit(0, room - 1) == (2, batch.records_size // 3 * 2)
+    assert batch.fit(0, room) == (3, batch.records_size)
+    assert batch.fit(1, room) == (2, batch.records_size // 3 * 2)
+
+
+def test_a_topic_that_was_refused_is_refused_again() -> None:
+    for topic in ("a/b", "", "T" * 128):
+        for _ in range(2):
+            with pytest.raises(rmq.IllegalMessageError):
+                rmq.Message(topic, b"")
+    topic = "".join(["Or", "ders"])
+    assert [rmq.Message(topic, b"").topic for _ in range(3)] == ["Orders"] * 3
+
+
+def test_marks_that_are_short_or_read_only_take_no_end() -> None:
+    with pytest.raises(ValueError, match="MARKS_SIZE"):
+        store_visible(bytearray(L.MARKS_SIZE - 1), 1)
+    with pytest.raises(BufferError):
+        store_visible(bytes(L.MARKS_SIZE), 1)  # type: ignore[arg-type]
+    marks = bytearray(L.MARKS_SIZE)
+    store_visible(marks, 0x0102030405060708)
+    assert marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET :][:8] == bytes(range(1, 9))
+
+
+class Index:
+    def __index__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(("value", "answer"), [(-2**63, -2**63), (2**63 - 1, 2**63 - 1), (0, 0), (Index(), 7)])
+def test_a_number_of_milliseconds_is_taken(value: Any, answer: int) -> None:
+    assert to_ms(value, "clock") == answer
+
+
+@pytest.mark.parametrize(("value", "kind"), [(2**63, ValueError), (-2**63 - 1, ValueError), (True, TypeError),
+                                             (1.0, TypeError)])  # fmt: skip
+def test_other_milliseconds_are_refused(value: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="clock"):
+        to_ms(value, "clock")
