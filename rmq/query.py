@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
-from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC
+from rmq._core._layout import SYS_FLAG_INNER_BATCH
+from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.message import StoredMessage, inner_messages
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Item = tuple[bytes | None, bytes]  # topic (None: any) and key, as in the record
 FIRST_ROUND = 64  # candidates per key that are looked at before anything is known about the key
 ALL = 2**62
+CRC_STOPS = (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC)
 
 
 class QueryResult(list[StoredMessage]):
@@ -94,6 +96,43 @@ def find(log: CommitLog, items: Sequence[Item],
     return _settle(np.concatenate(found_numbers), np.concatenate(found_offsets), len(items), limit, scanned_size)
 
 
+def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]], log_end: int, *,
+             begin: int, end: int, limit: int | None) -> tuple[list[StoredMessage], bool]:  # fmt: skip
+    """find for one item: the messages, newest first, wrappers of inner batches as they are, and whether more match.
+
+    One record after the other: for few candidates, as a key has. CorruptFileError for a match that is whole but for a
+    CRC.
+    """
+    places = {*candidates, *(_scan_uncovered(log, [item], uncovered, begin, end)[1].tolist() if uncovered else ())}
+    topic, key = item
+    messages: list[StoredMessage] = []
+    batch = RecordBatch(1)
+    for phy_offset in sorted(places, reverse=True):
+        segment = log.segment_at(phy_offset)
+        stop = SCAN_ZERO
+        batch.release()
+        if segment is not None and phy_offset < log_end:
+            stop = segment.scan(batch, phy_offset, min(segment.end, log_end), checks=CHECK_CRC | PARSE_PROPERTIES)
+            if stop in CRC_STOPS:  # of no account in a message that does not carry the key
+                segment.scan(batch, phy_offset, min(segment.end, log_end), checks=PARSE_PROPERTIES)
+        if not batch.count:
+            _check_lost(log, phy_offset, log_end)
+        elif batch.carries(0, topic, key, begin, end):
+            if len(messages) == limit:
+                return messages, True
+            if stop in CRC_STOPS:
+                raise log.damage(phy_offset, stop)
+            messages.append(StoredMessage(batch.fields(0)))
+    return messages, False
+
+
+def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
+    """CorruptFileError for an index entry that points where no whole record lies, unless that was cleaned away."""
+    if log.min_phy_offset <= phy_offset < log_end:
+        raise log.no_record(phy_offset, "an index entry points here, where no whole record lies; "
+                            "repair=True derives the index again")  # fmt: skip
+
+
 def _settle(numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], count: int,
             limit: int | None, scanned_size: int) -> Found:  # fmt: skip
     """Order, drop repeats, cut at the limit."""
@@ -123,24 +162,23 @@ def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64]
         loaded[wanted] = True
         times = batch.numbers("store_timestamp")
         mask[wanted] = batch.match(topics, keys, pairs[wanted, 0]) & (times >= begin) & (times <= end)
-    lost = pairs[~loaded, 1]
-    lost = lost[(lost >= log.min_phy_offset) & (lost < log_end)]
-    if len(lost):
-        raise log.no_record(int(lost[0]), "an index entry points here, where no whole record lies; "
-                            "repair=True derives the index again")  # fmt: skip
+    for phy_offset in pairs[~loaded, 1].tolist():
+        _check_lost(log, phy_offset, log_end)
     return mask
 
 
 def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple[int, int]], begin: int,
                     end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
     """Matches in ranges that no index file covers."""
+    if not uncovered:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     wanted: dict[Item, list[int]] = {}
     for number, item in enumerate(items):
         wanted.setdefault(item, []).append(number)
     numbers: list[int] = []
     offsets: list[int] = []
-    shared = RecordBatch() if uncovered else None
-    hashes = np.unique(hash_str_keys([key.decode() for _, key in wanted])) if uncovered else np.empty(0, np.int32)
+    shared = RecordBatch()
+    hashes = np.unique(hash_str_keys([key.decode() for _, key in wanted]))
     for first, last in uncovered:
         for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
@@ -170,7 +208,8 @@ def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int
     check_crc: CorruptFileError for a record that is whole but for a CRC.
     """
     found = {}
-    order = np.unique(phy_offsets)
+    is_ascending = bool((phy_offsets[1:] > phy_offsets[:-1]).all())
+    order = phy_offsets if is_ascending else np.unique(phy_offsets)
     for batch, _ in load_sound(log, order, log_end) if check_crc else log.load(order, log_end):
         for row in range(len(batch)):
             message = StoredMessage(batch.fields(row))
@@ -182,21 +221,23 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
                checks: int = 0) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
     """CommitLog.load, and at its end CorruptFileError when a record there is whole but for a CRC."""
     is_left_out = np.ones(len(phy_offsets), np.bool_)
+    count = 0
     for batch, positions in log.load(phy_offsets, log_end, checks=checks | CHECK_CRC):
         is_left_out[positions] = False
+        count += len(batch)
         yield batch, positions
-    for phy_offset in phy_offsets[is_left_out].tolist():
+    for phy_offset in phy_offsets[is_left_out].tolist() if count < len(phy_offsets) else ():
         segment = log.segment_at(phy_offset)
         if segment is not None and phy_offset < log_end:
             scan = log.scan(phy_offset, min(segment.end, log_end), batch=RecordBatch(1), checks=CHECK_CRC)
             next(iter(scan), None)
-            if scan.phy_offset == phy_offset and scan.stop in (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC):
+            if scan.phy_offset == phy_offset and scan.stop in CRC_STOPS:
                 raise log.damage(phy_offset, scan.stop)
 
 
 def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMessage]:
     """The message, or those of its inner batch; with a key those with it, all when only the wrapper has it."""
-    inner = inner_messages(message.as_tuple())
+    inner = inner_messages(message.as_tuple()) if message.sys_flag & SYS_FLAG_INNER_BATCH else None
     if inner is None:
         yield message
         return
