@@ -56,44 +56,61 @@ class QueryManyResult:
 
 @dataclass(frozen=True)
 class Found:
-    """Matches ordered by item number, in it by descending phy offset; truncated: per item, if more match."""
+    """Matches ordered by key number, in it by descending phy offset; truncated: per key, if more match."""
 
     numbers: npt.NDArray[np.int64]
     phy_offsets: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
-    scanned_size: int
 
 
-def find(log: CommitLog, items: Sequence[Item],
+def find(log: CommitLog, topic: bytes, keys: list[str],
          candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], uncovered: list[tuple[int, int]],
          log_end: int, *, begin: int, end: int, limit: int | None) -> Found:  # fmt: skip
-    """The records that truly carry each item.
+    """The records that truly carry each key.
 
-    candidates: (item numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
+    candidates: (key numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
     of the log to scan. begin, end: inclusive, ms, on the record's store timestamp.
     """
-    numbers, offsets = _scan_uncovered(log, items, uncovered, begin, end)
-    found_numbers, found_offsets = [numbers], [offsets]
+    items = [(topic, key.encode()) for key in keys] if uncovered else []
+    found = [_scan_uncovered(log, items, uncovered, begin, end)]
     enough = ALL if limit is None else limit + 1
-    pairs = np.unique(np.stack([candidates[0], -candidates[1]], axis=1), axis=0) if len(candidates[0]) else \
-        np.empty((0, 2), np.int64)  # fmt: skip
-    pairs[:, 1] *= -1
-    starts = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else \
-        np.empty(0, np.int64)  # fmt: skip
-    rank = np.arange(len(pairs)) - np.repeat(starts, np.diff(np.r_[starts, len(pairs)]))
-    counts = np.zeros(len(items), np.int64)
+    numbers, offsets = _in_order(*candidates)
+    rank = _rank(numbers, np.bincount(numbers, minlength=len(keys)))
+    counts = np.zeros(len(keys), np.int64)
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
     while True:
-        chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[pairs[:, 0]] < enough))
+        chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[numbers] < enough))
         if not chosen.size:
             break
-        matched = pairs[chosen[_matches(log, items, pairs[chosen], log_end, begin, end)]]
-        found_numbers.append(matched[:, 0])
-        found_offsets.append(matched[:, 1])
-        np.add.at(counts, matched[:, 0], 1)
+        chosen = chosen[_matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begin, end)]
+        found.append((numbers[chosen], offsets[chosen]))
+        counts += np.bincount(numbers[chosen], minlength=len(keys))
         low, high = high, high * 4
-    scanned_size = sum(last - first for first, last in uncovered)
-    return _settle(np.concatenate(found_numbers), np.concatenate(found_offsets), len(items), limit, scanned_size)
+    numbers, offsets = _in_order(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    totals = np.bincount(numbers, minlength=len(keys))
+    if limit is None:
+        return Found(numbers, offsets, np.zeros(len(keys), np.bool_))
+    kept = _rank(numbers, totals) < limit
+    return Found(numbers[kept], offsets[kept], totals > limit)
+
+
+def _in_order(numbers: npt.NDArray[np.int64],
+              offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+    """Pairs by number, in it by descending phy offset, without repeats."""
+    order = np.argsort(numbers, kind="stable")  # of sorted runs, such as index files give: it merges them
+    numbers, offsets = numbers[order], offsets[order]
+    is_next = numbers[1:] > numbers[:-1]
+    if not (is_next | (offsets[1:] < offsets[:-1])).all():
+        order = np.lexsort((-offsets, numbers))
+        numbers, offsets = numbers[order], offsets[order]
+        fresh = np.r_[True, is_next | (offsets[1:] != offsets[:-1])]
+        numbers, offsets = numbers[fresh], offsets[fresh]
+    return numbers, offsets
+
+
+def _rank(numbers: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Of pairs by number: how many of the same number come before each. totals: pairs of each number."""
+    return np.arange(len(numbers)) - np.repeat(np.cumsum(totals) - totals, totals)
 
 
 def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]], log_end: int, *,
@@ -133,36 +150,18 @@ def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
                             "repair=True derives the index again")  # fmt: skip
 
 
-def _settle(numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], count: int,
-            limit: int | None, scanned_size: int) -> Found:  # fmt: skip
-    """Order, drop repeats, cut at the limit."""
-    order = np.lexsort((-offsets, numbers))
-    numbers, offsets = numbers[order], offsets[order]
-    if len(numbers):
-        fresh = np.r_[True, (numbers[1:] != numbers[:-1]) | (offsets[1:] != offsets[:-1])]
-        numbers, offsets = numbers[fresh], offsets[fresh]
-    totals = np.bincount(numbers, minlength=count)
-    if limit is None:
-        return Found(numbers, offsets, np.zeros(count, np.bool_), scanned_size)
-    rank = np.arange(len(numbers)) - np.repeat(np.cumsum(totals) - totals, totals)
-    kept = rank < limit
-    return Found(numbers[kept], offsets[kept], totals > limit, scanned_size)
-
-
-def _matches(log: CommitLog, items: Sequence[Item], pairs: npt.NDArray[np.int64], log_end: int, begin: int,
-             end: int) -> npt.NDArray[np.bool_]:  # fmt: skip
-    """Mask of the (item, phy offset) pairs whose record is whole, in time and carries the item."""
-    topics = [item[0] for item in items]
-    keys = [item[1] for item in items]
-    order = np.argsort(pairs[:, 1], kind="stable")
-    mask = np.zeros(len(pairs), np.bool_)
-    loaded = np.zeros(len(pairs), np.bool_)
-    for batch, rows in log.load(pairs[order, 1], log_end, checks=PARSE_PROPERTIES):
+def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray[np.int64],
+             offsets: npt.NDArray[np.int64], log_end: int, begin: int, end: int) -> npt.NDArray[np.bool_]:  # fmt: skip
+    """Mask of the pairs (key number, phy offset) whose record is whole, in time and carries the key."""
+    order = np.argsort(offsets, kind="stable")
+    mask = np.zeros(len(offsets), np.bool_)
+    loaded = np.zeros(len(offsets), np.bool_)
+    for batch, rows in log.load(offsets[order], log_end, checks=PARSE_PROPERTIES):
         wanted = order[rows]
         loaded[wanted] = True
         times = batch.numbers("store_timestamp")
-        mask[wanted] = batch.match(topics, keys, pairs[wanted, 0]) & (times >= begin) & (times <= end)
-    for phy_offset in pairs[~loaded, 1].tolist():
+        mask[wanted] = batch.match(topic, keys, numbers[wanted]) & (times >= begin) & (times <= end)
+    for phy_offset in offsets[~loaded].tolist():
         _check_lost(log, phy_offset, log_end)
     return mask
 

@@ -176,11 +176,11 @@ class StoreReader(ABC):
         Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
         read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
-        (item,), first, last = self._checked_query(topic, [key], begin, end, limit)
+        name, first, last = self._checked_query(topic, [key], begin, end, limit)
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
         ranges = uncovered if complete else []
-        found, truncated = carriers(self._log, item, offsets.tolist(), ranges, log_end, begin=first, end=last,
-                                    limit=limit)  # fmt: skip
+        found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
+                                    end=last, limit=limit)  # fmt: skip
         messages = [part for message in found for part in unwrap(message, key)]
         return QueryResult(messages, complete or not uncovered, truncated, sum(stop - start for start, stop in ranges))
 
@@ -195,9 +195,9 @@ class StoreReader(ABC):
 
         names = checked_columns(columns)
         listed = key_list(keys)
-        items, first, last = self._checked_query(topic, listed, begin, end, limit)
+        name, first, last = self._checked_query(topic, listed, begin, end, limit)
         log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
-        found = find(self._log, items, candidates, uncovered if complete else [], log_end, begin=first, end=last,
+        found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit)  # fmt: skip
         table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
         key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
@@ -206,16 +206,18 @@ class StoreReader(ABC):
         return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
     def _checked_query(self, topic: str, keys: list[str], begin: Any, end: Any,
-               limit: int | None) -> tuple[list[tuple[bytes | None, bytes]], int, int]:  # fmt: skip
-        """What a query asks for, checked: items, first and last store timestamp."""
+               limit: int | None) -> tuple[bytes, int, int]:  # fmt: skip
+        """What a query asks for, checked: topic, first and last store timestamp."""
         if self._foreign_index is not None:
             raise self._foreign_index
         check_limit(limit)
         name = encoded(topic, "topic")
-        items: list[tuple[bytes | None, bytes]] = [(name, encoded(key, "key")) for key in keys]
+        for key in keys:
+            if not (isinstance(key, str) and key.isascii()):
+                encoded(key, "key")
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        return items, first, last
+        return name, first, last
 
     def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""

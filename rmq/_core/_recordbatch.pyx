@@ -6,6 +6,7 @@ Source: RocketMQ CommitLog#checkMessageAndReturnSize, MessageDecoder#decode.
 cimport cython
 from cpython.buffer cimport PyBuffer_IsContiguous
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, realloc
@@ -300,33 +301,37 @@ cdef class RecordBatch:
         self.count = kept
         return kept
 
-    def match(self, list topics not None, list keys not None, const int64_t[::1] wanted not None):
-        """Mask (bool array): row i has parsed properties, topic topics[wanted[i]] and carries keys[wanted[i]] (bytes).
+    def match(self, bytes topic not None, list keys not None, const int64_t[::1] wanted not None):
+        """Mask (bool array): row i has parsed properties, the topic and carries keys[wanted[i]] (str).
 
-        A topic of None matches every topic. ROLLBACK messages never match, as RocketMQ does not index them.
+        ROLLBACK messages never match, as RocketMQ does not index them.
         """
-        cdef Py_ssize_t i
-        cdef Span *pairs
+        cdef Py_ssize_t i, number
+        cdef Span name
+        cdef Span *spans
         if wanted.shape[0] != self.count:
             raise ValueError("wanted must have one number per row")
         result = np.zeros(self.count, np.bool_)
         cdef uint8_t[::1] out = result.view(np.uint8)
-        pairs = <Span *>calloc(2 * <size_t>self.count + 1, sizeof(Span))
-        if pairs == NULL:
+        spans = <Span *>calloc(<size_t>self.count + 1, sizeof(Span))
+        if spans == NULL:
             raise MemoryError()
+        _borrow(topic, &name)
         try:
             for i in range(self.count):
-                _borrow(topics[wanted[i]], &pairs[2 * i])
-                _borrow(keys[wanted[i]], &pairs[2 * i + 1])
+                if not 0 <= wanted[i] < len(keys):
+                    raise IndexError(wanted[i])
+                spans[i].data = <const uint8_t *>PyUnicode_AsUTF8AndSize(keys[wanted[i]], &number)
+                spans[i].size = number
             with nogil:
                 for i in range(self.count):
-                    out[i] = _carries(&self.rows[i], &pairs[2 * i], &pairs[2 * i + 1])
+                    out[i] = _carries(&self.rows[i], &name, &spans[i])
         finally:
-            free(pairs)
+            free(spans)
         return result
 
     def carries(self, int32_t i, bytes topic, bytes key not None, int64_t begin, int64_t end):
-        """match of row i with one topic and key, and whether its store timestamp lies in [begin, end]."""
+        """match of row i with one topic (None: any) and key, both bytes, and a store timestamp in [begin, end]."""
         cdef Span name, text
         if i < 0 or i >= self.count:
             raise IndexError(i)
