@@ -39,6 +39,7 @@ cdef extern from "prefetch.h" nogil:
 cdef int32_t FIRST_ROOM = 32        # rows of a batch before it grows
 cdef int64_t LINE = 64              # bytes of a cache line
 cdef int RECORDS_AHEAD = 8          # of a scan that passes over the bodies
+cdef int32_t NEAR = 512             # bytes of a record: of smaller ones the memory knows by itself what comes
 cdef int64_t FRONT_LINES = 128      # bytes from a record's start up to its body and a bit more
 cdef int FRONTS_AHEAD = 32          # of a look-up: records whose front is asked for
 cdef int TAILS_AHEAD = 16
@@ -201,7 +202,7 @@ cdef class RecordBatch:
                             raise MemoryError()
                 position += row.size
                 count += 1
-                if skips_bodies:
+                if skips_bodies and row.size > NEAR:
                     _prefetch_ahead(base, position, segment_size, row)
         if stop == SCAN_LIMIT and count == 0:
             self.release()
