@@ -100,6 +100,34 @@ def test_query_many(measure: Measure, store: rmq.Store, log: peers.Log, index: p
 
 
 @CPU
+def test_query_many_of_ten_files(measure: Measure, tmp_path: Path) -> None:
+    """500,000 messages whose keys fill ten index files, each with four entries for a slot; bodies are not asked for."""
+    count, files = 500_000, 10
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4 * SEGMENT, max_hash_slot_num=count // files // 4,
+                             max_index_num=count // files + 1, flush_interval_commit_log=2**31 - 1)  # fmt: skip
+    columns, many = ["phy_offset", "queue_offset", "store_timestamp", "keys"], random_keys(count)
+    with rmq.open(tmp_path / "store", "x", config=config, clock=lambda: START) as made:
+        for first in range(0, count, 50_000):
+            made.put_many(table(many[first : first + 50_000], 50, first), topic=TOPIC, results=False)
+    asked = random.Random(3).choices(many, k=5 * KEYS)
+    own = peers.Log(tmp_path / "store" / "commitlog" / f"{0:020d}")
+    indexes = [peers.Index(path, config.max_hash_slot_num) for path in sorted((tmp_path / "store" / "index").iterdir())]
+    assert len(indexes) == files
+
+    def theirs() -> list[int]:
+        return [record["phy_offset"] for key in asked for index in reversed(indexes)
+                for record in own.query(index, TOPIC, key)]  # fmt: skip
+
+    with rmq.open(tmp_path / "store") as opened:
+        found = opened.query_many(TOPIC, asked, columns=columns)
+        assert (found.table["phy_offset"].to_pylist(), found.complete) == (theirs(), True)
+        measure(len(asked), READS, lambda: lambda: opened.query_many(TOPIC, asked, columns=columns),
+                Peer("pure Python", lambda: theirs))  # fmt: skip
+    for peer in (own, *indexes):
+        peer.close()
+
+
+@CPU
 @pytest.mark.parametrize("form", ["arrow", "list"])
 def test_select_phy_offset_many(measure: Measure, store: rmq.Store, index: peers.Index, chosen: list[str],
                                 form: str) -> None:  # fmt: skip

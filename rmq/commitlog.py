@@ -36,7 +36,7 @@ from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import close_all, make_directory, remove_file
+from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
 
 logger = logging.getLogger("rmq")
 
@@ -56,11 +56,8 @@ class LogScan:
         self.phy_offset = begin
         self.stop = SCAN_LIMIT
         self.blank_phy_offset = -1
-        self._log = log
-        self._end = end
-        self._batch = batch
-        self._skip_removed = skip_removed
-        self._options = options
+        self._log, self._end, self._batch = log, end, batch
+        self._skip_removed, self._options = skip_removed, options
 
     def __iter__(self) -> Iterator[RecordBatch]:
         while self.phy_offset < self._end:
@@ -109,6 +106,7 @@ class CommitLog:
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
+        self._watch = DirectoryWatch(self.directories)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
         self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:]})
@@ -119,6 +117,8 @@ class CommitLog:
 
     def refresh(self) -> None:
         """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
+        if not self.writable and self._watch.is_unchanged(self.segments):
+            return
         known = {(segment.path, segment.inode): segment for segment in self.segments}
         found: list[Segment] = []
         empty: list[int] = []
@@ -161,6 +161,7 @@ class CommitLog:
                 found = found[number:]  # cleaned away while the directory was read
                 break
         self.hold(found)
+        self._watch.keep(found)
 
     def segment(self, path: Path, start: int, inode: int = 0) -> Segment:
         """A file as a segment of this log."""
@@ -299,7 +300,7 @@ class CommitLog:
     def scan(self, begin: int, end: int, *, batch: RecordBatch | None = None, skip_removed: bool = True,
              **options: Any) -> LogScan:  # fmt: skip
         """Records from `begin` (a record's start) up to `end`, in batches. Options: RecordBatch.scan's."""
-        return LogScan(self, begin, end, batch or RecordBatch(), skip_removed, options)
+        return LogScan(self, begin, end, RecordBatch() if batch is None else batch, skip_removed, options)
 
     def records(self, begin: int, end: int, **options: Any) -> Iterator[RecordBatch]:
         """scan of a range known to be whole: raises CorruptFileError where it is not."""
@@ -351,7 +352,7 @@ class CommitLog:
             if segment is None:
                 first += 1
                 continue
-            last = min(int(np.searchsorted(phy_offsets, segment.end)), first + batch.capacity)
+            last = min(int(phy_offsets.searchsorted(segment.end)), first + batch.capacity)
             file = segment.file
             found = batch.load(file.map, segment.start, phy_offsets[first:last], end, checks=checks)
             file.check()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,14 @@ _INT_MAX = 2**31 - 1
 _PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.S)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+@functools.cache
+def _numbers_of(version: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(-[A-Za-z0-9]+)?", version)
+    if match is None:
+        raise ValueError(f"rocketmq_version {version!r} is no version such as 5.3.3")
+    return int(match[1]), int(match[2]), int(match[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +129,7 @@ class StoreConfig:
     @property
     def version(self) -> tuple[int, int, int]:
         """rocketmq_version as numbers; a suffix such as -ALPHA does not count."""
-        match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(-[A-Za-z0-9]+)?", self.rocketmq_version)
-        if match is None:
-            raise ValueError(f"rocketmq_version {self.rocketmq_version!r} is no version such as 5.3.3")
-        return int(match[1]), int(match[2]), int(match[3])
+        return _numbers_of(self.rocketmq_version)
 
     @property
     def _is_alpha(self) -> bool:

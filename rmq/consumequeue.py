@@ -54,6 +54,7 @@ class ConsumeQueue:
         self._files = files
         self._writable = writable
         self._starts: list[int] = []
+        self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
         self._dirty: set[Path] = set()
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
@@ -115,7 +116,10 @@ class ConsumeQueue:
         return valid_units(self._read_file(queue_offset, 1)) == 1
 
     def _path(self, start: int) -> Path:
-        return self.directory / segment_name(start)
+        path = self._known_paths.get(start)
+        if path is None:
+            path = self._known_paths[start] = self.directory / segment_name(start)
+        return path
 
     def _read_file(self, queue_offset: int, count: int) -> bytes:
         """Bytes of units from the files, across segments; fewer where a file is missing."""

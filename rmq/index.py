@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.indexfile import IndexFile
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import LOOKS, close_all, make_directory
+from rmq.segment import LOOKS, DirectoryWatch, close_all, make_directory
 
 logger = logging.getLogger("rmq")
 
@@ -40,6 +41,7 @@ class Index:
         self.directory = directory
         self.files: list[IndexFile] = []
         self.damaged = damaged
+        self._watch = DirectoryWatch([directory])
         self._config = config
         self._writable = writable
         self._unsynced: list[IndexFile] = []
@@ -54,6 +56,8 @@ class Index:
         """Look at the directory again; known files stay open. A file of a known name may be another: a recovery
         removes files and makes them again.
         """
+        if not self._writable and self._watch.is_unchanged(self.files):
+            return
         known = {(file.path, file.inode): file for file in self.files}
         for attempt in range(LOOKS, 0, -1):
             try:
@@ -70,6 +74,7 @@ class Index:
                 if path.stat().st_ino == inode:
                     raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
+        self._watch.keep(files)
 
     def count_below(self, min_phy_offset: int) -> int:
         """Files in front whose last entry lies below a phy offset; never the last. Source: #deleteExpiredFile."""
@@ -173,16 +178,23 @@ class Index:
     def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included."""
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        every = np.arange(len(hashes))
         for file in reversed(self.files):
-            name, count = self.durable or (-1, 0)
-            if self.durable is not None and int(file.path.name) > name:
-                continue
-            counts, values = file.collect_entries(hashes, min(count, self._config.max_index_num)) \
-                if int(file.path.name) == name else file.view.collect(hashes)  # fmt: skip
-            numbers.append(np.repeat(np.arange(len(hashes)), counts))
-            offsets.append(values)
+            counts, values = file.view.collect(hashes) if self.durable is None else \
+                self._collect_durable(file, hashes, *self.durable)  # fmt: skip
+            if len(values):
+                numbers.append(np.repeat(every, counts))
+                offsets.append(values)
         self.check()
         return np.concatenate(numbers), np.concatenate(offsets)
+
+    def _collect_durable(self, file: IndexFile, hashes: npt.NDArray[np.int32], name: int,
+                         count: int) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:  # fmt: skip
+        """What stands of a file after a crash: of the named one the entries below `count`, of later ones nothing."""
+        own = int(file.path.name)
+        if own == name:
+            return file.collect_entries(hashes, min(count, self._config.max_index_num))
+        return file.view.collect(hashes) if own < name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
         """CorruptFileError when pages of a file's map were gone. A reader opens the file anew next time."""

@@ -55,6 +55,7 @@ class Marks:
     """Two cells used in turn, each with sequence and CRC, and the visible mark that readers follow."""
 
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
+        self._name = str(path)
         self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
         if writable:
             try:
@@ -65,6 +66,8 @@ class Marks:
                 self._file.close()
                 raise
         self._sequence = 0
+        self._mark: Mark | None = None
+        self._data = b""  # the cells that _mark was read from
         self._view = memoryview(self._file.map)
 
     def _cells(self) -> list[tuple[int, Mark]]:
@@ -84,11 +87,13 @@ class Marks:
 
     def read(self) -> Mark | None:
         """The newest whole cell, or None when there is none."""
-        cells = self._cells()
-        if not cells:
-            return None
-        self._sequence, mark = max(cells, key=lambda item: item[0])
-        return mark
+        data = bytes(self._view[L.MARKS_CELL_A_OFFSET : L.MARKS_CELL_B_OFFSET + L.CELL_SIZE])
+        if data != self._data:
+            cells = self._cells()
+            self._sequence, self._mark = max(cells, key=lambda item: item[0]) if cells else (self._sequence, None)
+            self._data = data
+        self._file.check()
+        return self._mark
 
     def write(self, mark: Mark) -> None:
         """Replace the older cell and sync. What the mark says must be on disk before."""
@@ -115,7 +120,7 @@ class Marks:
     def is_replaced(self) -> bool:
         """Whether another file has its name: it was lost, and a writer made it anew."""
         try:
-            return self._file.path.stat().st_ino != self._file.inode
+            return os.stat(self._name).st_ino != self._file.inode
         except FileNotFoundError:
             return False
 

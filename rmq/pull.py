@@ -34,16 +34,18 @@ def tag_set(tags: str | None) -> set[str] | None:
     return None if not wanted or tags.strip() == "*" else wanted
 
 
-def pull_units(log: CommitLog, queue: ConsumeQueue, log_end: int, queue_offset: int, limit: int,
-               wanted: set[str] | None) -> PullResult:  # fmt: skip
-    """Up to `limit` messages from a queue offset that lies in the queue."""
-    low, high = queue.min_offset, queue.max_offset
+def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log_end: int, queue_offset: int,
+               limit: int, wanted: set[str] | None) -> PullResult:  # fmt: skip
+    """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
+    low, high = bounds
     hashes = None if wanted is None else np.array(sorted(java_hash(tag) for tag in wanted), np.int32)
     messages: list[StoredMessage] = []
     removed = False
     at = queue_offset
+    chunk = PULL_CHUNK if wanted is not None else min(PULL_CHUNK, limit)
     while at < high and len(messages) < limit:
-        offsets, sizes, tags_codes = queue.read(at, min(PULL_CHUNK, high - at))
+        offsets, sizes, tags_codes = queue.read(at, min(chunk, high - at))
+        chunk = PULL_CHUNK
         if not len(offsets):
             break
         gone = ((offsets >= 0) & (offsets < log.min_phy_offset)) | (sizes == UNIT_PRE_BLANK_SIZE)
@@ -86,8 +88,9 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
     if message is None and size > 0 and log.min_phy_offset <= phy_offset < log_end:
         raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
     if message is not None and message.size == size:
-        own = message.topic, message.queue_id, message.queue_offset if queue.is_exact else queue_offset
-        if queue.topic.startswith("%LMQ%") or own == (queue.topic, queue.queue_id, queue_offset):
+        is_own = message.topic == queue.topic and message.queue_id == queue.queue_id and (
+            message.queue_offset == queue_offset or not queue.is_exact)  # fmt: skip
+        if is_own or queue.topic.startswith("%LMQ%"):
             return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")

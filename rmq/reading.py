@@ -30,7 +30,7 @@ from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
-from rmq.query import Found, QueryManyResult, QueryResult, ambiguous_records, find, load_sound, messages_at, unwrap
+from rmq.query import QueryManyResult, QueryResult, ambiguous_records, carriers, find, load_sound, messages_at, unwrap
 from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
 
@@ -88,6 +88,10 @@ class StoreReader(ABC):
     @abstractmethod
     def _derive(self) -> int:
         """Bring the queues level with the log; returns its end."""
+
+    @abstractmethod
+    def _derived_end(self) -> int:
+        """End of the log that the queues were brought level with, or a later one."""
 
     @abstractmethod
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
@@ -172,10 +176,13 @@ class StoreReader(ABC):
         Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
         read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
-        found, log_end, is_complete = self._find(topic, [key], begin, end, limit, complete)
-        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
-        messages = [item for phy in found.phy_offsets.tolist() if phy in stored for item in unwrap(stored[phy], key)]
-        return QueryResult(messages, is_complete, bool(found.truncated[0]), found.scanned_size)
+        name, first, last = self._checked_query(topic, [key], begin, end, limit)
+        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
+        ranges = uncovered if complete else []
+        found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
+                                    end=last, limit=limit)  # fmt: skip
+        messages = [part for message in found for part in unwrap(message, key)]
+        return QueryResult(messages, complete or not uncovered, truncated, sum(stop - start for start, stop in ranges))
 
     @while_open
     def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
@@ -187,26 +194,30 @@ class StoreReader(ABC):
         import pyarrow as pa
 
         names = checked_columns(columns)
-        found, log_end, is_complete = self._find(topic, key_list(keys), begin, end, limit, complete)
+        listed = key_list(keys)
+        name, first, last = self._checked_query(topic, listed, begin, end, limit)
+        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
+        found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
+                     limit=limit)  # fmt: skip
         table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
         key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
         table = table.add_column(0, "key_index", key_index)
         cut = np.flatnonzero(found.truncated)
-        return QueryManyResult(table, is_complete, bool(len(cut)), cut)
+        return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
-    def _find(self, topic: str, keys: list[str], begin: Any, end: Any, limit: int | None,
-              complete: bool) -> tuple[Found, int, bool]:  # fmt: skip
+    def _checked_query(self, topic: str, keys: list[str], begin: Any, end: Any,
+               limit: int | None) -> tuple[bytes, int, int]:  # fmt: skip
+        """What a query asks for, checked: topic, first and last store timestamp."""
         if self._foreign_index is not None:
             raise self._foreign_index
         check_limit(limit)
         name = encoded(topic, "topic")
-        items = [(name, encoded(key, "key")) for key in keys]
+        for key in keys:
+            if not (isinstance(key, str) and key.isascii()):
+                encoded(key, "key")
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(keys, topic))
-        found = find(self._log, items, candidates, uncovered if complete else [], log_end, begin=first, end=last,
-                     limit=limit)  # fmt: skip
-        return found, log_end, complete or not uncovered
+        return name, first, last
 
     def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
@@ -295,12 +306,10 @@ class StoreReader(ABC):
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
         log_end, uncovered, (_, offsets) = self._candidates(hashes)
-        candidates = np.zeros(len(offsets), np.int64), offsets
-        found = find(self._log, [item], candidates, uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
-        stored = messages_at(self._log, found.phy_offsets, log_end, check_crc=True)
-        for phy_offset in found.phy_offsets.tolist():
-            if phy_offset in stored and stored[phy_offset].uniq_key == uniq_key:
-                return next(unwrap(stored[phy_offset], uniq_key))
+        found, _ = carriers(self._log, item, offsets.tolist(), uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
+        for message in found:
+            if message.uniq_key == uniq_key:
+                return next(unwrap(message, uniq_key))
         raise KeyError(uniq_key)
 
     # ---- by queue ----
@@ -344,7 +353,7 @@ class StoreReader(ABC):
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         if isinstance(queue, BatchConsumeQueue):
             return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
-        return pull_units(self._log, queue, self._log_end(), place, limit, wanted)
+        return pull_units(self._log, queue, (low, high), self._derived_end(), place, limit, wanted)
 
     @while_open
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:

@@ -10,9 +10,11 @@ import resource
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from rmq.errors import CorruptFileError, StoreClosedError
 
@@ -69,6 +71,45 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     path.mkdir(DIRECTORY_MODE, exist_ok=True)
     sync_directory(path.parent)
+
+
+class HasPath(Protocol):
+    path: Path
+
+    @property
+    def inode(self) -> int: ...
+
+
+class DirectoryWatch:
+    """Whether directories hold the very files, by name and inode, that a list was made of. Looks each time: the times
+    of a directory tick too slowly to tell.
+    """
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        self._names = [str(directory) for directory in directories]
+        self._seen: list[list[tuple[str, int]]] = []
+        self._kept: tuple[Sequence[HasPath], list[list[tuple[str, int]]]] | None = None
+
+    def is_unchanged(self, files: Sequence[HasPath]) -> bool:
+        """Look; `files`: the object that was kept."""
+        self._seen = seen = [_listing(name) for name in self._names]
+        kept = self._kept
+        return kept is not None and kept[0] is files and kept[1] == seen
+
+    def keep(self, files: Sequence[HasPath]) -> None:
+        """Keep a list in order of names, if it holds all that is_unchanged saw, and nothing else."""
+        seen = self._seen
+        if [(file.path.name, file.inode) for file in files] == sorted(chain.from_iterable(seen)):
+            self._kept = files, seen
+
+
+def _listing(directory: str) -> list[tuple[str, int]]:
+    """(name, inode) of what lies in a directory, in the file system's order; [] when there is no directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [(entry.name, entry.inode()) for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def open_regular(path: Path, flags: int) -> int:

@@ -352,6 +352,9 @@ class Store(StoreReader):
         self._flusher.dispatch()
         return self._log.position
 
+    def _derived_end(self) -> int:
+        return self._visible.end if self.mode == "r" else self._log.position
+
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         if self.mode == "r":
             return self._refresh(), self._visible.uncovered() if self._is_settled else []

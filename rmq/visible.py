@@ -5,6 +5,7 @@ which ranges of the log the index covers. Nothing is written; every answer is as
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 
@@ -43,6 +44,7 @@ class Visible:
                  dispatcher: Dispatcher) -> None:  # fmt: skip
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
+        self._owner_name = str(paths.owner)
         self._log = log
         self._queues = queues
         self._index = index
@@ -96,7 +98,7 @@ class Visible:
     def writer_now(self) -> tuple[int, int] | None:
         """What tells one writer from the next: each makes its owner file anew."""
         try:
-            status = self._paths.owner.stat()
+            status = os.stat(self._owner_name)
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size
@@ -176,9 +178,14 @@ class Visible:
             self._index.durable = self._durable_entries()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
-                if self.end < self._limit():
+                if self.end < self._limit() and self._has_more():
                     self.end = self._find_end(self.end).phy_offset
             return self.end
+
+    def _has_more(self) -> bool:
+        """False when what lies at the end is no record for sure."""
+        segment = self._log.segment_at(self.end)
+        return segment is None or any(segment.read(self.end - segment.start, L.BLANK_HEADER_SIZE))
 
     def _durable_entries(self) -> tuple[int, int] | None:
         """After a crash: the index file and its count that the mark names; slots and links of it may be old or new."""
@@ -244,15 +251,17 @@ class Visible:
         """Ranges of the log whose keys no trusted index file holds."""
         with self._lock:
             self._index.refresh()
-            files = [file for file in self._index.files if file.index_count > 1]
+            files = self._index.files
             covered = self._log.min_phy_offset
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and self._mark != self._first_mark
             if self._mark is not None and (self._index_is_whole or (is_calm and not self._index.damaged)):
                 covered = max(covered, self._mark.indexed_phy_offset)
-                if is_calm and files and self._index.files[-1].path.name >= str(self._mark.index_name):
-                    covered = max(covered, files[-1].end_phy_offset)
+                if is_calm and files and files[-1].path.name >= str(self._mark.index_name):
+                    last = next((file for file in reversed(files) if file.index_count > 1), None)
+                    covered = max(covered, last.end_phy_offset if last is not None else 0)
                 return [(covered, self.end)] if covered < self.end else []
+            files = [file for file in files if file.index_count > 1]
             trusted = 2**63 - 1
             if not self._is_live and not self._is_clean:
                 trusted = Checkpoint(self._paths.checkpoint).index_msg_timestamp

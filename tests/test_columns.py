@@ -6,6 +6,7 @@ import random
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +428,26 @@ def test_a_builder_takes_parts_of_batches_and_starts_anew() -> None:
         with pytest.raises(IndexError):
             builder.append(batch, first, last)
     assert builder.finish()[0] == 0
+
+
+@pytest.mark.parametrize("order", ["a", "aab", "aba", "bb", "bbaa", "cab", "ccc", "acca", "dd", "add", "dcba" * 20])
+def test_topics_that_repeat_read_as_they_do_alone(order: str) -> None:
+    """Plain, malformed (longer when made good), of the same length as another, empty."""
+    topics = {"a": b"Plain", "b": b"\xff\xfe", "c": b"Plai\xc3", "d": b""}
+    data = b""
+    for letter in order:
+        record = oracle.encode_record("x" * len(topics[letter]), 0, 0, len(data), b"")
+        at = len(record) - 2 - len(topics[letter])
+        data += record[:at] + topics[letter] + record[-2:]
+    batch = RecordBatch()
+    batch.scan(data, 0, 0, len(data))
+    assert len(batch) == len(order)
+    builder = ColumnBuilder(["topic"])
+    builder.append(batch, 0, 1)
+    builder.append(batch, 1)
+    builder.append(batch, 1, 0)
+    count, columns = builder.finish()
+    offsets, text = (bytes(buffer) for buffer in columns["topic"])
+    ends = struct.unpack(f"={count + 1}i", offsets)
+    found = [text[begin:end].decode() for begin, end in pairwise(ends)]
+    assert found == [topics[letter].decode(errors="replace") for letter in order]

@@ -332,7 +332,7 @@ def use(data: bytes, checks: int) -> None:
         parse_properties(fields[15])
     batch.has_keys()
     batch.has_inner_batches()
-    assert batch.match([b"T"], [b"k"], np.zeros(len(batch), np.int64)).shape == (len(batch),)
+    assert batch.match(b"T", ["k"], np.zeros(len(batch), np.int64)).shape == (len(batch),)
     assert batch.find_keys({(b"T", b"k"), (None, b"k1")}, np.unique(hash_str_keys(["k", "k1"]))) is not None
     batch.ambiguous()
     pack_units(batch, DELAYS)

@@ -38,6 +38,10 @@ cdef class ColumnBuilder:
         list _buffers                   # per column: list of GrowingBuffer
     cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
                       int32_t stop) except -1 nogil
+    cdef int _copies(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, bint is_body, int32_t first,
+                     int32_t stop) except -1 nogil
+    cdef int _topics(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
+                     int32_t stop) except -1 nogil
     cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
                     GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil
     cdef int _map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends, GrowingBuffer values,

@@ -35,8 +35,11 @@ cdef int MAP_LIMIT = 64             # names of one record that are compared one 
 
 # Large blocks that readers have let go of, for the next batch: new ones would cost a page fault for each 4 KiB.
 # Guarded by the GIL.
-cdef Block[8] SPARES
-cdef int64_t SPARE_LEAST = 1 << 19  # bytes of a block worth keeping
+cdef enum:
+    SPARE_COUNT = 16
+cdef Block[SPARE_COUNT] SPARES
+cdef int64_t SPARE_LEAST = 1 << 16  # bytes of a block worth keeping
+cdef int64_t SPARE_MUCH = 1 << 20
 cdef int64_t SPARE_TOTAL = 1 << 25  # bytes kept at most
 cdef int64_t spare_total = 0
 
@@ -47,7 +50,7 @@ cdef bint _keep(uint8_t *data, int64_t room) noexcept:
     cdef int i
     if room < SPARE_LEAST or spare_total + room > SPARE_TOTAL:
         return False
-    for i in range(8):
+    for i in range(SPARE_COUNT):
         if SPARES[i].data == NULL:
             SPARES[i].data = data
             SPARES[i].room = room
@@ -57,12 +60,15 @@ cdef bint _keep(uint8_t *data, int64_t room) noexcept:
 
 
 cdef Block _spare(int64_t room) noexcept:
-    """The smallest kept block of at least `room` bytes; data NULL when there is none."""
+    """A kept block of at least `room` bytes; data NULL when there is none. The smallest, for much the largest: a column
+    of so many bytes goes on growing, and each time all of it would be copied.
+    """
     global spare_total
     cdef Block found
     cdef int i, best = -1
-    for i in range(8):
-        if SPARES[i].data != NULL and SPARES[i].room >= room and (best < 0 or SPARES[i].room < SPARES[best].room):
+    for i in range(SPARE_COUNT):
+        if SPARES[i].data != NULL and SPARES[i].room >= room and (
+                best < 0 or (SPARES[i].room > SPARES[best].room) == (room >= SPARE_MUCH)):
             best = i
     if best < 0:
         found.data, found.room = NULL, 0
@@ -71,6 +77,14 @@ cdef Block _spare(int64_t room) noexcept:
     SPARES[best].data = NULL
     spare_total -= found.room
     return found
+
+
+cdef inline int _check_offset(int64_t value) except -1 nogil:
+    """OverflowError past what Arrow's 32-bit offsets hold: the batch must end before."""
+    if value > OFFSET_LIMIT:
+        with gil:
+            raise OverflowError("a column batch holds at most 2 GiB")
+    return 0
 
 
 @cython.final
@@ -89,12 +103,16 @@ cdef class GrowingBuffer:
     cdef uint8_t *take(self, int64_t size) except NULL nogil:
         """Room for `size` more bytes, counted as written."""
         if self.size + size > self.room or self.data == NULL:
-            self._grow(max(self.room * 2, self.size + size, <int64_t>256))
+            self._grow(self.size + size)
         self.size += size
         return self.data + self.size - size
 
     cdef int _grow(self, int64_t room) except -1 nogil:
         cdef Block block
+        cdef int64_t doubled = 256
+        while doubled < room:       # sizes that come again: a spare block fits
+            doubled *= 2
+        room = doubled
         block.data, block.room = NULL, room
         if room >= SPARE_LEAST:
             with gil:
@@ -102,7 +120,9 @@ cdef class GrowingBuffer:
         if block.data != NULL:
             if self.size:
                 memcpy(block.data, self.data, <size_t>self.size)
-            free(self.data)
+            with gil:
+                if not _keep(self.data, self.room):
+                    free(self.data)
         else:
             block.room = room
             block.data = <uint8_t *>realloc(self.data, <size_t>room)
@@ -119,11 +139,9 @@ cdef class GrowingBuffer:
         return 0
 
     cdef int add_i32(self, int64_t value) except -1 nogil:
-        """Native byte order, as Arrow has it. OverflowError past 2^31 - 1: the batch must end before."""
+        """Native byte order, as Arrow has it."""
         cdef int32_t item = <int32_t>value
-        if value > OFFSET_LIMIT:
-            with gil:
-                raise OverflowError("a column batch holds at most 2 GiB")
+        _check_offset(value)
         memcpy(self.take(4), &item, 4)
         return 0
 
@@ -197,13 +215,14 @@ cdef class ColumnBuilder:
         cdef int32_t i, stop = batch.count if last is None else last
         if first < 0 or stop > batch.count:
             raise IndexError("rows out of range")
+        stop = max(first, stop)
         for i in range(first, stop):
             if batch.rows[i].sys_flag & L.SYS_FLAG_COMPRESSED:
                 self.compressed += 1
         for column in range(len(self.names)):
             name = self.names[column]
             self._append_column(ORDER.index(name), self._buffers[column], batch, first, stop)
-        self.count += max(0, stop - first)
+        self.count += stop - first
 
     def _append_column(self, int which, list buffers, RecordBatch batch, int32_t first, int32_t stop):
         cdef GrowingBuffer one = buffers[0]
@@ -216,6 +235,12 @@ cdef class ColumnBuilder:
         elif len(buffers) == 1:
             with nogil:
                 self._numbers(which, one, batch, first, stop)
+        elif which == 0:
+            with nogil:
+                self._topics(one, two, batch, first, stop)
+        elif which == 14 or which == 20 or which == 21:     # bodies as stored; the caller decompresses
+            with nogil:
+                self._copies(one, two, batch, which != 21, first, stop)
         else:
             with nogil:
                 self._texts(which, one, two, three, four, five, batch, first, stop)
@@ -224,20 +249,71 @@ cdef class ColumnBuilder:
 
     cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
                       int32_t stop) except -1 nogil:
-        cdef int32_t i, number32
-        cdef int64_t number
+        """One field of each row, native byte order."""
+        cdef RecordRow *row = &batch.rows[first]
+        cdef const void *field = (
+            <const void *>&row.queue_offset if which == 2 else <const void *>&row.phy_offset if which == 3
+            else <const void *>&row.born_timestamp if which == 7 else <const void *>&row.store_timestamp if which == 9
+            else <const void *>&row.prepared_transaction_offset if which == 12 else <const void *>&row.queue_id
+            if which == 1 else <const void *>&row.size if which == 4 else <const void *>&row.flag if which == 5
+            else <const void *>&row.sys_flag if which == 6 else <const void *>&row.reconsume_times if which == 11
+            else <const void *>&row.body_crc)
+        cdef const uint8_t *p = <const uint8_t *>field
+        cdef uint8_t *dest
+        cdef int32_t i
+        if which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
+            dest = out.take(8 * <int64_t>(stop - first))
+            for i in range(stop - first):
+                memcpy(dest + 8 * <int64_t>i, p + i * <int64_t>sizeof(RecordRow), 8)
+        else:
+            dest = out.take(4 * <int64_t>(stop - first))
+            for i in range(stop - first):
+                memcpy(dest + 4 * <int64_t>i, p + i * <int64_t>sizeof(RecordRow), 4)
+        return 0
+
+    cdef int _copies(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, bint is_body, int32_t first,
+                     int32_t stop) except -1 nogil:
+        """Body or properties of each row as stored: room for all is taken once."""
+        cdef int64_t total = 0, size, end = data.size
+        cdef int32_t i, end32
         cdef RecordRow *row
+        cdef uint8_t *dest
+        cdef uint8_t *out
+        for i in range(first, stop):
+            total += batch.rows[i].body_size if is_body else batch.rows[i].properties_size
+        _check_offset(end + total)
+        dest = data.take(total)
+        out = ends.take(4 * <int64_t>(stop - first))
         for i in range(first, stop):
             row = &batch.rows[i]
-            if which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
-                number = (row.queue_offset if which == 2 else row.phy_offset if which == 3
-                          else row.born_timestamp if which == 7 else row.store_timestamp if which == 9
-                          else row.prepared_transaction_offset)
-                memcpy(out.take(8), &number, 8)
+            size = row.body_size if is_body else row.properties_size
+            memcpy(dest, row.base + (row.body_position if is_body else row.properties_position), <size_t>size)
+            dest += size
+            end += size
+            end32 = <int32_t>end
+            memcpy(out, &end32, 4)
+            out += 4
+        return 0
+
+    cdef int _topics(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
+                     int32_t stop) except -1 nogil:
+        """Topics repeat: one that is that of the row before is not looked at again."""
+        cdef int32_t i
+        cdef int64_t begin = 0, size = -1
+        cdef RecordRow *row
+        cdef RecordRow *last = NULL
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            if last != NULL and row.topic_size == last.topic_size and memcmp(
+                    row.base + row.topic_position, last.base + last.topic_position, <size_t>row.topic_size) == 0:
+                data.take(size)
+                memcpy(data.data + data.size - size, data.data + begin, <size_t>size)
             else:
-                number32 = (row.queue_id if which == 1 else row.size if which == 4 else row.flag if which == 5
-                            else row.sys_flag if which == 6 else row.reconsume_times if which == 11 else row.body_crc)
-                memcpy(out.take(4), &number32, 4)
+                begin = data.size
+                self._text(data, row.base + row.topic_position, row.topic_size)
+                size = data.size - begin
+                last = row
+            ends.add_i32(data.size)
         return 0
 
     cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
@@ -252,16 +328,7 @@ cdef class ColumnBuilder:
         cdef uint8_t *out
         for i in range(first, stop):
             row = &batch.rows[i]
-            if which == 0:          # topic
-                self._text(two, row.base + row.topic_position, row.topic_size)
-                one.add_i32(two.size)
-            elif which == 14 or which == 20:        # body as stored; the caller decompresses
-                two.add(row.base + row.body_position, row.body_size)
-                one.add_i32(two.size)
-            elif which == 21:       # raw_properties
-                two.add(row.base + row.properties_position, row.properties_size)
-                one.add_i32(two.size)
-            elif which == 17 or which == 18:        # tags, uniq_key: one validity byte per row, packed at the end
+            if which == 17 or which == 18:        # tags, uniq_key: one validity byte per row, packed at the end
                 size = row.tags_size if which == 17 else row.uniq_key_size
                 one.take(1)[0] = size >= 0
                 if size > 0:

@@ -19,6 +19,11 @@ cdef extern from "property.h" nogil:
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     uint8_t *rmq_copy_host(uint8_t *dest, const uint8_t *host, int size) noexcept
+cdef extern from "items.h" nogil:
+    ctypedef struct rmq_items:
+        pass
+    void rmq_items_begin(rmq_items *items, const uint8_t *p, int64_t n) noexcept
+    bint rmq_items_next(rmq_items *items, const uint8_t **name, const uint8_t **mark, const uint8_t **stop) noexcept
 
 cdef extern from "crc32.h" nogil:
     int rmq_crc_level
@@ -126,24 +131,40 @@ cdef inline bint _is(const Property *item, const char *name, int64_t size) noexc
     return item.name_size == size and memcmp(item.name, name, size) == 0
 
 
+cdef inline void _place_property(RecordRow *row, const Property *item) noexcept nogil:
+    if _is(item, "KEYS", 4):
+        row.keys_position = <int32_t>(item.value - row.base)
+        row.keys_size = <int32_t>item.value_size
+    elif _is(item, "UNIQ_KEY", 8):
+        row.uniq_key_position = <int32_t>(item.value - row.base)
+        row.uniq_key_size = <int32_t>item.value_size
+    elif _is(item, "TAGS", 4):
+        row.tags_position = <int32_t>(item.value - row.base)
+        row.tags_size = <int32_t>item.value_size
+    elif _is(item, "DELAY", 5):
+        row.delay_position = <int32_t>(item.value - row.base)
+        row.delay_size = <int32_t>item.value_size
+
+
 cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil:
     """Place KEYS, UNIQ_KEY, TAGS and DELAY; of repeated names the last wins."""
     cdef const uint8_t *cursor = row.base + row.properties_position
     cdef const uint8_t *end = cursor + row.properties_size
+    cdef const uint8_t *mark
+    cdef const uint8_t *stop
+    cdef rmq_items items
     cdef Property item
-    while next_property(&cursor, end, legacy, &item):
-        if _is(&item, "KEYS", 4):
-            row.keys_position = <int32_t>(item.value - row.base)
-            row.keys_size = <int32_t>item.value_size
-        elif _is(&item, "UNIQ_KEY", 8):
-            row.uniq_key_position = <int32_t>(item.value - row.base)
-            row.uniq_key_size = <int32_t>item.value_size
-        elif _is(&item, "TAGS", 4):
-            row.tags_position = <int32_t>(item.value - row.base)
-            row.tags_size = <int32_t>item.value_size
-        elif _is(&item, "DELAY", 5):
-            row.delay_position = <int32_t>(item.value - row.base)
-            row.delay_size = <int32_t>item.value_size
+    if legacy:
+        while next_property(&cursor, end, True, &item):
+            _place_property(row, &item)
+        return
+    rmq_items_begin(&items, cursor, row.properties_size)
+    while rmq_items_next(&items, &item.name, &mark, &stop):  # next_property, faster for many short items
+        if mark != NULL and mark > item.name and stop > mark + 1:
+            item.name_size = mark - item.name
+            item.value = mark + 1
+            item.value_size = stop - item.value
+            _place_property(row, &item)
 
 
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:

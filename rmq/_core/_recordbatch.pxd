@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of records found by one scan or look-up."""
 cimport cython
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from rmq._core._record cimport RecordRow
 
@@ -11,9 +11,12 @@ cdef class RecordBatch:
     """Rows of one scan over one segment's bytes. Fixed capacity, reused; borrows the bytes until the next scan."""
     cdef:
         RecordRow *rows
+        int32_t _room               # rows there is memory for; grows up to the capacity
         object _source              # memoryview that keeps the scanned bytes mapped
         readonly int32_t capacity
         readonly int32_t count      # rows filled
         readonly int stop           # SCAN_*
         readonly int64_t next_phy_offset   # where the next scan starts; at a stop with an error: the bad byte
+    cdef int _grow(self, int64_t room) except -1 nogil
+    cdef const uint8_t *_borrow_source(self, object source, int64_t *size) except? NULL
     cdef bint _may_carry(self, const RecordRow *row, const int32_t *hashes, Py_ssize_t count) noexcept nogil

@@ -4,16 +4,21 @@
 Source: RocketMQ CommitLog#checkMessageAndReturnSize, MessageDecoder#decode.
 """
 cimport cython
+from cpython.buffer cimport PyBuffer_IsContiguous
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i64
+from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
+    CHECK_BODY_CRC,
+    CHECK_RECORD_CRC,
     PARSE_PROPERTIES,
     RecordRow,
     SCAN_FULL,
@@ -27,6 +32,61 @@ from rmq._core._record cimport (
 )
 
 import numpy as np
+
+cdef extern from "prefetch.h" nogil:
+    void rmq_prefetch(const void *p) noexcept
+
+cdef int32_t FIRST_ROOM = 32        # rows of a batch before it grows
+cdef int64_t LINE = 64              # bytes of a cache line
+cdef int RECORDS_AHEAD = 8          # of a scan that passes over the bodies
+cdef int32_t NEAR = 512             # bytes of a record: of smaller ones the memory knows by itself what comes
+cdef int64_t FRONT_LINES = 128      # bytes from a record's start up to its body and a bit more
+cdef int FRONTS_AHEAD = 32          # of a look-up: records whose front is asked for
+cdef int TAILS_AHEAD = 16
+cdef int64_t TAIL_LINES = 256       # bytes of topic and properties that are asked for
+
+
+cdef inline void _prefetch_lines(const uint8_t *base, int64_t begin, int64_t end, int64_t size) noexcept nogil:
+    """Ask for the cache lines of bytes [begin, end), those among the first `size`."""
+    end = min(end, size)
+    while begin < end:
+        rmq_prefetch(base + begin)
+        begin += LINE
+
+
+cdef inline void _prefetch_ahead(const uint8_t *base, int64_t following, int64_t size,
+                                 const RecordRow *last) noexcept nogil:
+    """Ask for front, topic and properties of a later record, as if all were like the last one: `following` is its end.
+
+    Only for scans that pass over the bodies: of those that read every byte the memory knows by itself what comes.
+    """
+    cdef int64_t at = following + RECORDS_AHEAD * <int64_t>last.size
+    _prefetch_lines(base, at, at + min(FRONT_LINES, <int64_t>last.size), size)
+    at += max(FRONT_LINES, <int64_t>last.topic_position)
+    _prefetch_lines(base, at, at + min(TAIL_LINES, <int64_t>last.size - last.topic_position), size)
+
+
+cdef inline int64_t _position(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:
+    """Where a phy offset lies in a segment, -1: not in its first `limit` bytes."""
+    # Compared first: the difference of hostile offsets may not overflow.
+    if limit <= 0 or phy_offset < segment_phy_offset or phy_offset > segment_phy_offset + (limit - 1):
+        return -1
+    return phy_offset - segment_phy_offset
+
+
+cdef inline void _prefetch_front(const uint8_t *base, int64_t position, int64_t size) noexcept nogil:
+    if position >= 0:
+        _prefetch_lines(base, position, position + FRONT_LINES, size)
+
+
+cdef inline void _prefetch_tail(const uint8_t *base, int64_t position, int64_t size) noexcept nogil:
+    """Ask for the end of a record whose front was asked for before; there lie its topic and properties."""
+    cdef int64_t length
+    if position < 0 or size - position < 4:
+        return
+    length = load_i32(base + position)
+    if FRONT_LINES < length <= size - position:
+        _prefetch_lines(base, position + max(FRONT_LINES, length - TAIL_LINES), position + length, size)
 
 
 cdef struct Span:
@@ -43,6 +103,12 @@ cdef int _borrow(bytes data, Span *span) except -1:
 
 cdef inline bint _is_span(const uint8_t *p, int64_t size, const Span *span) noexcept nogil:
     return size == span.size and memcmp(p, span.data, <size_t>size) == 0
+
+
+cdef inline bint _carries(const RecordRow *row, const Span *topic, const Span *key) noexcept nogil:
+    return row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK and \
+        (topic.data == NULL or _is_span(row.base + row.topic_position, row.topic_size, topic)) and \
+        row_has_key(row, key.data, key.size)
 
 
 cdef inline bint _is_among(int32_t key_hash, const int32_t *hashes, Py_ssize_t count) noexcept nogil:
@@ -62,17 +128,35 @@ cdef class RecordBatch:
     def __cinit__(self, int32_t capacity=8192):
         if capacity < 1:
             raise ValueError("capacity must be at least 1")
-        self.rows = <RecordRow *>calloc(capacity, sizeof(RecordRow))
-        if self.rows == NULL:
-            raise MemoryError()
         self.capacity = capacity
         self.stop = SCAN_FULL
+        self._grow(min(capacity, FIRST_ROOM))
 
     def __dealloc__(self):
         free(self.rows)
 
     def __len__(self):
         return self.count
+
+    cdef int _grow(self, int64_t room) except -1 nogil:
+        """Room for so many rows; most batches hold few."""
+        cdef RecordRow *rows = <RecordRow *>realloc(self.rows, <size_t>room * sizeof(RecordRow))
+        if rows == NULL:
+            with gil:
+                raise MemoryError()
+        self.rows, self._room = rows, <int32_t>room
+        return 0
+
+    cdef const uint8_t *_borrow_source(self, object source, int64_t *size) except? NULL:
+        """First byte of a buffer that is kept until release()."""
+        cdef object view = PyMemoryView_FromObject(source)
+        cdef Py_buffer *buffer = PyMemoryView_GET_BUFFER(view)
+        if not PyBuffer_IsContiguous(buffer, b"C"):
+            raise ValueError("segment must be contiguous")
+        self.release()
+        self._source = view
+        size[0] = buffer.len
+        return <const uint8_t *>buffer.buf
 
     def release(self):
         """Forget the rows and let go of the bytes they borrow."""
@@ -87,23 +171,16 @@ cdef class RecordBatch:
         each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that
         many bytes.
         """
-        cdef const uint8_t[::1] view = segment
-        cdef int64_t segment_size = view.shape[0]
-        cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start
-        cdef const uint8_t *base
+        cdef int64_t segment_size = 0
+        cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
+        cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start = position
+        cdef bint skips_bodies = not checks & (CHECK_BODY_CRC | CHECK_RECORD_CRC)
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
         if position < 0 or limit < position or limit > segment_size:
+            self.release()
             raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
-        self.release()
-        if position == limit:
-            self.stop = SCAN_LIMIT
-            self.next_phy_offset = begin
-            return SCAN_LIMIT
-        self._source = memoryview(segment)
-        base = &view[0]
-        start = position
         with nogil:
             while count < self.capacity:
                 if position == limit:
@@ -111,6 +188,8 @@ cdef class RecordBatch:
                     break
                 if byte_limit > 0 and position - start >= byte_limit:
                     break
+                if count == self._room:
+                    self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room))
                 row = &self.rows[count]
                 stop = parse_record(base + position, limit - position, segment_size - position,
                                     segment_phy_offset + position, checks, row)
@@ -123,6 +202,10 @@ cdef class RecordBatch:
                             raise MemoryError()
                 position += row.size
                 count += 1
+                if skips_bodies and row.size > NEAR:
+                    _prefetch_ahead(base, position, segment_size, row)
+        if stop == SCAN_LIMIT and count == 0:
+            self.release()
         self.count = count
         self.stop = stop
         self.next_phy_offset = segment_phy_offset + position
@@ -135,26 +218,29 @@ cdef class RecordBatch:
         Returns an int32 array with the position in phy_offsets of each row; what is no record below `end` is left
         out. At most `capacity` offsets: ValueError.
         """
-        cdef const uint8_t[::1] view = segment
-        cdef int64_t segment_size = view.shape[0], position, limit
-        cdef Py_ssize_t i
+        cdef int64_t segment_size = 0, position, limit
+        cdef Py_ssize_t i, number = phy_offsets.shape[0]
         cdef int32_t count = 0
-        if phy_offsets.shape[0] > self.capacity:
+        if number > self.capacity:
             raise ValueError("more offsets than the batch has rows")
-        self.release()
-        self._source = memoryview(segment)
-        found = np.empty(phy_offsets.shape[0], np.int32)
+        cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
+        if number > self._room:
+            self._grow(number)
+        found = np.empty(number, np.int32)
         cdef int32_t[::1] out = found
         limit = min(segment_size, end - segment_phy_offset)
         with nogil:
-            for i in range(phy_offsets.shape[0]):
-                # Compared first: the difference of hostile offsets may not overflow.
-                if phy_offsets[i] < segment_phy_offset or phy_offsets[i] >= end:
+            for i in range(min(number, FRONTS_AHEAD)):
+                _prefetch_front(base, _position(phy_offsets[i], segment_phy_offset, limit), limit)
+            for i in range(number):
+                if i + FRONTS_AHEAD < number:
+                    _prefetch_front(base, _position(phy_offsets[i + FRONTS_AHEAD], segment_phy_offset, limit), limit)
+                if i + TAILS_AHEAD < number:
+                    _prefetch_tail(base, _position(phy_offsets[i + TAILS_AHEAD], segment_phy_offset, limit), limit)
+                position = _position(phy_offsets[i], segment_phy_offset, limit)
+                if position < 0:
                     continue
-                position = phy_offsets[i] - segment_phy_offset
-                if position >= limit:
-                    continue
-                if parse_record(&view[position], limit - position, segment_size - position, phy_offsets[i], checks,
+                if parse_record(base + position, limit - position, segment_size - position, phy_offsets[i], checks,
                                 &self.rows[count]) == SCAN_FULL:
                     out[count] = <int32_t>i
                     count += 1
@@ -173,6 +259,8 @@ cdef class RecordBatch:
             raise ValueError("more records than the batch has rows")
         self.release()
         self._source = data
+        if len(places) > self._room:
+            self._grow(len(places))
         for i in range(<int32_t>len(places)):
             position, size = places[i]
             room = view.shape[0] - position
@@ -214,35 +302,43 @@ cdef class RecordBatch:
         self.count = kept
         return kept
 
-    def match(self, list topics not None, list keys not None, const int64_t[::1] wanted not None):
-        """Mask (bool array): row i has parsed properties, topic topics[wanted[i]] and carries keys[wanted[i]] (bytes).
+    def match(self, bytes topic not None, list keys not None, const int64_t[::1] wanted not None):
+        """Mask (bool array): row i has parsed properties, the topic and carries keys[wanted[i]] (str).
 
-        A topic of None matches every topic. ROLLBACK messages never match, as RocketMQ does not index them.
+        ROLLBACK messages never match, as RocketMQ does not index them.
         """
-        cdef Py_ssize_t i
-        cdef RecordRow *row
-        cdef Span *pairs
+        cdef Py_ssize_t i, number
+        cdef Span name
+        cdef Span *spans
         if wanted.shape[0] != self.count:
             raise ValueError("wanted must have one number per row")
         result = np.zeros(self.count, np.bool_)
         cdef uint8_t[::1] out = result.view(np.uint8)
-        pairs = <Span *>calloc(2 * <size_t>self.count + 1, sizeof(Span))
-        if pairs == NULL:
+        spans = <Span *>calloc(<size_t>self.count + 1, sizeof(Span))
+        if spans == NULL:
             raise MemoryError()
+        _borrow(topic, &name)
         try:
             for i in range(self.count):
-                _borrow(topics[wanted[i]], &pairs[2 * i])
-                _borrow(keys[wanted[i]], &pairs[2 * i + 1])
+                if not 0 <= wanted[i] < len(keys):
+                    raise IndexError(wanted[i])
+                spans[i].data = <const uint8_t *>PyUnicode_AsUTF8AndSize(keys[wanted[i]], &number)
+                spans[i].size = number
             with nogil:
                 for i in range(self.count):
-                    row = &self.rows[i]
-                    if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK and (
-                            pairs[2 * i].data == NULL
-                            or _is_span(row.base + row.topic_position, row.topic_size, &pairs[2 * i])):
-                        out[i] = row_has_key(row, pairs[2 * i + 1].data, pairs[2 * i + 1].size)
+                    out[i] = _carries(&self.rows[i], &name, &spans[i])
         finally:
-            free(pairs)
+            free(spans)
         return result
+
+    def carries(self, int32_t i, bytes topic, bytes key not None, int64_t begin, int64_t end):
+        """match of row i with one topic (None: any) and key, both bytes, and a store timestamp in [begin, end]."""
+        cdef Span name, text
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        _borrow(topic, &name)
+        _borrow(key, &text)
+        return begin <= self.rows[i].store_timestamp <= end and _carries(&self.rows[i], &name, &text)
 
     cdef bint _may_carry(self, const RecordRow *row, const int32_t *hashes, Py_ssize_t count) noexcept nogil:
         """Whether a key of the row has one of the sorted hashes."""

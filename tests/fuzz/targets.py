@@ -136,7 +136,7 @@ def use(batch: RecordBatch, has_columns: bool) -> None:
     batch.has_inner_batches()
     batch.has_keys()
     batch.ambiguous()
-    batch.match([b"T", None], [b"k1", b"u1"], np.arange(len(batch), dtype=np.int64) % 2)
+    batch.match(b"T", ["k1", "u1"], np.arange(len(batch), dtype=np.int64) % 2)
     batch.find_keys({(b"T", b"k1"), (None, b"k")}, np.unique(HASHES))
     if len(batch) and batch.numbers("queue")[0] >= 0:
         pack_units(batch, DELAYS)

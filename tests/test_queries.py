@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queries by one key: what a record that shares only the key's hash may do, and what a reader looks at each time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rmq
+from rmq._core import _layout as L
+from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, SCAN_BAD_BODY_CRC
+from rmq._core._recordbatch import RecordBatch
+from rmq.segment import DirectoryWatch
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=1000)
+KEY, TWIN = "Aa", "BB"  # of one Java hash, also behind "T#"
+LOG = f"commitlog/{0:020d}"
+
+
+def fill(path: Path, keys: list[str]) -> list[int]:
+    """A store with one message for each key, closed; the phy offset of each."""
+    with rmq.open(path, "x", config=CONFIG) as store:
+        return [store.put(rmq.Message("T", b"body of %d" % n, keys=[key])).phy_offset for n, key in enumerate(keys)]
+
+
+def damage_body(path: Path, phy_offset: int) -> None:
+    with (path / LOG).open("r+b") as file:
+        file.seek(phy_offset + L.RECORD_BODY_OFFSET)
+        file.write(b"X")
+
+
+def bodies(found: list[rmq.StoredMessage]) -> list[bytes]:
+    return [message.body for message in found]
+
+
+def test_a_damaged_record_that_shares_only_the_hash_of_a_key_is_of_no_account(tmp_path: Path) -> None:
+    places = fill(tmp_path / "store", [KEY, TWIN, KEY])
+    damage_body(tmp_path / "store", places[1])
+    with rmq.open(tmp_path / "store") as store:
+        assert bodies(store.query("T", KEY)) == [b"body of 2", b"body of 0"]
+        with pytest.raises(rmq.CorruptFileError, match="body CRC differs") as caught:
+            store.query("T", TWIN)
+        assert caught.value.offset == places[1]
+
+
+def test_a_damaged_match_behind_the_limit_is_counted_and_not_read(tmp_path: Path) -> None:
+    places = fill(tmp_path / "store", [KEY, KEY, KEY])
+    damage_body(tmp_path / "store", places[0])
+    with rmq.open(tmp_path / "store") as store:
+        found = store.query("T", KEY, limit=2)
+        assert (bodies(found), found.truncated) == ([b"body of 2", b"body of 1"], True)
+        assert not store.query("T", KEY, limit=2, begin=found[0].store_timestamp + 1)
+        with pytest.raises(rmq.CorruptFileError, match="body CRC differs"):
+            store.query("T", KEY, limit=3)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 69, 70, 71, None])
+def test_query_and_query_many_give_the_same(tmp_path: Path, limit: int | None) -> None:
+    fill(tmp_path / "store", [KEY, TWIN] * 70)
+    with rmq.open(tmp_path / "store") as store:
+        one, many = store.query("T", KEY, limit=limit), store.query_many("T", [KEY], limit=limit)
+        assert bodies(one) == many.table["body"].to_pylist() == [b"body of %d" % n for n in range(138, -1, -2)][:limit]
+        assert one.truncated == many.truncated == (limit is not None and limit < 70)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 255, 256, 257, 300])
+@pytest.mark.parametrize("checks", [PARSE_PROPERTIES, PARSE_PROPERTIES | CHECK_BODY_CRC])
+def test_a_batch_grows_with_its_rows(tmp_path: Path, count: int, checks: int) -> None:
+    places = fill(tmp_path / "store", [f"k{n}" for n in range(count)])
+    data = (tmp_path / "store" / LOG).read_bytes()
+    for capacity in (count, count + 1, 8192):
+        batch = RecordBatch(capacity)
+        batch.scan(data, 0, 0, len(data), checks=checks)
+        assert batch.numbers("phy_offset").tolist() == places
+        assert [batch.carries(n, b"T", b"k%d" % n, -(2**63), 2**63 - 1) for n in range(count)] == [True] * count
+    hostile = [-(2**63), -1, 2**63 - 1, len(data) - 1, len(data), places[0] + 1]
+    asked = np.array([place for n in range(count) for place in (places[n], hostile[n % 6])], np.int64)
+    batch = RecordBatch(2 * count)
+    assert batch.load(data, 0, asked, 2**63 - 1, checks=checks).tolist() == list(range(0, 2 * count, 2))
+    assert batch.numbers("phy_offset").tolist() == places
+    assert batch.load(data[: places[-1]], 0, asked, 2**63 - 1).tolist() == list(range(0, 2 * count - 2, 2))
+
+
+def test_look_ahead_stays_inside_a_segment_at_the_ends_of_the_offsets(tmp_path: Path) -> None:
+    fill(tmp_path / "store", [KEY])
+    data = (tmp_path / "store" / LOG).read_bytes()[:200]
+    batch = RecordBatch(3)
+    for start in (-(2**63), 2**63 - 1 - 200):
+        asked = np.array([-(2**63), 0, 2**63 - 1], np.int64)
+        assert not len(batch.load(data, start, asked, 2**63 - 1))
+    assert not len(batch.load(b"", 0, np.array([0], np.int64), 10))
+
+
+def test_carries_asks_for_topic_key_and_time(tmp_path: Path) -> None:
+    fill(tmp_path / "store", [KEY])
+    data = bytearray((tmp_path / "store" / LOG).read_bytes())
+    batch = RecordBatch()
+    batch.scan(data, 0, 0, 300, checks=PARSE_PROPERTIES)
+    time = int(batch.numbers("store_timestamp")[0])
+    for topic, key, begin, end, answer in (
+            (b"T", b"Aa", time, time, True), (None, b"Aa", time, time, True), (b"U", b"Aa", time, time, False),
+            (b"T", b"BB", time, time, False), (b"T", b"Aa", time + 1, time + 1, False),
+            (b"T", b"Aa", time - 1, time - 1, False)):  # fmt: skip
+        assert batch.carries(0, topic, key, begin, end) is answer
+    for row in (-1, 1):
+        with pytest.raises(IndexError):
+            batch.carries(row, b"T", b"Aa", time, time)
+    with pytest.raises(ValueError, match="contiguous"):
+        batch.scan(memoryview(data)[::2], 0, 0, 10)
+    assert batch.scan(data, 0, 0, 300, checks=CHECK_BODY_CRC) != SCAN_BAD_BODY_CRC
+    data[L.RECORD_BODY_OFFSET] ^= 1
+    assert batch.scan(data, 0, 0, 300, checks=CHECK_BODY_CRC) == SCAN_BAD_BODY_CRC
+
+
+# ---- directories -----------------------------------------------------------------------------------------------
+
+
+class File:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inode = path.stat().st_ino
+
+
+def replace(folder: Path) -> None:
+    """Another file of that name, and the directory's times as they were."""
+    times = folder.stat()
+    (folder / "new").write_bytes(b"")
+    os.replace(folder / "new", folder / "a")
+    os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [
+    lambda folder: (folder / "c").write_bytes(b""), lambda folder: (folder / "b").unlink(), replace,
+    lambda folder: (folder / "a").rename(folder / "A"),
+])  # fmt: skip
+def test_no_change_of_a_directory_is_missed(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_bytes(b"")
+    watch, files = DirectoryWatch([folder, tmp_path / "missing"]), [File(folder / "a"), File(folder / "b")]
+    assert not watch.is_unchanged(files)
+    watch.keep(files)
+    assert watch.is_unchanged(files)
+    assert not watch.is_unchanged(list(files))
+    change(folder)
+    assert not watch.is_unchanged(files)
+    watch.keep(files)  # no longer what is there
+    assert not watch.is_unchanged(files)
