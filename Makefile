@@ -44,7 +44,7 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m mypy
 	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
-bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; four minutes, build/bench.json
+bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; six minutes, build/bench.json
 	@mkdir -p build
 	$(PY) -m pytest bench -q --benchmark-only --benchmark-sort=name --benchmark-columns=median,max,rounds \
 	    --benchmark-json=build/bench.json -o tmp_path_retention_policy=failed $(PYTEST_ARGS)
