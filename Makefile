@@ -5,7 +5,8 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rmq/_core/*.h)
-CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py))
+CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py \
+    jsonrows.py))
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 
@@ -43,7 +44,7 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m mypy
 	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
-bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; four minutes, build/bench.json
+bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; six minutes, build/bench.json
 	@mkdir -p build
 	$(PY) -m pytest bench -q --benchmark-only --benchmark-sort=name --benchmark-columns=median,max,rounds \
 	    --benchmark-json=build/bench.json -o tmp_path_retention_policy=failed $(PYTEST_ARGS)

@@ -131,12 +131,12 @@ class ColumnReader:
         import pyarrow as pa
 
         if self._repeated is None or len(self._repeated) != count:  # most chunks are of one length
-            self._repeated = _text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
+            self._repeated = text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
         return self._repeated
 
     def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
         column = self._column(batch, field)
-        return None if column is None else _text_column(_as_text(column, field, binary))
+        return None if column is None else text_column(_as_text(column, field, binary))
 
     def _keys(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, npt.NDArray[np.int64] | None]:
         import pyarrow as pa
@@ -147,8 +147,8 @@ class ColumnReader:
         kind = column.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             starts, first, count = _list_starts(column)
-            return _text_column(_as_text(column.values.slice(first, count), "keys", False)), starts
-        return _text_column(_as_text(column, "keys", False)), None
+            return text_column(_as_text(column.values.slice(first, count), "keys", False)), starts
+        return text_column(_as_text(column, "keys", False)), None
 
     def _properties(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, TextColumn | None,
                                                           npt.NDArray[np.int64] | None]:  # fmt: skip
@@ -160,8 +160,8 @@ class ColumnReader:
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
         starts, first, count = _list_starts(column)
-        names = _text_column(_as_text(column.keys.slice(first, count), "properties", False))
-        values = _text_column(_as_text(column.items.slice(first, count), "properties", False))
+        names = text_column(_as_text(column.keys.slice(first, count), "properties", False))
+        values = text_column(_as_text(column.items.slice(first, count), "properties", False))
         return names, values, starts
 
     def _numbers(self, batch: pa.RecordBatch) -> dict[str, npt.NDArray[np.int64]]:
@@ -246,7 +246,7 @@ def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
     return column.cast(pa.large_string() if is_text else pa.large_binary())
 
 
-def _text_column(array: pa.Array) -> TextColumn:
+def text_column(array: pa.Array) -> TextColumn:
     """Offsets, bytes and a mask of an Arrow large_string or large_binary array, borrowed."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:

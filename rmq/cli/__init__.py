@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import logging
 import os
@@ -79,6 +78,8 @@ class Verbs(click.Group):
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # closed by whoever started us
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        # Before a verb loads numpy: no verb needs the threads for matrices that start, and spin, with it.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         handler = logging.StreamHandler()
         handler.setFormatter(_PlainFormatter("rmq: %(message)s"))
         logging.getLogger("rmq").addHandler(handler)
@@ -126,6 +127,8 @@ def _ending() -> Iterator[None]:
 
 def did_you_mean(name: str, known: Any) -> str:
     """A question with the nearest known name, or nothing."""
+    import difflib
+
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     lowered = {item.lower(): item for item in known}
     if name.lower() in lowered:

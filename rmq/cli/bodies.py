@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_ESCAPED = np.zeros(256, np.bool_)  # bytes that JSON text does not hold as they are
-_ESCAPED[:0x20] = _ESCAPED[ord('"')] = _ESCAPED[ord("\\")] = True
+from rmq._core._jsonrows import JsonRows
+from rmq._core._textcolumn import TextColumn
+from rmq.columns import text_column
 
 
 def json_objects(batch: pa.RecordBatch) -> pa.Array:
@@ -21,62 +22,42 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
 
     Numbers and booleans stay what they are, times become ISO 8601, bytes hex digits; null, NaN and infinity are null.
     """
-    parts: list[Any] = []
-    between = "{"
+    if not batch.num_columns:
+        return pa.repeat(pa.scalar("{}", pa.large_string()), batch.num_rows)
+    heads: list[bytes] = []
+    texts: list[TextColumn] = []
+    quoted: list[bool] = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        # Quotes that every value needs go with the text between the values: one join less for each column.
-        quote = '"' if _is_text(column.type) and not column.null_count else ""
-        values = _escaped(column.cast(pa.large_string())) if quote else json_values(column)
-        parts += [_text(f"{between}{json.dumps(name, ensure_ascii=False)}:{quote}"), values]
-        between = f"{quote},"
-    if not parts:
-        return pa.repeat(_text("{}"), batch.num_rows)
-    return pc.binary_join_element_wise(*parts, _text(f"{between[:-1]}}}"), _text(""))
+        text, is_quoted = _json_text(column)
+        heads.append(f"{',' if heads else '{'}{json.dumps(name, ensure_ascii=False)}:".encode())
+        texts.append(text_column(text))
+        quoted.append(is_quoted)
+    rows = JsonRows(heads, texts, quoted, b"}")
+    # Of Arrow's pool: fresh memory for each batch would cost a page fault for each 4 KiB.
+    offsets, data = pa.allocate_buffer((rows.count + 1) * 8), pa.allocate_buffer(rows.room)
+    size = rows.write(np.frombuffer(offsets, np.int64), np.frombuffer(data, np.uint8))
+    return pa.Array.from_buffers(pa.large_string(), rows.count, [None, offsets, data.slice(0, size)])
 
 
-def json_values(column: pa.Array) -> pa.Array:
-    """Each value as JSON text; large_string without nulls."""
+def _json_text(column: pa.Array) -> tuple[pa.Array, bool]:
+    """(values as text, whether JSON has them between quotes); large_string, where null and what is null stand."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.dictionary_decode(), kind.value_type
     if _is_text(kind):
-        texts = _quoted(column.cast(pa.large_string()))
-    elif pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        texts = column.cast(pa.large_string())
-    elif pa.types.is_floating(kind):
-        texts = pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), None)
-    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
-        texts = _quoted(pc.replace_substring(column.cast(pa.large_string()), " ", "T"))
-    else:
-        values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())
-        texts = pa.array(values, pa.large_string())
-    return pc.coalesce(texts, _text("null"))
+        return column.cast(pa.large_string()), True
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.large_string()), False
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), None), False
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
+        return pc.replace_substring(column.cast(pa.large_string()), " ", "T"), True
+    values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())
+    return pa.array(values, pa.large_string()), False
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _text(text: str) -> pa.Scalar:
-    return pa.scalar(text, pa.large_string())
-
-
-def _quoted(column: pa.Array) -> pa.Array:
-    """Text between quotes, escaped; null stays null."""
-    return pc.binary_join_element_wise(_text('"'), _escaped(column), _text('"'), _text(""))
-
-
-def _escaped(column: pa.Array) -> pa.Array:
-    """Text as it stands between the quotes of JSON; null stays null."""
-    data = column.buffers()[2]
-    used = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    seen = np.flatnonzero(np.bincount(used[_ESCAPED[used]], minlength=256))
-    if len(seen) and seen[0] < 0x20:
-        texts = (None if text is None else json.dumps(text, ensure_ascii=False)[1:-1] for text in column.to_pylist())
-        return pa.array(texts, pa.large_string())
-    for byte in sorted(seen.tolist(), reverse=True):  # the backslash before what it escapes
-        column = pc.replace_substring(column, chr(byte), "\\" + chr(byte))
-    return column
 
 
 def _plain(value: Any) -> Any:

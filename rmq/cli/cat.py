@@ -31,7 +31,8 @@ from rmq.message import StoredMessage
 from rmq.pull import tag_set
 from rmq.store import Store
 
-PAGE = 512  # messages of one pull
+FIRST_PAGE = 16  # messages of a first pull, so that a long answer starts at once; each next one takes twice as many
+PAGE = 512  # messages of one pull at most
 POLL_SECONDS = 0.2
 
 
@@ -106,8 +107,10 @@ class QueueReader:
             with suppress(CorruptFileError):  # on the way: every message is looked at
                 if self._begin is not None:
                     self._next[queue_id] = self._store.search_offset(self._topic, queue_id, self._begin)
+        size = min(FIRST_PAGE, PAGE)
         while (at := max(self._next[queue_id], low)) < high:
-            messages, following = self._page(queue_id, at, high)
+            messages, following = self._page(queue_id, at, high, size)
+            size = min(2 * size, PAGE)
             if following <= at:
                 return
             first: StoredMessage | None = None
@@ -123,12 +126,12 @@ class QueueReader:
             if self._end is not None and first is not None and first.store_timestamp > self._end:
                 return
 
-    def _page(self, queue_id: int, at: int, high: int) -> tuple[Iterable[StoredMessage], int]:
+    def _page(self, queue_id: int, at: int, high: int, size: int) -> tuple[Iterable[StoredMessage], int]:
         """The next messages and where to go on; of a page with damage in it those that are whole, one by one."""
         with suppress(CorruptFileError):
-            page = self._store.pull(self._topic, queue_id, at, PAGE, tags=self._tags)
+            page = self._store.pull(self._topic, queue_id, at, size, tags=self._tags)
             return page.messages, page.next_queue_offset
-        following = min(at + PAGE, high)
+        following = min(at + size, high)
         return self._one_by_one(queue_id, range(at, following)), following
 
     def _one_by_one(self, queue_id: int, queue_offsets: range) -> Iterator[StoredMessage]:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
 from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
+from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
@@ -117,12 +118,14 @@ class Ingest:
         with _progress(sources) as show:
             for source in sources:
                 try:
-                    for rows in source.rows():
-                        if interrupt.is_noted:
-                            return
-                        self._put(store, source, rows)
-                        self._unseen -= {name for name, text in rows.columns.items() if text.null_count < len(text)}
-                        show(source, self.stored)
+                    with read_ahead(source.rows(), interrupt.end_reading) as parts:
+                        for rows in parts:
+                            if interrupt.is_noted:
+                                return
+                            self._put(store, source, rows)
+                            self._unseen -= {name for name, text in rows.columns.items()
+                                             if text.null_count < len(text)}  # fmt: skip
+                            show(source, self.stored)
                 except SourceError:
                     if not interrupt.is_noted:
                         raise

@@ -30,6 +30,10 @@ class Interrupt:
         self.is_noted = False
         self.wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
+    def end_reading(self) -> None:
+        """Pipes that are read end, as after Ctrl-C."""
+        os.write(self._write, b"\0")
+
     def _handle(self, number: int, frame: Any) -> None:
         if self.is_noted:
             raise KeyboardInterrupt

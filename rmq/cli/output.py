@@ -10,10 +10,12 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from string import Formatter
@@ -34,6 +36,7 @@ FIELDS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "store_time
 TIME_FIELDS = ("store_timestamp", "born_timestamp")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_FLUSH_SECONDS = 0.05  # lines that come more slowly are not kept back for more
 _GAP = 2  # columns between two of a table
 _WIDEST = 40  # of any column but the last
 _LEAST = 12  # of the last one and of those that may be cut; with less room each row becomes a block of lines
@@ -109,6 +112,7 @@ class Output:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace", **({} if self.is_terminal else {"encoding": "utf-8"}))
         self._has_header = False
+        self._flushed = -math.inf
         self._table: Table | None = None
 
     def rows(self, rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
@@ -124,8 +128,16 @@ class Output:
         count = 0
         for row in rows:
             self._write(row)
+            self._flush_if_due()
             count += 1
         return count
+
+    def _flush_if_due(self) -> None:
+        """So that a pipe gets the first line at once, and one that was looked for long as soon as it is found."""
+        now = time.monotonic()
+        if now - self._flushed >= _FLUSH_SECONDS:
+            sys.stdout.flush()
+            self._flushed = now
 
     def messages(self, messages: Iterable[StoredMessage], *, show_topic: bool = False) -> int:
         """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
@@ -151,6 +163,7 @@ class Output:
             except (ValueError, LookupError, AttributeError, TypeError) as error:
                 raise click.UsageError(f"-f: {error}") from None
             sys.stdout.write("\n".join(map(printable, line.split("\n"))) if self.is_terminal else line)
+            self._flush_if_due()
             count += 1
         return count
 

@@ -223,9 +223,10 @@ class Source:
             if len(rest) > LINE_LIMIT:
                 raise SourceError(self.path, following, f"row is longer than {LINE_LIMIT:,} bytes")
             if end:
-                part = self._of_lines(data[:end], following)
-                following += data.count(b"\n", 0, end) + (not data[:end].endswith(b"\n"))
-                yield part
+                whole = data[:end]
+                yield self._of_lines(whole, following)
+                ends = np.count_nonzero(np.frombuffer(whole, np.uint8) == ord("\n"))
+                following += int(ends) + (not whole.endswith(b"\n"))
             if not block:
                 return
 

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading beside putting: order, errors, how far ahead, and that no thread stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import finish, start
+
+from rmq.cli.ahead import DEPTH, read_ahead
+
+
+def never() -> None:
+    pytest.fail("a read that ended by itself was woken")
+
+
+def reading() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "rmq-read"]
+
+
+@pytest.mark.parametrize("count", [0, 1, DEPTH, DEPTH + 1, 100])
+def test_items_come_in_order_and_the_thread_ends(count: int) -> None:
+    with read_ahead(range(count), never) as items:
+        assert list(items) == list(range(count))
+    assert reading() == []
+
+
+def test_no_more_than_a_few_items_are_made_ahead() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    with read_ahead(items(), lambda: None) as parts:
+        assert next(parts) == 0
+        time.sleep(0.05)
+        assert len(made) <= DEPTH + 2
+    assert reading() == []
+
+
+def take_all(items: Iterator[int], into: list[int]) -> None:
+    with read_ahead(items, never) as parts:
+        for item in parts:
+            into.append(item)
+
+
+def test_an_error_comes_after_what_stands_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise OSError(5, "unreadable")
+
+    taken: list[int] = []
+    with pytest.raises(OSError, match="unreadable"):
+        take_all(items(), taken)
+    assert taken == list(range(5))
+    assert reading() == []
+
+
+def test_leaving_early_wakes_a_read_that_waits() -> None:
+    begin, end = os.pipe()
+
+    def items() -> Iterator[bytes]:
+        yield b"first"
+        while data := os.read(begin, 1):
+            yield data
+
+    with read_ahead(items(), lambda: os.close(end)) as parts:
+        assert next(parts) == b"first"
+    assert reading() == []
+    os.close(begin)
+
+
+def test_a_bad_row_ends_ingest_of_a_pipe_that_stays_open(tmp_path: Path) -> None:
+    process = start("ingest", tmp_path / "s", "-", "--format", "jsonl", "--topic", "T", stdin=subprocess.PIPE)
+    assert process.stdin
+    process.stdin.write(b'{"id":"0"}\n[]\n')
+    process.stdin.flush()
+    try:
+        assert process.wait(20) == 2
+    finally:
+        process.kill()
+    assert "-: row 2: no JSON object; 1 message stored before" in finish(process).err
