@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import index_rows
+import peer_rows
 from anchor import RELEASE, RocketMQ
 from compiled import compiled
 from goals import ROWS
@@ -26,7 +27,8 @@ from setting import Setting
 ROOM = 5 * 1024**3  # bytes that the files of a run take at most
 MEMORY = Path("/dev/shm")
 NOT_WRITTEN = "no benchmark yet"
-GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows]
+GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows, peer_rows.index_rows,
+                                           peer_rows.call_row]  # fmt: skip
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

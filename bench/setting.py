@@ -11,7 +11,7 @@ from typing import Any
 
 from anchor import RocketMQ
 from goals import Table, ratio_text
-from rounds import Round, interleaved
+from rounds import Round, Taken, interleaved
 
 
 @dataclass
@@ -47,9 +47,13 @@ class Setting:
         """Time a row; ours comes last in each round. Returns our times."""
         taken = interleaved({**anchors, "": ours}, **options)
         mine = taken.pop("")
-        line = self.table.add(row, part, mine, taken)
-        self.note(f"{row} {part}: {line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns, {ratio_text(line.ratio)}")
+        self.record(row, part, mine, taken)
         return mine
+
+    def record(self, row: str, part: str, ours: list[float], anchors: Taken) -> None:
+        line = self.table.add(row, part, ours, anchors)
+        name = f"{row} {part}".strip()
+        self.note(f"{name}: {line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns, {ratio_text(line.ratio)}")
 
     def note(self, text: str) -> None:
         """Say it now, and again under the table when it is about the gate."""
