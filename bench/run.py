@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import index_rows
+import log_rows
 import peer_rows
+import scan_rows
 from anchor import RELEASE, RocketMQ
 from compiled import compiled
 from goals import ROWS
@@ -28,7 +30,8 @@ ROOM = 5 * 1024**3  # bytes that the files of a run take at most
 MEMORY = Path("/dev/shm")
 NOT_WRITTEN = "no benchmark yet"
 GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows, peer_rows.index_rows,
-                                           peer_rows.call_row]  # fmt: skip
+                                           peer_rows.call_row, log_rows.append_rows, log_rows.disk_row,
+                                           scan_rows.scan_rows]  # fmt: skip
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -39,8 +39,7 @@ final class LogRounds {
     void messages(JSONObject job) throws IOException {
         ByteBuffer bodies = map(job.getString("bodies"));
         int count = job.getIntValue("count");
-        int first = job.getIntValue("first");
-        String[] keys = new Keys(Path.of(job.getString("keys"))).strings(first, 2 * count);
+        String[] keys = new Keys(Path.of(job.getString("keys"))).strings(0, 2 * count);
         SocketAddress host = new InetSocketAddress(job.getString("address"), job.getIntValue("port"));
         messages = new MessageExtBrokerInner[count];
         for (int i = 0; i < count; i++) {
@@ -107,54 +106,67 @@ final class LogRounds {
         }
     }
 
-    /** CommitLog#checkMessageAndReturnSize of every record of {@code log}. Answers how many, and their bytes. */
-    void scan(JSONObject job, JSONObject answer) throws Exception {
-        ByteBuffer bytes = logs.computeIfAbsent(job.getString("log"), LogRounds::map);
-        CommitLog log = store(job).getCommitLog();
-        long[] result = new long[2];
-        long begin = Main.now();
-        scan(log, bytes.duplicate(), job.getBooleanValue("crc"), result);
-        answer.put("nanos", Main.now() - begin);
-        answer.put("count", result[0]);
-        answer.put("end", result[1]);
+    /** Unmaps the file of appends. */
+    void forget(JSONObject job) {
+        DefaultMappedFile segment = segments.remove(job.getString("file"));
+        if (segment != null) {
+            segment.shutdown(0);
+        }
     }
 
-    private static void scan(CommitLog log, ByteBuffer bytes, boolean crc, long[] result) {
-        while (bytes.hasRemaining()) {
-            DispatchRequest request = log.checkMessageAndReturnSize(bytes, crc, false, crc);
+    /** CommitLog#checkMessageAndReturnSize of every record of {@code log} up to {@code end}. Answers how many. */
+    void scan(JSONObject job, JSONObject answer) throws Exception {
+        ByteBuffer bytes = records(job);
+        CommitLog log = store(job).getCommitLog();
+        long begin = Main.now();
+        int count = scan(log, bytes);
+        answer.put("nanos", Main.now() - begin);
+        answer.put("count", count);
+    }
+
+    private static int scan(CommitLog log, ByteBuffer bytes) {
+        int count = 0;
+        for (; bytes.hasRemaining(); count++) {
+            DispatchRequest request = log.checkMessageAndReturnSize(bytes, true, false, true);
             if (!request.isSuccess()) {
                 throw new IllegalStateException(request.toString());
             }
-            if (request.getMsgSize() <= 0) {
-                return;
-            }
-            result[0]++;
-            result[1] += request.getMsgSize();
-            if (!crc) {
-                bytes.position((int) result[1]); // a body that is not read is passed over
-            }
         }
+        return count;
     }
 
     /** ReputMessageService#doReput of every record of {@code log} into queue and index of a new store at {@code store}. */
     void dispatch(JSONObject job, JSONObject answer) throws Exception {
-        ByteBuffer bytes = logs.computeIfAbsent(job.getString("log"), LogRounds::map).duplicate();
+        ByteBuffer bytes = records(job);
         DefaultMessageStore store = store(job);
-        CommitLog log = store.getCommitLog();
-        long count = 0;
         long begin = Main.now();
-        for (int at = 0; at < bytes.capacity(); count++) {
-            bytes.position(at);
-            DispatchRequest request = log.checkMessageAndReturnSize(bytes, false, false, false);
-            if (request.getMsgSize() <= 0) {
-                break;
-            }
-            store.doDispatch(request);
-            at += request.getMsgSize();
-        }
+        int count = dispatch(store, bytes);
         answer.put("nanos", Main.now() - begin);
         answer.put("count", count);
         stores.remove(job.getString("store")).destroy();
+    }
+
+    private static int dispatch(DefaultMessageStore store, ByteBuffer bytes) throws Exception {
+        CommitLog log = store.getCommitLog();
+        int count = 0;
+        for (; bytes.hasRemaining(); count++) {
+            DispatchRequest request = log.checkMessageAndReturnSize(bytes, false, false, false);
+            if (!request.isSuccess()) {
+                throw new IllegalStateException(request.toString());
+            }
+            store.doDispatch(request);
+        }
+        return count;
+    }
+
+    private ByteBuffer records(JSONObject job) {
+        ByteBuffer bytes = logs.computeIfAbsent(job.getString("log"), LogRounds::map).duplicate();
+        return bytes.limit(job.getIntValue("end"));
+    }
+
+    /** Lets go of a log; the garbage collector unmaps it. */
+    void unmap(JSONObject job) {
+        logs.remove(job.getString("log"));
     }
 
     private DefaultMessageStore store(JSONObject job) throws Exception {
@@ -165,6 +177,7 @@ final class LogRounds {
             config.setStorePathRootDir(path);
             config.setStorePathCommitLog(path + "/commitlog");
             config.setHaListenPort(0);
+            config.setPutConsumeQueueDataByFileChannel(false); // not its default, but the faster way
             store = new DefaultMessageStore(config, new BrokerStatsManager("bench", false),
                 (topic, queueId, offset, tagsCode, time, bitMap, properties) -> { }, new BrokerConfig(),
                 new ConcurrentHashMap<>());

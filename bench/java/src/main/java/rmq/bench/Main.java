@@ -45,7 +45,9 @@ public final class Main {
                     case "close" -> index.close(job);
                     case "messages" -> log.messages(job);
                     case "append" -> log.append(job, answer);
+                    case "forget" -> log.forget(job);
                     case "scan" -> log.scan(job, answer);
+                    case "unmap" -> log.unmap(job);
                     case "dispatch" -> log.dispatch(job, answer);
                     default -> throw new IllegalArgumentException(line);
                 }
