@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything from a fresh checkout: `make demo` or `make test`. Needs Python 3.11 or newer and a C compiler.
-# PYTHON=python3.12 chooses the interpreter of .venv, PYTEST_ARGS='-k index' what pytest gets.
+# PYTHON=python3.12 chooses the interpreter of .venv, PYTEST_ARGS='-k index' what pytest gets,
+# BENCH_ARGS='--rows I1,I3' what bench/run.py gets.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -8,13 +9,14 @@ SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rm
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py indexfile.py consumequeue_units.py columns.py \
     jsonrows.py))
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop crash kill faults fuzz lint bench docs build debug sanitize clean FORCE
+.PHONY: help demo test interop crash kill faults fuzz lint bench bench-quick bench-peers docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 demo: $(VENV)/.demo ## run examples/flights.py
 	$(PY) examples/flights.py
@@ -44,7 +46,14 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m mypy
 	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
-bench: $(VENV)/.bench ## measure beside pure Python, lmdb, rocksdict, sqlite3; six minutes, build/bench.json
+bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; 25 minutes, build/goals.json
+	@tools/java.sh >/dev/null || true
+	$(PY) bench/run.py --json build/goals.json $(BENCH_ARGS)
+
+bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in four minutes
+	$(PY) bench/run.py --quick --json build/goals-quick.json $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.bench ## everything beside pure Python and databases; six minutes, build/bench.json
 	@mkdir -p build
 	$(PY) -m pytest bench -q --benchmark-only --benchmark-sort=name --benchmark-columns=median,max,rounds \
 	    --benchmark-json=build/bench.json -o tmp_path_retention_policy=failed $(PYTEST_ARGS)

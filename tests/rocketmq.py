@@ -48,10 +48,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "JAVA_HOME": _look()[1], "LC_ALL": "C.UTF-8"}
 
 
-def class_path(release: str) -> str:
-    """Build the harness for a release unless that is done already; its class path."""
-    place = BUILD / release
-    sources = [SOURCES / "pom.xml", *sorted((SOURCES / "src").rglob("*.java"))]
+def class_path(release: str, harness: Path = SOURCES, name: str = "") -> str:
+    """Build a harness for a release unless that is done already, in build/java/`name`; its class path."""
+    place = BUILD / (name or release)
+    sources = [harness / "pom.xml", *sorted((harness / "src").rglob("*.java"))]
     state = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     place.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
@@ -59,7 +59,7 @@ def class_path(release: str) -> str:
         stamp, libraries = place / "stamp", place / "classpath"
         if not (stamp.exists() and stamp.read_text() == state and _all_exist(libraries)):
             shutil.rmtree(place)
-            command = ["mvn", "-q", "-B", "-f", str(SOURCES / "pom.xml"), f"-Drocketmq.version={release}", "compile"]
+            command = ["mvn", "-q", "-B", "-f", str(harness / "pom.xml"), f"-Drocketmq.version={release}", "compile"]
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows I11 and I12: 2 million keys beside what one would use instead. P1: a call that does nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from calls import CALLS, by_compiled, by_python
+from compiled import compiled
+from contenders import KEYS, ROUND, Contenders, Keys
+from rounds import Round, interleaved, timed
+from setting import Setting
+
+LOOK_UPS = 200_000
+NO_LMDB = "lmdb is missing (pip install -e '.[bench]')"
+PUTTERS = ("lmdb put", "sqlite executemany")
+HOLDERS = ("rmq", "lmdb put", "numpy expert", "dict")
+
+
+def index_rows(setting: Setting) -> None:
+    if not setting.wanted("I11", "I12"):
+        return
+    place = setting.place / "contenders"
+    place.mkdir()
+    keys = Keys()
+    with closing(Contenders(place, keys)) as contenders:
+        if setting.wants("I12"):
+            put_row(setting, contenders)
+        if setting.wants("I11"):
+            look_up_row(setting, contenders, keys)
+    shutil.rmtree(place)
+
+
+def put_row(setting: Setting, contenders: Contenders) -> None:
+    """All of the keys, in rounds and transactions of 100,000: the median is that of a file of a million."""
+    runs = {name: timed(ROUND, lambda _, taker=contenders.takers[name]: taker.round())
+            for name in (*PUTTERS, "rmq") if name in contenders.takers}  # fmt: skip
+    taken = interleaved(runs, rounds=KEYS // ROUND, warm=0)
+    for name in PUTTERS:
+        if name in taken:
+            setting.record("I12", name, taken["rmq"], {name: taken[name]})
+    setting.table.skip("I12", NO_LMDB)
+
+
+def look_up_row(setting: Setting, contenders: Contenders, keys: Keys) -> None:
+    """Keys that are there, as objects that nobody has hashed yet; the peers get them as they like them best."""
+    for name in HOLDERS:
+        if name in contenders.takers:
+            contenders.takers[name].fill()
+    numbers = random.Random(setting.seed).sample(range(KEYS), LOOK_UPS)
+    encoded = [keys.encoded[number] for number in numbers]
+    array = np.array(encoded, "S32")
+    vector, table, file = contenders.vector, contenders.dict, contenders.file
+
+    def texts() -> list[str]:
+        return [key.decode() for key in encoded]
+
+    def ours(_: int) -> Callable[[], Any]:
+        text = texts()
+        return lambda: file.select_phy_offset_many(text)
+
+    def by_dict(_: int) -> Callable[[], Any]:
+        text, get = texts(), table.get
+        return lambda: [get(key) for key in text]
+
+    answers = file.select_phy_offset_many(texts()).to_pylist()
+    assert all(number in answer for number, answer in zip(numbers, answers, strict=True))
+    assert [table[key] for key in texts()] == numbers
+    peers: dict[str, Round] = {"numpy expert": timed(LOOK_UPS, lambda _: lambda: vector.select(array)),
+                               "dict get": timed(LOOK_UPS, by_dict)}  # fmt: skip
+    if "lmdb put" in contenders.takers:
+        lmdb = contenders.lmdb
+        assert lmdb.get(encoded) == [keys.packed[number] for number in numbers]
+        peers["lmdb get"] = timed(LOOK_UPS, lambda _: lambda: lmdb.get(encoded))
+    taken = interleaved({**peers, "rmq": timed(LOOK_UPS, ours)})
+    for name in peers:
+        setting.record("I11", name, taken["rmq"], {name: taken[name]})
+    setting.table.skip("I11", NO_LMDB)
+
+
+def call_row(setting: Setting) -> None:
+    if setting.wants("P1"):
+        empty = compiled("empty", setting.place).Empty()
+        setting.add("P1", timed(CALLS, lambda _: lambda: by_compiled(empty)),
+                    {"Python function": timed(CALLS, lambda _: by_python)})  # fmt: skip

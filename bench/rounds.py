@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of several contenders in turn, so that all meet the same machine."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+Round = Callable[[int], float]  # number of the round -> ns per item
+Clock = Callable[[], int]
+Taken = dict[str, list[float]]
+ROUNDS, WARM = 7, 2
+CPU, WALL = time.thread_time_ns, time.perf_counter_ns
+
+
+def timed(items: int, make: Callable[[int], Callable[[], Any]], clock: Clock = CPU) -> Round:
+    """A round of this process. make, untimed: number of the round -> the call that is timed."""
+
+    def run(number: int) -> float:
+        call = make(number)
+        gc.collect()
+        gc.disable()
+        begin = clock()
+        call()
+        taken = clock() - begin
+        gc.enable()
+        return taken / items
+
+    return run
+
+
+def interleaved(contenders: dict[str, Round], rounds: int = ROUNDS, warm: int = WARM) -> Taken:
+    """ns per item of each contender in each round, after `warm` rounds that do not count."""
+    taken: Taken = {name: [] for name in contenders}
+    for number in range(warm + rounds):
+        for name, run in contenders.items():
+            nanos = run(number)
+            if number >= warm:
+                taken[name].append(nanos)
+    return taken

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of goals: python bench/run.py [--quick] [--rows I1,S1] [--place DIR] [--disk DIR]. Rules: README.md.
+
+Every row is timed beside its anchor in the same run. A row whose anchor cannot run is printed as not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import index_rows
+import log_rows
+import peer_rows
+import scan_rows
+from anchor import RELEASE, RocketMQ
+from compiled import compiled
+from goals import ROWS
+from machine import machine, versions
+from rounds import ROUNDS, WARM
+from setting import Setting
+
+ROOM = 5 * 1024**3  # bytes that the files of a run take at most
+MEMORY = Path("/dev/shm")
+NOT_WRITTEN = "no benchmark yet"
+GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows, peer_rows.index_rows,
+                                           peer_rows.call_row, log_rows.append_rows, log_rows.disk_row,
+                                           scan_rows.scan_rows]  # fmt: skip
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure the rows of goals.py beside their anchors.")
+    parser.add_argument("--quick", action="store_true", help="no JVM, smaller sizes")
+    parser.add_argument("--rows", default=",".join(ROWS), help="some rows, with commas between")
+    parser.add_argument("--place", type=Path, help=f"where files of rounds lie; {MEMORY} when it has room")
+    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="where row C5 syncs")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the run there too")
+    options = parser.parse_args(arguments)
+    options.rows = tuple(options.rows.split(","))
+    unknown = sorted(set(options.rows) - set(ROWS))
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return options
+
+
+def place_of(wanted: Path | None) -> Path:
+    if wanted is None and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
+        wanted = MEMORY
+    place = wanted or Path(tempfile.gettempdir())
+    if shutil.disk_usage(place).free < ROOM:
+        raise SystemExit(f"{place}: {ROOM >> 30} GiB must be free")
+    return place
+
+
+def run(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
+    with RocketMQ(place, wanted=not options.quick) as rocketmq:
+        setting = Setting(options.rows, place, disk, options.seed, options.quick, rocketmq, compiled("floors", place))
+        index_rows.gate(setting)
+        for group in GROUPS:
+            group(setting)
+    for row in ROWS:
+        setting.table.skip(row, NOT_WRITTEN)
+    return setting
+
+
+def main(arguments: list[str]) -> None:
+    options = parsed(arguments)
+    place = place_of(options.place)
+    about = machine(place.resolve()) | versions() | {
+        "rocketmq": RELEASE, "seed": str(options.seed), "rounds": f"{ROUNDS} after {WARM}",
+        "sizes": "smaller" if options.quick else "full"}  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=place) as files, \
+            tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=options.disk) as synced:  # fmt: skip
+        setting = run(options, Path(files), Path(synced))
+    about["load_after"] = f"{os.getloadavg()[0]:.1f}"
+    lines = [", ".join(f"{name} {text}" for name, text in about.items()), "", *setting.notes, "",
+             *setting.table.text(options.rows)]  # fmt: skip
+    print("\n" + "\n".join(lines))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        found = {"about": about, "notes": setting.notes, "rows": setting.table.as_json(options.rows)}
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
