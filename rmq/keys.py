@@ -107,7 +107,11 @@ def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int6
     np.cumsum(counts, out=offsets[1:])
     if offsets[-1] > MAX_ANSWERS:
         raise ValueError("more than 2**31 answers in one call: ask for fewer keys")
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+    # Of the buffers: pa.array looks at every kind of thing that it might be given, at each call.
+    numbers = pa.int64()
+    items = pa.Array.from_buffers(numbers, len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
+    return pa.Array.from_buffers(pa.list_(numbers), len(counts), [None, pa.py_buffer(offsets.astype(np.int32))],
+                                 0, 0, [items])  # fmt: skip
 
 
 def key_list(keys: Any) -> list[str]:
