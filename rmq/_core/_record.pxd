@@ -28,6 +28,10 @@ cpdef enum:
     LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored
 
 
+cdef enum:
+    SECTOR_SIZE = 512           # bytes that a disk loses together
+
+
 cdef struct RecordRow:
     const uint8_t *base         # first byte of the record; borrowed
     int64_t phy_offset
@@ -92,7 +96,7 @@ cdef struct Property:
     int64_t value_size
 
 
-cdef bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil
+cdef bint holds_lost_sector(const uint8_t *p, int64_t size) noexcept nogil
 cdef int32_t crc_of(const uint8_t *p, int64_t size) noexcept nogil
 cdef bint next_property(const uint8_t **cursor, const uint8_t *end, bint legacy, Property *item) noexcept nogil
 cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **key, int64_t *size) noexcept nogil
@@ -101,6 +105,11 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
 cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
 cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil
+
+
+cdef inline bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil:
+    """Whether a scan may take properties like these for a loss: a NUL at the end, or a sector of them in a row."""
+    return size > 0 and (p[size - 1] == 0 or (size >= SECTOR_SIZE and holds_lost_sector(p, size)))
 
 
 cdef inline const uint8_t *born_host_of(const RecordRow *row) noexcept nogil:

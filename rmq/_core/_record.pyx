@@ -58,7 +58,6 @@ if _most not in CPU_LEVELS:
 rmq_crc_init(CPU_LEVELS.index(_most))
 CPU_LEVEL = CPU_LEVELS[rmq_crc_level]
 
-cdef int64_t SECTOR = 512
 cdef uint8_t[64] ZEROS
 memset(ZEROS, 0, 64)
 cdef const char *CRC_NAME = "__CRC32#"
@@ -213,7 +212,7 @@ cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
     """
     cdef int64_t begin = row.phy_offset + row.topic_position
     cdef int64_t end = row.phy_offset + row.size
-    cdef int64_t sector = begin - begin % SECTOR
+    cdef int64_t sector = begin - begin % SECTOR_SIZE
     cdef int64_t low, high, i
     if memchr(row.base + row.topic_position, 0, row.topic_size) != NULL:
         return True
@@ -221,7 +220,7 @@ cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
         return True
     while sector < end:
         low = max(sector, row.phy_offset)
-        high = min(sector + SECTOR, end)
+        high = min(sector + SECTOR_SIZE, end)
         # One or two zero bytes may be an empty properties field.
         if high - low > 2 and row.base[high - 1 - row.phy_offset] == 0 and row.base[low - row.phy_offset] == 0:
             i = low
@@ -229,20 +228,18 @@ cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
                 i += 1
             if i == high:
                 return True
-        sector += SECTOR
+        sector += SECTOR_SIZE
     return False
 
 
-cdef bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil:
-    """Whether _has_lost_sector may take properties like these for a loss: a NUL at the end, or 512 in a row."""
+cdef bint holds_lost_sector(const uint8_t *p, int64_t size) noexcept nogil:
+    """Whether as many NULs as a sector has follow each other."""
     cdef int64_t i, run = 0
-    if size > 0 and p[size - 1] == 0:
-        return True
-    if size < SECTOR or memchr(p, 0, size) == NULL:
+    if memchr(p, 0, size) == NULL:
         return False
     for i in range(size):
         run = run + 1 if p[i] == 0 else 0
-        if run == SECTOR:
+        if run == SECTOR_SIZE:
             return True
     return False
 
