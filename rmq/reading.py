@@ -206,7 +206,7 @@ class StoreReader(ABC):
         return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
     def _checked_query(self, topic: str, keys: list[str], begin: Any, end: Any,
-               limit: int | None) -> tuple[bytes, int, int]:  # fmt: skip
+                       limit: int | None) -> tuple[bytes, int, int]:  # fmt: skip
         """What a query asks for, checked: topic, first and last store timestamp."""
         if self._foreign_index is not None:
             raise self._foreign_index
