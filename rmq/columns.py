@@ -131,7 +131,7 @@ class ColumnReader:
         import pyarrow as pa
 
         if self._repeated is None or len(self._repeated) != count:  # most chunks are of one length
-            self._repeated = text_column(pa.repeat(pa.scalar(text, pa.large_string()), count))
+            self._repeated = text_column(pa.repeat(text_scalar(text), count))
         return self._repeated
 
     def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
@@ -186,9 +186,9 @@ class ColumnReader:
                 raise TypeError(f"column {field!r} must be of integers, got {kind}")
             if column.null_count:
                 error = IllegalMessageError(f"column {field!r} holds nulls")
-                error.row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                error.row = int(np.flatnonzero(flags(column.is_null()))[0])
                 raise error
-            values = _cast(column, pa.int64(), field).to_numpy()
+            values = integers(_cast(column, pa.int64(), field))
             numbers[field] = values & _PLAIN_FLAGS if field == "sys_flag" and self._is_plain else values
         return numbers
 
@@ -207,7 +207,7 @@ class ColumnReader:
                     illegal = IllegalMessageError(str(error))
                     illegal.row = int(np.flatnonzero(coded.indices.to_numpy(zero_copy_only=False) == code)[0])
                     raise illegal from None
-            hosts[field] = parsed, coded.indices.fill_null(-1).cast("int64").to_numpy()
+            hosts[field] = parsed, integers(coded.indices.fill_null(-1).cast("int64"))
         return hosts
 
 
@@ -246,6 +246,30 @@ def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
     return column.cast(pa.large_string() if is_text else pa.large_binary())
 
 
+def text_scalar(text: str) -> pa.Scalar:
+    """large_string. pa.scalar would import pandas, to ask whether the text is a value of its."""
+    import pyarrow as pa
+
+    data = text.encode()
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])[0]
+
+
+def integers(array: pa.Array) -> npt.NDArray[Any]:
+    """Signed integers without nulls, borrowed. to_numpy would import pandas."""
+    size, data = array.type.bit_width // 8, array.buffers()[1]
+    return np.frombuffer(data, f"i{size}", len(array), array.offset * size) if len(array) else np.empty(0, f"i{size}")
+
+
+def flags(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    """Booleans without nulls."""
+    data = array.buffers()[1]
+    if data is None:
+        return np.empty(0, np.bool_)
+    begin, end = array.offset, array.offset + len(array)
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")[begin:].view(np.bool_)
+
+
 def text_column(array: pa.Array) -> TextColumn:
     """Offsets, bytes and a mask of an Arrow large_string or large_binary array, borrowed."""
     _, offsets, data = array.buffers()
@@ -253,7 +277,7 @@ def text_column(array: pa.Array) -> TextColumn:
         return TextColumn(np.zeros(len(array) + 1, np.int64), _EMPTY,
                           np.ones(len(array), np.uint8) if array.null_count else _EMPTY)  # fmt: skip
     starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
-    missing = array.is_null().to_numpy(zero_copy_only=False).view(np.uint8) if array.null_count else _EMPTY
+    missing = flags(array.is_null()).view(np.uint8) if array.null_count else _EMPTY
     text = np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY
     return TextColumn(starts, text, missing)
 
@@ -261,10 +285,10 @@ def text_column(array: pa.Array) -> TextColumn:
 def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
     """Item numbers at which the rows start and the last ends, counted from the first item that is used; the number of
     that item, and how many are used. A null row is empty. A slice of a large table pays for its own items only."""
-    offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
-    if column.null_count and np.diff(offsets)[~column.is_valid().to_numpy(zero_copy_only=False)].any():
+    offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
+    if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
         column = column.take(np.arange(len(column)))
-        offsets = column.offsets.to_numpy().astype(np.int64)
+        offsets = integers(column.offsets).astype(np.int64)
     items = len(column.keys if hasattr(column, "keys") else column.values)
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")

@@ -84,3 +84,24 @@ def test_cat_pulls_few_messages_first_and_then_more(store: Path, monkeypatch: An
     pulled.clear()
     good("cat", store, "T", "--limit", 3)
     assert pulled == [FIRST_PAGE]
+
+
+@pytest.mark.parametrize("options", [("--key-column", "a"), ("--key-column", "a", "--key-column", "b", "--queues", "2"),
+                                     ("--tags-column", "b", "--body-column", "a")], ids=len)  # fmt: skip
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_ingest_loads_one_reader_and_no_pandas(tmp_path: Path, form: str, options: tuple[str, ...]) -> None:
+    """pyarrow imports pandas when it is asked for NumPy arrays, or is given Python's own values."""
+    path = tmp_path / f"x.{form}"
+    if form == "parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"a": ["1", ""], "b": ["x", None]}), path)
+    else:
+        path.write_text({"csv": "a,b\n1,x\n,\n", "jsonl": '{"a":"1","b":"x"}\n{"a":"","b":null}\n'}[form])
+    command = [sys.executable, "-c", LOADED, "ingest", str(tmp_path / "s"), str(path), "--topic", "T", *options]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["stored"] == 2
+    loaded = set(done.stderr.split())
+    assert "pandas" not in loaded
+    readers = {"pyarrow.csv": "csv", "pyarrow.json": "jsonl", "pyarrow.parquet": "parquet"}
+    assert {readers[name] for name in readers.keys() & loaded} == {form}

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from rmq._core._jsonrows import JsonRows
 from rmq._core._textcolumn import TextColumn
+from rmq.cli.texts import NULL
 from rmq.columns import text_column
 
 
@@ -49,7 +50,7 @@ def _json_text(column: pa.Array) -> tuple[pa.Array, bool]:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.large_string()), False
     if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), None), False
+        return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), NULL), False
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         return pc.replace_substring(column.cast(pa.large_string()), " ", "T"), True
     values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())

@@ -24,6 +24,8 @@ from rmq.cli.arguments import form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.sources import Rows, Source, SourceError, Wanted
+from rmq.cli.texts import EMPTY, NULL
+from rmq.columns import flags
 from rmq.errors import IllegalMessageError
 from rmq.keys import hash_keys
 from rmq.store import Store
@@ -174,16 +176,15 @@ class Ingest:
 
     def _messages(self, rows: Rows) -> pa.RecordBatch:
         columns: dict[str, Any] = {"body": rows.body}
-        keys = [pc.if_else(pc.equal(rows.columns[name], ""), None, rows.columns[name]) for name in self._key_columns]
+        keys = [_without_empty(rows.columns[name]) for name in self._key_columns]
         if len(keys) == 1:
             columns["keys"] = keys[0]
         elif keys:
             columns["keys"] = _lists(keys)
         if self._tags_column:
-            tags = rows.columns[self._tags_column]
-            columns["tags"] = pc.if_else(pc.equal(tags, ""), None, tags)
+            columns["tags"] = _without_empty(rows.columns[self._tags_column])
         if self._queues > 1:
-            columns["queue_id"] = self._queue_ids(keys, len(rows.body))
+            columns["queue_id"] = _int64s(self._queue_ids(keys, len(rows.body)))
         return pa.RecordBatch.from_pydict(columns)
 
     def _queue_ids(self, keys: list[pa.Array], count: int) -> npt.NDArray[np.int64]:
@@ -193,12 +194,12 @@ class Ingest:
         if not keys:
             return turns
         first = pc.coalesce(*keys)
-        texts = pc.fill_null(first, "")
+        texts = pc.fill_null(first, EMPTY)
         hashed = hash_keys(texts).astype(np.int64)
         for row in np.flatnonzero(hashed == 0).tolist():  # the index takes 0 for -2^31, a queue selector does not
             hashed[row] = abs(java_hash(texts[row].as_py()))
         hashed %= self._queues
-        return np.where(first.is_null().to_numpy(zero_copy_only=False), turns, hashed)
+        return np.where(flags(first.is_null()), turns, hashed)
 
 
 def _reason(error: IllegalMessageError) -> str:
@@ -207,14 +208,23 @@ def _reason(error: IllegalMessageError) -> str:
     return text.partition(": ")[2] if text.startswith("row ") else text
 
 
+def _without_empty(texts: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(texts, EMPTY), NULL, texts)
+
+
+def _int64s(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """Without pa.array, which would import pandas."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
 def _lists(keys: list[pa.Array]) -> pa.Array:
     """One list of the non-null keys for each row."""
     count, width = len(keys[0]), len(keys)
     order = np.arange(count * width).reshape(width, count).T.ravel()
-    flat = pa.concat_arrays(keys).take(pa.array(order))
-    valid = flat.is_valid().to_numpy(zero_copy_only=False)
+    flat = pa.concat_arrays(keys).take(_int64s(order))
+    valid = flags(flat.is_valid())
     offsets = np.r_[0, np.cumsum(valid.reshape(count, width).sum(axis=1))]
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat.drop_null())
+    return pa.LargeListArray.from_arrays(_int64s(offsets), flat.drop_null())
 
 
 def _first_rows(rows: Rows, count: int) -> Rows:

@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 
 from rmq.cli.bodies import json_objects
 from rmq.cli.inputs import MASK, Blocks, Input
-from rmq.cli.texts import as_text, is_bytes, json_text, key_text
+from rmq.cli.texts import EMPTY, as_text, is_bytes, json_text, key_text
+from rmq.columns import flags
 
 BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
@@ -89,11 +87,13 @@ class Source:
         self.position = 0
         self._names: list[str] = []
         self._integers: set[str] = set()  # fields of JSON that were integers last
-        with self._reading():
+        with self._reading():  # of pyarrow's readers only the one that is needed is loaded
             if self._form == "csv":
                 self._head = b""
                 self._names = self._csv_header()
             elif self._form == "parquet":
+                import pyarrow.parquet
+
                 self._file = pyarrow.parquet.ParquetFile(
                     path if self.size and not packed else io.BytesIO(self._input.stream.read()))  # fmt: skip
                 self._names = self._file.schema_arrow.names
@@ -128,6 +128,8 @@ class Source:
     # ---- CSV ----
 
     def _csv_rows(self) -> Iterator[Rows]:
+        import pyarrow.csv
+
         names = self._names
         while names and not self._head.strip(b"\r\n"):
             self._head = self._input.read(BLOCK_SIZE)
@@ -201,7 +203,7 @@ class Source:
         if self._blocks.has_masked:
             for name in wanted:
                 masked = pc.fill_null(pc.match_substring(columns[name], MASK), False)
-                for row in np.flatnonzero(masked.to_numpy(zero_copy_only=False)).tolist():
+                for row in np.flatnonzero(flags(masked)).tolist():
                     broken.setdefault(row, f"{name} is not UTF-8")
         return self._of_table(columns, numbers, broken, bad)
 
@@ -246,8 +248,8 @@ class Source:
         numbers = np.arange(first, first + len(lines))
         names = [*self._wanted.columns, *([self._wanted.body] if self._wanted.body else [])]
         texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
-        filled = pc.not_equal(texts, "")
-        texts, numbers = texts.filter(filled), numbers[filled.to_numpy(zero_copy_only=False)]
+        filled = pc.not_equal(texts, EMPTY)
+        texts, numbers = texts.filter(filled), numbers[flags(filled)]
         if not len(texts):
             return Rows(numbers, texts.cast(kind), self._no_columns())
         # No value begins behind another, so each begins a line; with as many of them as lines each line holds one.
@@ -265,6 +267,8 @@ class Source:
 
     def _parsed(self, data: bytes, names: list[str]) -> pa.Table:
         """The named fields of objects, each all text or all integers."""
+        import pyarrow.json
+
         while True:
             schema = pa.schema([(name, pa.int64() if name in self._integers else pa.string()) for name in names])
             try:
@@ -348,7 +352,7 @@ class Source:
             bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
         else:
             bodies = columns[self._wanted.body]
-            for row in np.flatnonzero(bodies.is_null().to_numpy(zero_copy_only=False)).tolist():
+            for row in np.flatnonzero(flags(bodies.is_null())).tolist():
                 broken.setdefault(row, f"{self._wanted.body} is null")
             bodies = bodies if is_bytes(bodies.type) else bodies.cast(pa.large_string())
         bodies = bodies.cast(pa.large_binary())

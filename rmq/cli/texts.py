@@ -9,6 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq.columns import text_scalar
+
+# A str or None among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
+EMPTY = text_scalar("")
+NULL = pa.nulls(1, pa.large_string())[0]
+
 
 def as_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
     """A binary column as text; rows that are not UTF-8 become null and are put into `broken`."""
