@@ -23,6 +23,7 @@ from anchor import RELEASE, RocketMQ
 from compiled import MODULES, compiled
 from goals import ROWS
 from machine import machine, versions
+from records import SEGMENT
 from rounds import QUICK_ROUNDS, QUICK_WARM, ROUNDS, WARM
 from setting import Setting
 
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> None:
     rounds = (QUICK_ROUNDS, QUICK_WARM) if options.quick else (ROUNDS, WARM)
     about = machine(place.resolve()) | versions() | {
         "rocketmq": RELEASE, "seed": str(options.seed), "rounds": "{} after {}".format(*rounds),
+        "sizes": f"index {index_rows.FULL:,} entries, segment {SEGMENT >> 20} MiB",
         "durability": "page cache only, C5 flushes each put"}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=place) as files, \
             tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=options.disk) as synced:  # fmt: skip
