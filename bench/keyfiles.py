@@ -14,7 +14,7 @@ import pyarrow as pa
 CHUNK = 1_000_000  # keys
 WIDTH = 32  # characters of a random or uniq key
 PRODUCERS = 8
-HEX = np.array([f"{value:02X}" for value in range(256)], "S2").view(np.uint8).reshape(256, 2)
+HEX = np.array([f"{value:02X}" for value in range(256)], "S2").view(np.uint16)  # both digits of a byte
 Matrix = npt.NDArray[np.uint8]
 
 
@@ -42,7 +42,7 @@ class KeyFile:
 def _lines(raw: Matrix) -> Matrix:
     """16 bytes a key -> lines of 32 hex digits."""
     lines = np.full((len(raw), WIDTH + 1), ord("\n"), np.uint8)
-    lines[:, :WIDTH] = HEX[raw].reshape(len(raw), WIDTH)
+    lines[:, :WIDTH] = HEX.take(raw).view(np.uint8)
     return lines
 
 

@@ -18,7 +18,7 @@ import peers
 from databases import OFFSET, Lmdb, Sqlite
 from peer_rows import NO_LMDB
 from records import CONFIG, HOST, PORT, RECORD_SIZES, SEGMENT, TOPIC, Records, WarmLog, make_records
-from rounds import WALL, Round, interleaved, timed
+from rounds import WALL, Round, timed
 from sample import START, Fresh
 from setting import Setting
 
@@ -132,7 +132,7 @@ def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
     runs = {"sqlite executemany": timed(len(made), by_sqlite)}
     if find_spec("lmdb"):
         runs["lmdb putmulti"] = timed(len(made), by_lmdb)
-    taken = interleaved({**runs, "rmq": timed(len(made), ours)})
+    taken = setting.interleaved({**runs, "rmq": timed(len(made), ours)})
     for name in runs:
         setting.record("C4", f"{records.part}, {name.split()[0]}", taken["rmq"], {name: taken[name]})
     fresh.close()
@@ -169,8 +169,8 @@ def disk_row(setting: Setting) -> None:
     config = dataclasses.replace(CONFIG, flush_disk_type="SYNC_FLUSH")
     records = make_records("1 KiB", setting.place, setting.seed)
     os.sync()  # what other rows wrote is not to go to disk meanwhile
-    for part, commits in TOGETHER.items():
-        count = int(part)
+    for part, most in TOGETHER.items():
+        count, commits = int(part), max(1, most // 4) if setting.quick else most
         messages = records.messages(count)
         made = bytes(records.record_size * count)
         mapped = Mapped(setting.disk / "mapped")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from calls import CALLS, by_compiled, by_python
-from compiled import compiled
+from compiled import MODULES, compiled
 from contenders import KEYS, ROUND, Contenders, Keys
 from rounds import Round, interleaved, timed
 from setting import Setting
@@ -40,7 +40,7 @@ def put_row(setting: Setting, contenders: Contenders) -> None:
     """All of the keys, in rounds and transactions of 100,000: the median is that of a file of a million."""
     runs = {name: timed(ROUND, lambda _, taker=contenders.takers[name]: taker.round())
             for name in (*PUTTERS, "rmq") if name in contenders.takers}  # fmt: skip
-    taken = interleaved(runs, rounds=KEYS // ROUND, warm=0)
+    taken = interleaved(runs, rounds=KEYS // ROUND // (2 if setting.quick else 1), warm=0)
     for name in PUTTERS:
         if name in taken:
             setting.record("I12", name, taken["rmq"], {name: taken[name]})
@@ -77,7 +77,7 @@ def look_up_row(setting: Setting, contenders: Contenders, keys: Keys) -> None:
         lmdb = contenders.lmdb
         assert lmdb.get(encoded) == [keys.packed[number] for number in numbers]
         peers["lmdb get"] = timed(LOOK_UPS, lambda _: lambda: lmdb.get(encoded))
-    taken = interleaved({**peers, "rmq": timed(LOOK_UPS, ours)})
+    taken = setting.interleaved({**peers, "rmq": timed(LOOK_UPS, ours)})
     for name in peers:
         setting.record("I11", name, taken["rmq"], {name: taken[name]})
     setting.table.skip("I11", NO_LMDB)
@@ -85,6 +85,6 @@ def look_up_row(setting: Setting, contenders: Contenders, keys: Keys) -> None:
 
 def call_row(setting: Setting) -> None:
     if setting.wants("P1"):
-        empty = compiled("empty", setting.place).Empty()
+        empty = compiled("empty", MODULES).Empty()
         setting.add("P1", timed(CALLS, lambda _: lambda: by_compiled(empty)),
                     {"Python function": timed(CALLS, lambda _: by_python)})  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Round = Callable[[int], float]  # number of the round -> ns per item
 Clock = Callable[[], int]
 Taken = dict[str, list[float]]
 ROUNDS, WARM = 7, 2
+QUICK_ROUNDS, QUICK_WARM = 5, 1
 CPU, WALL = time.thread_time_ns, time.perf_counter_ns
 
 
@@ -20,7 +21,6 @@ def timed(items: int, make: Callable[[int], Callable[[], Any]], clock: Clock = C
 
     def run(number: int) -> float:
         call = make(number)
-        gc.collect()
         gc.disable()
         begin = clock()
         call()
@@ -31,7 +31,7 @@ def timed(items: int, make: Callable[[int], Callable[[], Any]], clock: Clock = C
     return run
 
 
-def interleaved(contenders: dict[str, Round], rounds: int = ROUNDS, warm: int = WARM) -> Taken:
+def interleaved(contenders: Mapping[str, Round], rounds: int = ROUNDS, warm: int = WARM) -> Taken:
     """ns per item of each contender in each round, after `warm` rounds that do not count."""
     taken: Taken = {name: [] for name in contenders}
     for number in range(warm + rounds):

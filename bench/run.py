@@ -20,10 +20,11 @@ import log_rows
 import peer_rows
 import scan_rows
 from anchor import RELEASE, RocketMQ
-from compiled import compiled
+from compiled import MODULES, compiled
 from goals import ROWS
 from machine import machine, versions
-from rounds import ROUNDS, WARM
+from records import SEGMENT
+from rounds import QUICK_ROUNDS, QUICK_WARM, ROUNDS, WARM
 from setting import Setting
 
 ROOM = 5 * 1024**3  # bytes that the files of a run take at most
@@ -36,7 +37,7 @@ GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.selec
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the rows of goals.py beside their anchors.")
-    parser.add_argument("--quick", action="store_true", help="no JVM, smaller sizes")
+    parser.add_argument("--quick", action="store_true", help="no JVM, fewer rounds")
     parser.add_argument("--rows", default=",".join(ROWS), help="some rows, with commas between")
     parser.add_argument("--place", type=Path, help=f"where files of rounds lie; {MEMORY} when it has room")
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="where row C5 syncs")
@@ -61,7 +62,7 @@ def place_of(wanted: Path | None) -> Path:
 
 def run(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
     with RocketMQ(place, wanted=not options.quick) as rocketmq:
-        setting = Setting(options.rows, place, disk, options.seed, options.quick, rocketmq, compiled("floors", place))
+        setting = Setting(options.rows, place, disk, options.seed, options.quick, rocketmq, compiled("floors", MODULES))
         index_rows.gate(setting)
         for group in GROUPS:
             group(setting)
@@ -73,9 +74,11 @@ def run(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
 def main(arguments: list[str]) -> None:
     options = parsed(arguments)
     place = place_of(options.place)
+    rounds = (QUICK_ROUNDS, QUICK_WARM) if options.quick else (ROUNDS, WARM)
     about = machine(place.resolve()) | versions() | {
-        "rocketmq": RELEASE, "seed": str(options.seed), "rounds": f"{ROUNDS} after {WARM}",
-        "sizes": "smaller" if options.quick else "full"}  # fmt: skip
+        "rocketmq": RELEASE, "seed": str(options.seed), "rounds": "{} after {}".format(*rounds),
+        "sizes": f"index {index_rows.FULL:,} entries, segment {SEGMENT >> 20} MiB",
+        "durability": "page cache only, C5 flushes each put"}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=place) as files, \
             tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=options.disk) as synced:  # fmt: skip
         setting = run(options, Path(files), Path(synced))

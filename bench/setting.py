@@ -11,7 +11,7 @@ from typing import Any
 
 from anchor import RocketMQ
 from goals import Table, ratio_text
-from rounds import Round, Taken, interleaved
+from rounds import QUICK_ROUNDS, QUICK_WARM, Round, Taken, interleaved
 
 
 @dataclass
@@ -43,12 +43,17 @@ class Setting:
             return []
         return self.wanted(*rows)
 
-    def add(self, row: str, ours: Round, anchors: Mapping[str, Round], part: str = "", **options: int) -> list[float]:
+    def add(self, row: str, ours: Round, anchors: Mapping[str, Round], part: str = "") -> list[float]:
         """Time a row; ours comes last in each round. Returns our times."""
-        taken = interleaved({**anchors, "": ours}, **options)
+        taken = self.interleaved({**anchors, "": ours})
         mine = taken.pop("")
         self.record(row, part, mine, taken)
         return mine
+
+    def interleaved(self, contenders: Mapping[str, Round]) -> Taken:
+        if self.quick:
+            return interleaved(contenders, QUICK_ROUNDS, QUICK_WARM)
+        return interleaved(contenders)
 
     def record(self, row: str, part: str, ours: list[float], anchors: Taken) -> None:
         line = self.table.add(row, part, ours, anchors)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's table says what was measured, and never that something passed which did not run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+import keyfiles
+from goals import GOALS, ROWS, Table
+from rounds import Round, interleaved
+
+
+def test_the_fastest_anchor_counts() -> None:
+    line = Table().add("I1", "", [10, 12, 11], {"slow": [400, 400, 400], "fast": [220, 200, 240]})
+    assert (line.anchor, line.ours, line.theirs, line.ratio, line.rounds) == ("fast", 11, 220, 20, 3)
+    assert (line.worst, line.best) == (200 / 12, 22)
+
+
+@pytest.mark.parametrize(("theirs", "verdict"), [(14.9, "BELOW"), (15, "R"), (22.9, "R"), (23, "M")])
+def test_a_line_says_which_goal_is_met(theirs: float, verdict: str) -> None:
+    assert Table().add("I1", "", [1.0], {"anchor": [theirs]}).verdict == verdict
+
+
+def test_what_did_not_run_is_never_passed() -> None:
+    table = Table()
+    table.add("I11", "lmdb get", [1.0], {"lmdb get": [50.0]})
+    for row in ROWS:
+        table.skip(row, "no anchor")
+    lines = list(table.text(ROWS))[2:]
+    assert len(lines) == len(GOALS)
+    assert [line.split("|")[1].strip() for line in lines if "not run: no anchor" not in line] == ["I11 lmdb get"]
+    assert [line["pass"] for line in table.as_json(["I1"])] == ["not run: no anchor"]
+
+
+def test_rounds_are_taken_in_turn_and_the_first_do_not_count() -> None:
+    order: list[tuple[str, int]] = []
+
+    def contender(name: str) -> Round:
+        return lambda number: order.append((name, number)) or float(number)
+
+    taken = interleaved({"a": contender("a"), "b": contender("b")}, rounds=2, warm=1)
+    assert taken == {"a": [1, 2], "b": [1, 2]}
+    assert order == [(name, number) for number in range(3) for name in "ab"]
+
+
+def test_key_files_give_back_what_was_written(tmp_path: Path) -> None:
+    mixed = keyfiles.write(tmp_path / "mixed", keyfiles.mixed_lines(1501, 1))
+    lines = (tmp_path / "mixed").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(mixed) == len(lines) == len(set(lines)) == 1501
+    assert mixed.text(0, 1501) == lines
+    assert mixed.arrow(499, 3).to_pylist() == lines[499:502]
+    assert not lines[1000].isascii()
+    assert sorted({len(line) for line in lines[1:500]}) == [18, 32]
+
+
+def test_sampled_keys_are_those_of_the_file(tmp_path: Path) -> None:
+    keys = keyfiles.write(tmp_path / "random", keyfiles.random_lines(100, 1))
+    chosen = keyfiles.sample(keys, tmp_path / "sample", 50, 2)
+    assert set(chosen.text(0, 50)) < set(keys.text(0, 100))
+    assert np.all([len(key) == keyfiles.WIDTH for key in chosen.text(0, 50)])
