@@ -413,6 +413,14 @@ def test_ctrl_c_stops_ingest_and_the_count_is_what_is_kept(tmp_path: Path, form:
     assert_holds_the_first(tmp_path / "s", stored)
 
 
+def wait_until_idle(process: subprocess.Popen[bytes]) -> None:
+    """Until it has done what it can, and waits: two looks in a row find the same time spent."""
+    stat, before = Path(f"/proc/{process.pid}/stat"), ["0", "0"]
+    while (spent := stat.read_text().rpartition(")")[2].split()[11:13]) != before or spent == ["0", "0"]:
+        before = spent
+        time.sleep(0.4)
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize("sent", [0, 300_000])
 def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form: str, sent: int) -> None:
@@ -422,7 +430,7 @@ def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form
     head = "id,name\n" if form == "csv" else ""
     process.stdin.write((head + "".join(map(row.format, range(sent)))).encode())
     process.stdin.flush()
-    time.sleep(1)
+    wait_until_idle(process)
     process.send_signal(signal.SIGINT)
     try:
         assert process.wait(5) == 130
@@ -436,7 +444,7 @@ def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form
 def test_ctrl_c_stops_ingest_that_waits_for_the_writer_of_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.csv")
     process = start("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T")
-    time.sleep(1)
+    wait_until_idle(process)
     process.send_signal(signal.SIGINT)
     done = finish(process, patience=5)
     assert (done.code, done.err.count("\n") <= 1) == (130, True), done
