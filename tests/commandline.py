@@ -299,3 +299,11 @@ def jsonl_rows(data: bytes) -> tuple[list[tuple[int, bytes, Any]], list[int]]:
         text = value if value is None or isinstance(value, str) else json.dumps(value)
         kept.append((number, line.strip(b" \t\r"), text))
     return kept, bad
+
+
+def wait_until_idle(process: subprocess.Popen[bytes]) -> None:
+    """Until it has done what it can, and waits: two looks in a row find the same time spent."""
+    stat, before = Path(f"/proc/{process.pid}/stat"), ["0", "0"]
+    while (spent := stat.read_text().rpartition(")")[2].split()[11:13]) != before or spent == ["0", "0"]:
+        before = spent
+        time.sleep(0.4)

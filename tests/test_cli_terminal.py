@@ -31,6 +31,7 @@ from commandline import (
     on_terminal,
     run,
     start,
+    wait_until_idle,
 )
 from rich.cells import cell_len
 from test_disks import NOBODY, full, mounted
@@ -411,14 +412,6 @@ def test_ctrl_c_stops_ingest_and_the_count_is_what_is_kept(tmp_path: Path, form:
     stored = count_of(last, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages stored before$")
     assert 0 < stored < 1_500_000
     assert_holds_the_first(tmp_path / "s", stored)
-
-
-def wait_until_idle(process: subprocess.Popen[bytes]) -> None:
-    """Until it has done what it can, and waits: two looks in a row find the same time spent."""
-    stat, before = Path(f"/proc/{process.pid}/stat"), ["0", "0"]
-    while (spent := stat.read_text().rpartition(")")[2].split()[11:13]) != before or spent == ["0", "0"]:
-        before = spent
-        time.sleep(0.4)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

@@ -114,7 +114,7 @@ def test_readers_in_another_process_see_a_growing_whole_store(tmp_path: Path, ki
         told = json.loads(out)
         assert told["seen"] == total
         assert told["places"] == [len(range(queue_id, total, 3)) for queue_id in range(3)]
-        assert told["rounds"] > 10
+        assert told["rounds"] > 2
         assert told["opened"] > 1
         assert err == ""
     for folder in ("commitlog", "consumequeue/T/0", "index"):
