@@ -48,9 +48,10 @@ class OurFile:
         """All zeros again, every page touched."""
         np.frombuffer(self.file._file.map, np.uint8)[:] = 0
 
-    def put(self, keys: Any, first: int) -> int:
+    def put(self, keys: Any, first: int) -> Callable[[], int]:
+        """The call that puts them."""
         numbers = np.arange(first, first + len(keys))
-        return self.file.put_keys(keys, numbers, numbers + START)
+        return functools.partial(self.file.put_keys, keys, numbers, numbers + START)
 
     def close(self) -> None:
         self.file.close()
@@ -132,9 +133,9 @@ def put_rows(setting: Setting) -> None:
     random = keyfiles.write(place / "random-put", keyfiles.random_lines(count, setting.seed))
     uniq = keyfiles.write(place / "uniq", keyfiles.uniq_lines(count, setting.seed))
     forms: list[tuple[str, KeyFile, int, Callable[[int], Callable[[], Any]]]] = [
-        ("I1", random, PUTS, lambda first: functools.partial(ours.put, random.arrow(first, PUTS), first)),
-        ("I1b", uniq, PUTS, lambda first: functools.partial(ours.put, uniq.arrow(first, PUTS), first)),
-        ("I2", random, PUTS, lambda first: functools.partial(ours.put, random.text(first, PUTS), first)),
+        ("I1", random, PUTS, lambda first: ours.put(random.arrow(first, PUTS), first)),
+        ("I1b", uniq, PUTS, lambda first: ours.put(uniq.arrow(first, PUTS), first)),
+        ("I2", random, PUTS, lambda first: ours.put(random.text(first, PUTS), first)),
         ("I8", random, SINGLE_PUTS, lambda first: one_by_one(ours, random.text(first, SINGLE_PUTS), first)),
     ]
     for row, keys, size, make in forms:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -51,8 +52,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, by what the kernel thinks."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
 def place_of(wanted: Path | None) -> Path:
-    if wanted is None and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
+    # Files in memory take memory, and JVMs and keys want some beside them, whatever the file system says is free.
+    if wanted is None and MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, available_memory()) >= 2 * ROOM:
         wanted = MEMORY
     place = wanted or Path(tempfile.gettempdir())
     if shutil.disk_usage(place).free < ROOM:
@@ -73,6 +81,7 @@ def run(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
 
 def main(arguments: list[str]) -> None:
     options = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # gigabytes of files are removed first
     place = place_of(options.place)
     rounds = (QUICK_ROUNDS, QUICK_WARM) if options.quick else (ROUNDS, WARM)
     about = machine(place.resolve()) | versions() | {
