@@ -177,7 +177,7 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
     numbers: list[int] = []
     offsets: list[int] = []
     shared = RecordBatch()
-    hashes = np.unique(hash_str_keys([key.decode() for _, key in wanted]))
+    hashes = np.sort(hash_str_keys([key.decode() for _, key in wanted]))
     for first, last in uncovered:
         for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
