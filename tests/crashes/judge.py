@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +51,17 @@ class Geometry:
             enabled_append_prop_crc=self.crc, flush_interval_commit_log=FAR, **fields)  # fmt: skip
 
     def disagreements(self, store: Path) -> list[str]:
+        """Of log, queues and index; the oracle knows what they must be when nothing was removed."""
+        if first_offset(store):
+            findings = rmq.verify(store, config=self.config(), jobs=1)
+            return [] if findings.is_sound else [*map(str, findings)]
         return oracle.check_store(store, self.slots, self.entries, self.version)
+
+
+def first_offset(store: Path, number: int = 0) -> int:
+    """Where a segment of the log begins, the first unless told."""
+    names = sorted(path.name for path in (store / "commitlog").glob("*"))
+    return int(names[number]) if names else 0
 
 
 def demand(holds: object, claim: str) -> None:
@@ -156,6 +166,11 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
     rng = random.Random(seed)
     if state.safe < 0:
         return _judge_unborn(path, geometry)
+    low = first_offset(path)
+    demand(low <= state.low, f"segments below {low} are gone, a cleaning may have removed those below {state.low}")
+    gone = sum(record.phy_offset < low for record in records)
+    records = records[gone:]
+    state = replace(state, begun=max(0, state.begun - gone), safe=max(0, state.safe - gone))
     try:
         with opened(path, "r", geometry, "reading what the crash left") as store:
             seen = rows_of(store)

@@ -82,11 +82,13 @@ class State:
     """One disk: files by path below the root (None: a directory). moment: events that had happened.
 
     begun, safe: messages that had been put so far, and acknowledged as on disk; safe is -1 until the store is open.
+    low: phy offset below which a cleaning may have removed segments.
     """
 
     moment: int
     begun: int
     safe: int
+    low: int
     files: dict[str, bytes | None]
     story: list[str]  # files and directories of which not everything need be there
 
@@ -156,6 +158,7 @@ def left(events: Sequence[Event], weather: Weather) -> State:
     """The disk that power loss after these events leaves."""
     begun = next((event.value for event in reversed(events) if event.kind == "put"), 0)
     safe = next((event.value for event in reversed(events) if event.kind == "safe"), -1)
+    low = next((event.value for event in reversed(events) if event.kind == "low"), 0)
     files = replay(events)
     found: dict[str, bytes | None] = {}
     story: list[str] = []
@@ -176,7 +179,7 @@ def left(events: Sequence[Event], weather: Weather) -> State:
             restore(child, f"{path}/{name}" if path else name)
 
     restore(0, "")
-    return State(len(events), begun, safe, found, story)
+    return State(len(events), begun, safe, low, found, story)
 
 
 def only_synced(events: Sequence[Event]) -> State:

@@ -126,7 +126,7 @@ def test_nothing_that_a_workload_does_is_missed(tmp_path: Path, name: str) -> No
         files = {str(path.relative_to(tmp_path)): path.read_bytes() if path.is_file() else None
                  for path in tmp_path.rglob("*")}  # fmt: skip
         run.close()
-    assert files["s/commitlog/" + "0" * 20]
+    assert any(name.startswith("s/commitlog/") for name in files)
     assert everything(recorder.events[:moment]).files == files
 
 
@@ -162,6 +162,7 @@ def failures(tmp_path: Path, name: str, seeds: range, states: int, **options: An
 LOST = {
     "of segments": ("waits", lambda call, path: "/commitlog/" in path),
     "of the directory of segments": ("waits", lambda call, path: path.endswith("/commitlog")),
+    "of the directory that segments were removed from": ("cleaned", lambda call, path: path.endswith("/commitlog")),
     "of queue files": ("puts", lambda call, path: "/consumequeue/" in path and os.path.isfile(path)),
     "of the directories of queues": ("puts", lambda call, path: "/consumequeue" in path and os.path.isdir(path)),
     "of index files": ("puts", lambda call, path: "/index/" in path),

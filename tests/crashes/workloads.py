@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ from typing import Any
 
 import oracle
 import pyarrow as pa
+from cleaning import Disk
 
 import rmq
-from crashes.judge import Geometry
+from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
 
 TOPICS = ("a", "b", "%RETRY%g")
+MONTH_MS = 30 * 24 * 3600 * 1000
 STORE = "s"
 
 
@@ -113,6 +116,13 @@ class Run:
         assert self.store is not None
         self.store.flush()
         self.recorder.note("safe", len(self.records))
+
+    def clean(self) -> None:
+        """Every segment but the last has expired; some of them, or all, are removed."""
+        assert self.store is not None
+        self.recorder.note("low", first_offset(self.path, -1))
+        self.store.clean(time.time_ns() // 1_000_000 + MONTH_MS, limit=self.rng.choice((1, 2, None)),
+                         disk_usage=lambda path: Disk(10, 90))  # fmt: skip
 
     def close(self) -> None:
         assert self.store is not None
@@ -210,6 +220,15 @@ def sessions(run: Run) -> None:
         run.close()
 
 
+def cleaned(run: Run) -> None:
+    """Segments expire and are removed, queue and index files follow; puts go on."""
+    run.open()
+    run.work(run.rng.randrange(20, 60))
+    for _ in range(run.rng.randrange(1, 4)):
+        run.clean()
+        run.work(run.rng.choice((0, 3, 20)))
+
+
 def killed(run: Run) -> None:
     """The process is killed, even while it opens the store; another one goes on. Then the power fails."""
     run_on = run.rng.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
@@ -234,11 +253,11 @@ def again(run: Run) -> None:
     run.close() if run.rng.random() < 0.5 else run.flush()
 
 
-# A workload that removes messages (store.clean) needs a judge that knows which: oracle.check_store wants a whole log.
 WORKLOADS: dict[str, Callable[[Run], None]] = {
-    "puts": puts, "many": many, "waits": waits, "sessions": sessions, "killed": killed, "again": again,
+    "puts": puts, "many": many, "waits": waits, "sessions": sessions, "cleaned": cleaned, "killed": killed,
+    "again": again,
 }  # fmt: skip
-FIRST = ("puts", "many", "waits", "sessions", "killed")
+FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed")
 
 
 @dataclass
@@ -287,6 +306,7 @@ def _record_again(rng: random.Random, folder: Path, options: dict[str, Any]) -> 
             run = Run(recorder, rng, first.geometry, found, number=first.number, torn=probe.with_name("torn"))
             run.began = run.clock.now = first.now + 10_000
             if state.safe >= 0:
+                recorder.note("low", first_offset(recorder.root / STORE))
                 recorder.note("put", len(found))
                 recorder.note("safe", len(found))
             recorder.begin = len(recorder.events)
