@@ -70,7 +70,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         limit = float("inf") if options.executions is None else options.executions
         while (left := limit - sum(loop.executions for loop in loops)) > 0 and time.monotonic() < parsers_until:
             for loop in loops:
-                loop.run(-(-left // len(loops)), min(time.monotonic() + SLICE_S, parsers_until))
+                loop.run(left / len(loops), min(time.monotonic() + SLICE_S, parsers_until))
                 for finding in loop.findings.values():
                     finding.save(options.findings)  # a later input may end the process
     for loop in loops:
