@@ -29,7 +29,7 @@ from targets import TARGETS  # noqa: E402
 HANG_S = 30  # one input, sanitized, on a busy machine
 ADDRESS_SPACE = 4 * 1024**3  # of a worker without ASan, whose shadow is larger than any limit
 RESTARTS = 20
-SLICE_S = 1.0  # of one parser, then the next: each has as much time, whatever an input costs it
+SLICE_S = 0.2  # of one parser, then the next: each has as much time, whatever an input costs it
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
