@@ -395,7 +395,10 @@ def test_a_killed_store_opens_untruncated(tmp_path: Path, judge: RocketMQ, confi
 
     asked = questions(path)
     answers = judge.open(path, config, asked).answers
-    assert contents(path, "commitlog") == log
+    # A segment that was made and got no record before the kill is no part of the log: RocketMQ removes it.
+    unused = hashlib.sha256(b"%d" % config.mapped_file_size_commit_log).hexdigest()
+    used, kept = ({item for item in held.items() if item[1] != unused} for held in (log, contents(path, "commitlog")))
+    assert kept == used
     assert not (path / "abort").exists()
     with rmq.open(untouched) as store:  # derives in memory what the killed process had not written
         assert_log_and_queues(store, asked, answers)
