@@ -18,6 +18,7 @@ from engine import Fault, Finding, Scratch, mutated
 from targets import inner_of
 
 import rmq
+from rmq._core._layout import SYS_FLAG_INNER_BATCH
 
 SIZES = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
          "max_index_num": 30}  # fmt: skip
@@ -68,12 +69,14 @@ class Truth:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.bodies = {record.phy_offset: record.body for record in oracle.read_records(path)}
+        records = oracle.read_records(path)
+        self.bodies = {record.phy_offset: record.body for record in records}
+        self.wrappers = {record.phy_offset for record in records if record.sys_flag & SYS_FLAG_INNER_BATCH}
         self.files = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
 
     def check_body(self, phy_offset: int, raw_body: bytes) -> None:
-        """The body CRC covers the body; an empty one has none."""
-        if raw_body and raw_body != self.bodies.get(phy_offset):
+        """The body CRC covers the body; an empty one has none. Of an inner batch single messages are shown."""
+        if phy_offset not in self.wrappers and raw_body and raw_body != self.bodies.get(phy_offset):
             raise Fault(f"the body at {phy_offset} is {raw_body[:60]!r} and was "
                         f"{(self.bodies.get(phy_offset) or b'')[:60]!r}")  # fmt: skip
 
@@ -135,14 +138,12 @@ def ask(store: rmq.Store, truth: Truth) -> None:
 
     def scan(**options: Any) -> None:
         for batch in store.scan(columns=["phy_offset", "raw_body", "topic", "keys", "store_timestamp"], **options):
-            for row in batch.select(["phy_offset", "raw_body", "topic"]).to_pylist():
-                if row["topic"] != "B":
-                    truth.check_body(row["phy_offset"], row["raw_body"])
+            for row in batch.select(["phy_offset", "raw_body"]).to_pylist():
+                truth.check_body(row["phy_offset"], row["raw_body"])
 
     def messages(found: list[rmq.StoredMessage]) -> None:
         for one in found:
-            if not one.sys_flag & 0x40 and one.topic != "B":
-                truth.check_body(one.phy_offset, one.raw_body)
+            truth.check_body(one.phy_offset, one.raw_body)
             _ = one.properties, one.keys, one.offset_msg_id
 
     def pull_all() -> None:
