@@ -28,7 +28,7 @@ PIECE = 1024**2
 SINGLE = 10_000  # messages put one by one
 DATABASE_MESSAGES = 10_000
 TOGETHER = {"1": 100, "10": 100, "100": 40, "1000": 15}  # messages of a commit -> commits of a round
-NO_SWITCH = "the instructions for CRC are chosen by what the processor has; nothing turns them off"
+NO_SWITCH = "RMQ_CPU=v2 chooses the instructions, for a whole process: not built yet"
 
 
 def append_rows(setting: Setting) -> None:
