@@ -382,6 +382,7 @@ class ConsumeQueue:
                 self._files.forget(path)
                 self._dirty.discard(path)
             self._starts = self._starts[count:]
+            self._known_paths.clear()
 
     @property
     def tail_size(self) -> int:

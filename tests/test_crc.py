@@ -78,7 +78,7 @@ def run(program: str, level: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("program", [ALONE, COPIED], ids=["alone", "copied"])
+@pytest.mark.parametrize("program", [ALONE, pytest.param(COPIED, marks=pytest.mark.slow)], ids=["alone", "copied"])
 def test_a_crc_is_zlib_s_and_touches_no_byte_around(program: str, level: str) -> None:
     if "RMQ_CPU" not in os.environ and LEVELS.index(level) > LEVELS.index(CPU_LEVEL):
         pytest.skip(f"this CPU goes up to {CPU_LEVEL}")

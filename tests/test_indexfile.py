@@ -240,6 +240,7 @@ def leads_on(file: oracle.IndexFile, key: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_selects_of_damaged_files_answer_or_raise_a_typed_error(tmp_path: Path) -> None:
     """Never a hang. Stricter than RocketMQ in one rule: at a link that does not lead back the walk stops."""
     path, cut, typed = tmp_path / "s", 0, 0

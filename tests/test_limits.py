@@ -113,6 +113,7 @@ def test_a_wide_store_needs_few_descriptors(wide: Path, mode: str) -> None:
     lowered(resource.RLIMIT_NOFILE, 64, work)
 
 
+@pytest.mark.slow
 def test_a_wide_store_grows_with_few_descriptors(tmp_path: Path) -> None:
     def work() -> None:
         make(tmp_path / "s", 2000)
@@ -156,6 +157,7 @@ def test_maps_are_let_go_of_under_no_reader(wide: Path) -> None:
     lowered(resource.RLIMIT_NOFILE, 64, work)
 
 
+@pytest.mark.slow
 def test_a_reader_lets_go_of_a_segment_that_is_gone(tmp_path: Path) -> None:
     make(tmp_path / "s", 500)
 
@@ -181,6 +183,7 @@ def test_without_a_descriptor_left_opening_is_an_error_that_passes(wide: Path) -
     lowered(resource.RLIMIT_NOFILE, 64, work)
 
 
+@pytest.mark.slow
 def test_a_put_without_a_descriptor_left_is_an_error_that_passes(tmp_path: Path) -> None:
     def work() -> None:
         with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
