@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import json
 import lzma
@@ -27,6 +28,11 @@ SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") e
 NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/faults/interpose.c",
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the collector need not walk it again and again."""
+    gc.freeze()
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,15 @@ def check(path: Path) -> list[str]:
     return oracle.check_store(path, SMALL["max_hash_slot_num"], SMALL["max_index_num"])
 
 
+def seeds(count: int, *, in_the_loop: int) -> list[object]:
+    return [pytest.param(seed, marks=[pytest.mark.slow] if seed >= in_the_loop else []) for seed in range(count)]
+
+
 def uniq_keys(store: rmq.Store) -> list[str]:
     return store.scan(columns=["uniq_key"]).read_all()["uniq_key"].to_pylist()
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", seeds(12, in_the_loop=4))
 def test_a_killed_store_recovers_to_the_bytes_of_one_that_never_crashed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     sent = messages(160, seed)
@@ -90,7 +94,7 @@ def mix(old: Path, new: Path, target: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("crc", [False, True])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, in_the_loop=8))
 def test_any_mix_of_old_and_new_sectors_keeps_what_was_flushed(tmp_path: Path, seed: int, crc: bool) -> None:
     rng = random.Random(seed)
     sent = messages(120, seed)

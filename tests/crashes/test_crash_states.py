@@ -130,6 +130,7 @@ def test_nothing_that_a_workload_does_is_missed(tmp_path: Path, name: str) -> No
     assert everything(recorder.events[:moment]).files == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 def test_a_seed_draws_the_same_disks_each_time(tmp_path: Path, name: str) -> None:
     kinds = []
