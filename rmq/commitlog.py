@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
+from rmq._core._logtail import LogTail
 from rmq._core._mapguard import lost_pages
 from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
@@ -102,9 +103,8 @@ class CommitLog:
         self.segment_size = segment_size
         self.writable = writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
-        self.position = self._planned = 0  # phy offset of the next byte to write; where an append under way will end
+        self.tail = LogTail()  # stands on the last of `unsynced` or nowhere
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
-        self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
         self._watch = DirectoryWatch(self.directories)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
@@ -221,18 +221,9 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        phy_offset = self.position
-        segment = self.unsynced[-1] if self.unsynced else None
-        if segment is not None:  # mostly that one has room and blocks for all
-            file, begin, end = segment.file, segment.start, phy_offset + batch.records_size
-            if begin <= phy_offset and end + L.BLANK_HEADER_SIZE <= begin + file.reserved and not lost_pages():
-                self._planned = end
-                batch.encode(file.map, begin, phy_offset - begin, 0, batch.count, store_timestamp, queues)
-                if lost_pages():
-                    file.check()
-                last = batch.last_phy_offset if batch.count else self.last_phy_offset
-                self.position, self.last_phy_offset = end, last  # both or none: no signal comes in between
-                return end
+        if self.tail.append(batch, store_timestamp, queues):
+            return self.tail.position
+        phy_offset = self.tail.position
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row = 0
         while row < len(batch):
@@ -254,7 +245,7 @@ class CommitLog:
             if row < len(batch):
                 plan.append((segment, file, position + used, row, row))
                 phy_offset = segment.end
-        self._planned = phy_offset
+        self.tail.planned = phy_offset
         for segment, file, position, first, stop in plan:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
@@ -263,37 +254,48 @@ class CommitLog:
             else:
                 batch.encode(file.map, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
-        last = batch.last_phy_offset if len(batch) else self.last_phy_offset
-        self.position, self.last_phy_offset = phy_offset, last  # both or none: no signal comes in between
+        self.tail.reach(phy_offset, batch)
+        if plan:
+            self.tail.stand(file.map, file.map.guard, segment.start, file.reserved)
         return phy_offset
 
     def distrust(self, phy_offset: int) -> None:
         """Take what lies behind a phy offset as not synced: a process that was killed wrote it."""
-        self.unsynced = [segment for segment in self.segments if segment.end > phy_offset]
+        self._owe([segment for segment in self.segments if segment.end > phy_offset])
+
+    def _owe(self, segments: list[Segment]) -> None:
+        """These are not synced, and no others."""
+        self.unsynced = segments
+        if not segments or not self.tail.is_on(segments[-1].start):
+            self.tail.rest()
 
     @property
-    def was_interrupted(self) -> bool:
-        """Whether an exception such as KeyboardInterrupt ended an append that may have encoded rows."""
-        return self._planned > self.position
+    def position(self) -> int:
+        """Phy offset of the next byte to write."""
+        return self.tail.position
+
+    @position.setter
+    def position(self, phy_offset: int) -> None:
+        self.tail.position = self.tail.planned = phy_offset
 
     def erase_interrupted(self) -> None:
         """Zero what an interrupted append may have written; the queue offsets it took are the caller's to restore."""
         for segment in self.segments:
-            begin, end = max(self.position, segment.start), min(self._planned, segment.end)
+            begin, end = max(self.position, segment.start), min(self.tail.planned, segment.end)
             if begin < end:
                 file = segment.file
                 file.map[begin - segment.start : end - segment.start] = bytes(end - begin)
                 file.check()
-        self._planned = self.position
+        self.tail.planned = self.position
 
     def take_unsynced(self, into: list[Segment]) -> None:
         """Move the segments written since the last call, oldest first, to a list, for the caller to sync."""
         into += [segment for segment in self.unsynced if segment not in into]
-        self.unsynced = []
+        self._owe([])
 
     def drop_unsynced(self, synced: list[Segment]) -> None:
         """Segments that are on disk, full ones: the one that takes records may have new ones."""
-        self.unsynced = [segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]]
+        self._owe([segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]])
 
     # ---- read ----
 
@@ -408,5 +410,6 @@ class CommitLog:
                 segment.check()
 
     def close(self) -> None:
+        self.tail.release()
         close_all(segment.close for segment in self.segments)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rmq._core._ownedlock import OwnedLock
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
@@ -32,15 +33,15 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 class Flusher:
     """Dispatches and syncs an open store. A sync that failed leaves `failure`: nothing is trusted after it."""
 
-    def __init__(self, store: OpenedStore, marks: Marks, put_lock: threading.RLock, config: StoreConfig, *,
+    def __init__(self, store: OpenedStore, marks: Marks, put_lock: OwnedLock, config: StoreConfig, *,
                  known_queues: int) -> None:  # fmt: skip
         """known_queues: that many queues of the table are known to stand in topics.json, or are not ours to add."""
-        self.failure: OSError | None = None
-        self._is_untold = False  # nobody was told of the failure yet
         self._store = store
+        self._failure: OSError | None = None
+        self._is_untold = False  # nobody was told of the failure yet
         self._marks = marks
         self._put_lock = put_lock  # before it, when both are held: the flush lock
-        self._flush_lock = threading.RLock()
+        self.flush_lock = OwnedLock()
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
@@ -49,8 +50,6 @@ class Flusher:
         self._is_syncing = False
         self._synced = store.log.position
         self._flushed = store.log.position
-        self._last_timestamp = 0
-        self._behind = 0
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | CorruptFileError | None = None
         # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
@@ -62,6 +61,16 @@ class Flusher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def failure(self) -> OSError | None:
+        """The sync that failed, or None."""
+        return self._failure
+
+    @failure.setter
+    def failure(self, error: OSError | None) -> None:
+        self._failure = error
+        self._store.log.tail.is_shut = error is not None  # for good: a put under way may let the tail stand again
+
     # ---- dispatch ----
 
     def dispatch(self) -> None:
@@ -69,7 +78,7 @@ class Flusher:
         with self._put_lock:
             self._check_open()
             self._store.dispatcher.advance(self._store.log.position)
-            self._behind = 0
+            self._store.log.tail.behind = 0
             self._dispatch_failure = None
 
     def settle(self) -> None:
@@ -77,18 +86,19 @@ class Flusher:
         began. Call under the put lock.
         """
         store = self._store
-        if self._dispatch_failure is None and not store.log.was_interrupted:
+        if self._dispatch_failure is None and not store.log.tail.was_interrupted:
             return
         self.dispatch()
-        if store.log.was_interrupted:
+        if store.log.tail.was_interrupted:
             fill_table(store.queues, store.table)
             store.log.erase_interrupted()
 
     def put_done(self, count: int, timestamp: int) -> None:
         """Account for stored messages. Call under the put lock."""
-        self._last_timestamp = timestamp
-        self._behind += count
-        if self._behind >= DISPATCH_BEHIND:
+        tail = self._store.log.tail
+        tail.last_timestamp = timestamp
+        tail.behind += count
+        if tail.behind >= DISPATCH_BEHIND:
             try:
                 self.dispatch()
             except CorruptFileError as error:
@@ -112,7 +122,7 @@ class Flusher:
                 if self._synced >= end:
                     return
                 is_mine = self._is_syncing = True
-            with self._flush_lock:
+            with self.flush_lock:
                 self._raise_failure()
                 with self._put_lock:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
@@ -144,7 +154,7 @@ class Flusher:
     def flush(self, *, closing: bool = False) -> None:
         """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
         store = self._store
-        with self._flush_lock:
+        with self.flush_lock:
             self._check_open()
             self._raise_failure()
             with self._put_lock:
@@ -154,7 +164,7 @@ class Flusher:
                 except OSError as error:
                     self._note(error)
                     raise
-                end, timestamp = store.log.position, self._last_timestamp
+                end, timestamp = store.log.position, store.log.tail.last_timestamp
                 store.log.take_unsynced(self._segments)
                 store.queues.take_dirty(self._queue_files)
                 store.index.take_unsynced(self._index_files)
@@ -206,7 +216,7 @@ class Flusher:
 
         Gives the end of what is on disk, behind which a full disk may keep the log. Puts go on. Raises OSError.
         """
-        with self._flush_lock:
+        with self.flush_lock:
             try:
                 self.flush()
             except OSError:
@@ -243,13 +253,13 @@ class Flusher:
 
     def check_not_nested(self) -> None:
         """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
-        if self._put_lock._is_owned() or self._flush_lock._is_owned():  # type: ignore[attr-defined]
+        if self._put_lock.is_mine() or self.flush_lock.is_mine():
             raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
                                "signal handler; raise an exception there instead")  # fmt: skip
 
     def close(self) -> None:
         """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
-        with self._flush_lock, self._put_lock:
+        with self.flush_lock, self._put_lock:
             self._is_closed = True
 
     def _raise_failure(self) -> None:
@@ -273,7 +283,7 @@ class Flusher:
         index, dispatcher = self._store.index, self._store.dispatcher
         last = index.files[-1] if index.files else None
         return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=dispatcher.index_phy_offset,
-                    last_phy_offset=self._store.log.last_phy_offset,
+                    last_phy_offset=self._store.log.tail.last_phy_offset,
                     index_name=int(last.path.name) if last else 0,
                     index_header=last.view.header() if last else bytes(40))  # fmt: skip
 

@@ -68,12 +68,12 @@ class Marks:
         self._sequence = 0
         self._mark: Mark | None = None
         self._data = b""  # the cells that _mark was read from
-        self._view = memoryview(self._file.map)
+        self.view = memoryview(self._file.map)  # whoever holds a part of it lets go before `close`
 
     def _cells(self) -> list[tuple[int, Mark]]:
         found = []
         for offset in (L.MARKS_CELL_A_OFFSET, L.MARKS_CELL_B_OFFSET):
-            cell = bytes(self._view[offset : offset + L.CELL_SIZE])
+            cell = bytes(self.view[offset : offset + L.CELL_SIZE])
             if _CRC.unpack_from(cell, L.CELL_CRC_OFFSET)[0] != zlib.crc32(cell[: L.CELL_CRC_OFFSET]):
                 continue
             sequence, durable, derived, indexed, name, last, header = _CELL.unpack_from(cell)
@@ -87,7 +87,7 @@ class Marks:
 
     def read(self) -> Mark | None:
         """The newest whole cell, or None when there is none."""
-        data = bytes(self._view[L.MARKS_CELL_A_OFFSET : L.MARKS_CELL_B_OFFSET + L.CELL_SIZE])
+        data = bytes(self.view[L.MARKS_CELL_A_OFFSET : L.MARKS_CELL_B_OFFSET + L.CELL_SIZE])
         if data != self._data:
             cells = self._cells()
             self._sequence, self._mark = max(cells, key=lambda item: item[0]) if cells else (self._sequence, None)
@@ -102,20 +102,20 @@ class Marks:
                           mark.indexed_phy_offset, mark.index_name, mark.last_phy_offset,
                           mark.index_header)  # fmt: skip
         offset = L.MARKS_CELL_A_OFFSET if self._sequence % 2 else L.MARKS_CELL_B_OFFSET
-        self._view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
+        self.view[offset : offset + L.CELL_SIZE] = cell + _CRC.pack(zlib.crc32(cell))
         self._file.check()
         self._file.sync()
 
     @property
     def visible_phy_offset(self) -> int:
         """End of the log for readers; at or above every acknowledged byte of a live writer."""
-        value: int = _LONG.unpack_from(self._view, L.MARKS_VISIBLE_PHY_OFFSET_OFFSET)[0]
+        value: int = _LONG.unpack_from(self.view, L.MARKS_VISIBLE_PHY_OFFSET_OFFSET)[0]
         self._file.check()
         return value
 
     def show(self, phy_offset: int) -> None:
         """Publish the end of the log to readers. Never synced."""
-        store_visible(self._view, phy_offset)
+        store_visible(self.view, phy_offset)
 
     def is_replaced(self) -> bool:
         """Whether another file has its name: it was lost, and a writer made it anew."""
@@ -125,7 +125,7 @@ class Marks:
             return False
 
     def close(self) -> None:
-        self._view.release()
+        self.view.release()
         self._file.close()
 
 

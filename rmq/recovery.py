@@ -313,7 +313,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
 def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) -> None:
     """Closed by us and left alone: nothing is read but names, lengths and the ends of files."""
     log = store.log
-    log.position, log.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
+    log.position, log.tail.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest):
         begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
@@ -332,7 +332,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean, crc_from=crc_from)
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
     cut_log(store.paths, log, end, False)
-    log.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
+    log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
         log.distrust(durable)
     cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset, mark.derived_phy_offset)
@@ -351,7 +351,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     end = find_end(log, start, log.max_phy_offset)
     end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
     cut_log(store.paths, log, end, False)
-    log.last_phy_offset = end.last_phy_offset
+    log.tail.last_phy_offset = end.last_phy_offset
     cut_queues(log, queues, log.position)
     if not clean:
         log.distrust(start)
@@ -369,7 +369,7 @@ def _repair(store: OpenedStore, mark: Mark | None) -> None:
     end = find_end(log, log.min_phy_offset, log.max_phy_offset)
     end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
     cut_log(store.paths, log, end, True)
-    log.last_phy_offset = end.last_phy_offset
+    log.tail.last_phy_offset = end.last_phy_offset
     cut_queues(log, store.queues, log.position)
     _remove_files(index, index.files)
     _set_damaged_aside(store.paths, index)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rmq._core._ownedlock import OwnedLock
 from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
@@ -154,7 +154,7 @@ class Retention:
         self._note([file.path for file in self._index.files[: self._index.count_below(low)]], _INDEX_REASON)
         return self._result(low, truncated, dry_run=True)
 
-    def clean(self, log_end: int, table: QueueTable, put_lock: threading.RLock, flusher: Flushing) -> CleanResult:
+    def clean(self, log_end: int, table: QueueTable, put_lock: OwnedLock, flusher: Flushing) -> CleanResult:
         """Remove it. Below log_end everything is on disk, and nobody else flushes meanwhile; puts may go on.
 
         Raises OSError; the store is then as a crash would leave it, and what is left over goes at the next time.

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
+from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
+from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
 from rmq.columns import check_batch, put_chunks, put_rules
@@ -29,7 +31,7 @@ from rmq.errors import (
     StoreReadOnlyError,
     UnsupportedFormatError,
 )
-from rmq.flushing import Flusher
+from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import (
     KEPT,
     check_readable,
@@ -99,6 +101,7 @@ class Store(StoreReader):
         self._asked = config
         self._settling = threading.Lock()
         self._close_lock = threading.RLock()
+        self._putter: Putter[PutResult] | None = None
         try:
             if mode == "r":
                 self._open_to_read(config)
@@ -200,13 +203,20 @@ class Store(StoreReader):
                             self._checkpoint)  # fmt: skip
         recover(parts, mark, read_manifest(self._paths) if meta is not None else None, clean=clean, repair=repair)
         self._batch = PutBatch(rules)
-        self._put_lock = threading.RLock()
+        self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
                                 known_queues=0 if is_own else len(self._table))  # fmt: skip
         if not is_told:
             write_meta(self._paths, new_meta)
         self._marks.show(self._log.position)
         self._flusher.flush()
+        if self.config.flush_disk_type != SYNC_FLUSH:
+            own, clock = self._clock is not system_clock, self._clock
+            self._putter = Putter(
+                put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail, queues=self._table,
+                batch=self._batch, marks=self._marks.view, clock=clock if own else time.time_ns,
+                ticks=1 if own else 1_000_000, behind_limit=DISPATCH_BEHIND, kind=PutResult)  # fmt: skip
+            self._release.callback(self._putter.close)
 
     # ---- putting ----
 
@@ -224,10 +234,13 @@ class Store(StoreReader):
         Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
         then nothing was stored. Source: RocketMQ CommitLog#asyncPutMessage.
         """
+        if self._putter is not None and (result := self._putter.put(message)) is not None:
+            return result
         self._check_writable()
         if type(message) is not Message:
             raise TypeError(f"expected Message, got {type(message).__name__}")
-        return self._put_chunk(lambda batch: batch.load_one(message), _only_result)
+        return self._put_chunk(lambda batch: batch.load_one(message),
+                               lambda batch, timestamp: put_result(PutResult, message, batch, timestamp))  # fmt: skip
 
     def put_batch(self, messages: Iterable[Message]) -> PutResults:
         """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
@@ -391,6 +404,7 @@ class Store(StoreReader):
             self._flusher.stop()
             with self._put_lock:
                 self._closed = True
+                self._log.tail.is_shut = True
             try:
                 if self._flusher.failure is not None:
                     self._flusher.raise_untold()
@@ -421,10 +435,6 @@ class Store(StoreReader):
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
-
-
-def _only_result(batch: PutBatch, timestamp: int) -> PutResult:
-    return tuple.__new__(PutResult, batch.result(0, timestamp))
 
 
 def _all_results(batch: PutBatch, timestamp: int) -> PutResults:

@@ -99,6 +99,11 @@ def put_one(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
     return 1, lambda numbers: store.put(message(numbers[0]))
 
 
+def put_twice(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
+    """The second goes the short way, when its segment has room."""
+    return 2, lambda numbers: [store.put(message(n)) for n in numbers]
+
+
 def put_many(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
     return 70, lambda numbers: store.put_many([message(n) for n in numbers])
 
@@ -126,7 +131,7 @@ def flush(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
 
 
 @pytest.mark.parametrize("kind", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-@pytest.mark.parametrize("what", [put_one, put_many, put_batch, put_and_read, flush])
+@pytest.mark.parametrize("what", [put_one, put_twice, put_many, put_batch, put_and_read, flush])
 def test_an_interrupted_put_leaves_a_store_that_goes_on(tmp_path: Path, what: Any, kind: str) -> None:
     entries = 5000 if what is flush else 60  # a flush has one more place for each index file
     config = workload.config(flush_interval_commit_log=FAR, flush_disk_type=kind, max_index_num=entries,

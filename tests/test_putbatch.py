@@ -14,6 +14,7 @@ import rmq
 from rmq._core import _layout as L
 from rmq._core._message import to_ms
 from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._putter import put_result
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import store_visible
 from rmq._core._textcolumn import TextColumn
@@ -132,16 +133,13 @@ def test_a_crc_property_that_comes_in_is_replaced_in_every_row() -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_result_has_the_fields_of_a_put_result(host: str) -> None:
     batch = put_batch(store_host=host)
-    batch.load_one(rmq.Message("T", b"body", queue_id=7))
+    message = rmq.Message("T", b"body", queue_id=7)
+    batch.load_one(message)
     encoded(batch, QueueTable())
-    size = batch.records_size
-    assert batch.result(0, 5) == ("T", 7, 0, 1000, size, 5, oracle.offset_msg_id(oracle.encode_host(host), 1000))
-    with pytest.raises(IndexError):
-        batch.result(1, 5)
+    result = rmq.PutResult("T", 7, 0, 1000, batch.records_size, 5, oracle.offset_msg_id(oracle.encode_host(host), 1000))
+    assert put_result(rmq.PutResult, message, batch, 5) == result
     batch.release()
     assert (len(batch), batch.records_size) == (0, 0)
-    with pytest.raises(IndexError):
-        batch.result(0, 5)
 
 
 @pytest.mark.parametrize("bad", [None, "text", object(), rmq.Message.__new__(rmq.Message)])

@@ -12,3 +12,6 @@ cdef extern from "mapguard.h" nogil:
 cdef class MapGuard:
     """Stands for one map as long as it is mapped: release it before the map is closed."""
     cdef rmq_guard *_guard              # NULL once released
+
+
+cdef bint is_whole(MapGuard guard) noexcept

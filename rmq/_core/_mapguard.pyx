@@ -45,6 +45,11 @@ cdef class MapGuard:
             self._guard = NULL
 
 
+cdef bint is_whole(MapGuard guard) noexcept:
+    """Whether the map is there, and no page of it was gone."""
+    return guard._guard != NULL and guard._guard.lost < 0
+
+
 def lost_pages():
     """How often a guarded map of this process met a page that was gone; 0: no map need be asked."""
     return rmq_lost_count

@@ -39,7 +39,11 @@ cdef class PutBatch:
     cdef int _room(self, int64_t size) except -1 nogil
     cdef PyObject *_shortened(self, bytes encoded) except NULL
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1
-    cdef int64_t _encode(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
-                         int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1
+    cdef int borrow_one(self, object message) except -1
+    cdef void forget(self) noexcept
+    cdef int64_t write(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
+                       int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1
+    cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
+                      int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

@@ -11,7 +11,6 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport store_i64
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, waits
 from rmq._core._queuetable cimport QueueTable
@@ -41,6 +40,7 @@ from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 2     # asked for before they are needed
+cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
 cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
 
 
@@ -150,10 +150,21 @@ cdef class PutBatch:
 
     def load_one(self, message):
         """load([message])."""
+        self.borrow_one(message)
+        self._source = message if self._source is None else (message, self._source)
+
+    cdef int borrow_one(self, object message) except -1:
+        """load_one of a message that the caller keeps until the batch is released."""
         self._reserve(1)
         self._take(0, message, False)
-        self._source = (message, self._source)
         self.count = 1
+        return 0
+
+    cdef void forget(self) noexcept:
+        """release()."""
+        self.count = 0
+        self.records_size = 0
+        self._source = None
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
@@ -456,15 +467,15 @@ cdef class PutBatch:
             raise ValueError("rows or position out of range")
         PyObject_GetBuffer(segment, &buffer, PyBUF_WRITABLE)
         try:
-            position = self._encode(<uint8_t *>buffer.buf, buffer.len, segment_phy_offset, position, start, stop,
-                                    store_timestamp, queues)
+            position = self.write(<uint8_t *>buffer.buf, buffer.len, segment_phy_offset, position, start, stop,
+                                  store_timestamp, queues)
         finally:
             PyBuffer_Release(&buffer)
         return position
 
-    cdef int64_t _encode(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
-                         int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1:
-        cdef int32_t i, transaction
+    cdef int64_t write(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
+                       int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1:
+        cdef int32_t i
         cdef PutRow *row
         cdef PutRow *before = NULL
         cdef int64_t end = position
@@ -485,30 +496,31 @@ cdef class PutBatch:
                 if row.queue < 0:
                     raise MemoryError()
             before = row
-        with nogil:
-            for i in range(start, stop):
-                row = &self.rows[i]
-                if i + ROWS_AHEAD < stop:
-                    rmq_prefetch_text(row[ROWS_AHEAD].body, row[ROWS_AHEAD].body_size)
-                    rmq_prefetch_text(row[ROWS_AHEAD].properties, row[ROWS_AHEAD].properties_size)
-                transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-                if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
-                    row.queue_offset = 0
-                else:
-                    row.queue_offset = queues.slots[row.queue].next_offset
-                    queues.slots[row.queue].next_offset += 1
-                row.phy_offset = segment_phy_offset + position
-                encode_record(row, base + position, row.phy_offset, store_timestamp)
-                position += row.size
-        return position
+        if end - position <= SHORT_WRITE:
+            self._encode(base, segment_phy_offset, position, start, stop, store_timestamp, queues)
+        else:
+            with nogil:
+                self._encode(base, segment_phy_offset, position, start, stop, store_timestamp, queues)
+        return end
 
-    def result(self, int32_t i, store_timestamp):
-        """Row i as encoded, as the fields of a PutResult; IndexError when there is none."""
-        if i < 0 or i >= self.count:
-            raise IndexError(i)
-        cdef PutRow *row = &self.rows[i]
-        return ((<const char *>row.topic)[:row.topic_size].decode(), row.queue_id, row.queue_offset, row.phy_offset,
-                row.size, store_timestamp, _msg_id(row))
+    cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
+                      int64_t store_timestamp, QueueTable queues) noexcept nogil:
+        cdef int32_t i, transaction
+        cdef PutRow *row
+        for i in range(start, stop):
+            row = &self.rows[i]
+            if i + ROWS_AHEAD < stop:
+                rmq_prefetch_text(row[ROWS_AHEAD].body, row[ROWS_AHEAD].body_size)
+                rmq_prefetch_text(row[ROWS_AHEAD].properties, row[ROWS_AHEAD].properties_size)
+            transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
+            if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
+                row.queue_offset = 0
+            else:
+                row.queue_offset = queues.slots[row.queue].next_offset
+                queues.slots[row.queue].next_offset += 1
+            row.phy_offset = segment_phy_offset + position
+            encode_record(row, base + position, row.phy_offset, store_timestamp)
+            position += row.size
 
     def results(self):
         """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; topics, store hosts
@@ -540,23 +552,7 @@ cdef class PutBatch:
 
     def release(self):
         """Let go of the messages or columns."""
-        self.count = 0
-        self.records_size = 0
-        self._source = None
-
-
-cdef str _msg_id(const PutRow *row):
-    """Host and phy offset in upper-case hex. Source: MessageDecoder#createMessageId."""
-    cdef char[2 * (L.HOST_IPV6_SIZE + 8)] text
-    cdef uint8_t[8] phy_offset
-    cdef uint8_t byte
-    cdef int i, size = row.store_host_size + 8
-    store_i64(phy_offset, row.phy_offset)
-    for i in range(size):
-        byte = row.store_host[i] if i < row.store_host_size else phy_offset[i - row.store_host_size]
-        text[2 * i] = b"0123456789ABCDEF"[byte >> 4]
-        text[2 * i + 1] = b"0123456789ABCDEF"[byte & 15]
-    return text[:2 * size].decode("ascii")
+        self.forget()
 
 
 cdef inline void _prefetch_message(PyObject *item) noexcept:

@@ -103,6 +103,7 @@ cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **k
 cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, int64_t phy_offset, int checks,
                       RecordRow *row) noexcept nogil
 cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil
+cdef void show_end(uint8_t *marks, int64_t phy_offset) noexcept nogil
 cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil
 

@@ -389,14 +389,19 @@ def encode_blank(uint8_t[::1] segment not None, int64_t position):
     rmq_publish_i32(&segment[position], <int32_t>room)
 
 
-def store_visible(marks, int64_t phy_offset):
+cdef void show_end(uint8_t *marks, int64_t phy_offset) noexcept nogil:
     """Publish the end of the log to readers: stored with release order behind every byte below it."""
+    rmq_publish_i64(marks + L.MARKS_VISIBLE_PHY_OFFSET_OFFSET, phy_offset)
+
+
+def store_visible(marks, int64_t phy_offset):
+    """show_end in the marks' bytes."""
     cdef Py_buffer buffer   # a typed memoryview takes ten times as long to make, for each put
     PyObject_GetBuffer(marks, &buffer, PyBUF_WRITABLE)
     try:
         if buffer.len < L.MARKS_SIZE:
             raise ValueError("marks are shorter than MARKS_SIZE")
-        rmq_publish_i64(<uint8_t *>buffer.buf + L.MARKS_VISIBLE_PHY_OFFSET_OFFSET, phy_offset)
+        show_end(<uint8_t *>buffer.buf, phy_offset)
     finally:
         PyBuffer_Release(&buffer)
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar, final
+
+from rmq._core._logtail import LogTail
+from rmq._core._message import Message
+from rmq._core._ownedlock import OwnedLock
+from rmq._core._putbatch import PutBatch
+from rmq._core._queuetable import QueueTable
+
+_Result = TypeVar("_Result", bound=tuple[object, ...])
+
+@final
+class Putter(Generic[_Result]):
+    def __new__(
+        cls,
+        *,
+        put_lock: OwnedLock,
+        flush_lock: OwnedLock,
+        tail: LogTail,
+        queues: QueueTable,
+        batch: PutBatch,
+        marks: memoryview,
+        clock: Callable[[], int],
+        ticks: int,
+        behind_limit: int,
+        kind: type[_Result],
+    ) -> Self: ...
+    def put(self, message: Message) -> _Result | None: ...
+    def close(self) -> None: ...
+
+def put_result(kind: type[_Result], message: Message, batch: PutBatch, store_timestamp: int) -> _Result: ...

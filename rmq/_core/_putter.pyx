@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages put one by one, each in one compiled call that holds the GIL: load, append, publish, answer."""
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.long cimport PyLong_AsLongLong
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t
+
+cimport rmq._core._layout as L
+from rmq._core._bytes cimport store_i64
+from rmq._core._logtail cimport LogTail
+from rmq._core._message cimport Message
+from rmq._core._ownedlock cimport OwnedLock
+from rmq._core._putbatch cimport PutBatch
+from rmq._core._queuetable cimport QueueTable
+from rmq._core._record cimport PutRow, show_end
+
+from rmq._core._message import to_ms
+
+cdef extern from "forks.h" nogil:
+    int64_t rmq_forks
+    int rmq_forks_install() noexcept
+
+cdef extern from *:
+    """
+    /* A tuple of a subclass, its items not set yet: as tuple.__new__ makes it, without a plain tuple before. */
+    static inline PyObject *rmq_new_tuple(PyObject *kind, Py_ssize_t size) {
+        return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, size);
+    }
+
+    /* Digits as in "0123456789ABCDEF", two for each byte, without a branch. */
+    static inline void rmq_hex(uint8_t *text, const uint8_t *p, int size) {
+        for (int i = 0; i < size; i++) {
+            const int high = p[i] >> 4, low = p[i] & 15;
+            text[2 * i] = (uint8_t)('0' + high + (high > 9 ? 7 : 0));
+            text[2 * i + 1] = (uint8_t)('0' + low + (low > 9 ? 7 : 0));
+        }
+    }
+
+    static inline uint8_t *rmq_ascii_of(PyObject *text) { return PyUnicode_1BYTE_DATA(text); }
+    """
+    tuple rmq_new_tuple(object kind, Py_ssize_t size)
+    void rmq_hex(uint8_t *text, const uint8_t *p, int size) noexcept
+    uint8_t *rmq_ascii_of(object text) noexcept
+
+cdef extern from "Python.h":
+    str PyUnicode_New(Py_ssize_t size, Py_UCS4 most)
+    void Py_INCREF(object item)
+    void PyTuple_SET_ITEM(object items, Py_ssize_t i, object item)  # takes a reference over
+
+if rmq_forks_install():
+    raise MemoryError()
+
+
+cdef str _msg_id(const uint8_t *host, int size, int64_t phy_offset):
+    """Host and phy offset in upper-case hex. Source: MessageDecoder#createMessageId."""
+    cdef str text = PyUnicode_New(2 * (size + 8), 127)
+    cdef uint8_t *digits = rmq_ascii_of(text)
+    cdef uint8_t[8] place
+    store_i64(place, phy_offset)
+    rmq_hex(digits, host, size)
+    rmq_hex(digits + 2 * size, place, 8)
+    return text
+
+
+cdef inline void _set(tuple items, Py_ssize_t i, object item) noexcept:
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(items, i, item)
+
+
+cdef tuple _result(type kind, str topic, const PutRow *row, object store_timestamp):
+    cdef object queue_id = row.queue_id, queue_offset = row.queue_offset, phy_offset = row.phy_offset, size = row.size
+    cdef str msg_id = _msg_id(row.store_host, row.store_host_size, row.phy_offset)
+    cdef tuple items = rmq_new_tuple(kind, 7)
+    _set(items, 0, topic)
+    _set(items, 1, queue_id)
+    _set(items, 2, queue_offset)
+    _set(items, 3, phy_offset)
+    _set(items, 4, size)
+    _set(items, 5, store_timestamp)
+    _set(items, 6, msg_id)
+    return items
+
+
+def put_result(type kind not None, Message message not None, PutBatch batch not None, store_timestamp):
+    """The answer for the one message of a batch, as encoded: a PutResult, which is a tuple of seven."""
+    if batch.count != 1 or not issubclass(kind, tuple):
+        raise ValueError("a result is a tuple, for one message")
+    return _result(kind, message.topic, &batch.rows[0], store_timestamp)
+
+
+@cython.final
+cdef class Putter:
+    def __cinit__(self, *, OwnedLock put_lock not None, OwnedLock flush_lock not None, LogTail tail not None,
+                  QueueTable queues not None, PutBatch batch not None, marks not None, clock not None, int64_t ticks,
+                  int64_t behind_limit, type kind not None):
+        """clock: counts `ticks` in a millisecond. behind_limit: messages that queues and index may lack.
+
+        kind: what a put answers, a subclass of tuple. marks: whose visible mark tells readers where the log ends.
+        """
+        if ticks < 1 or not issubclass(kind, tuple):
+            raise ValueError("ticks must be at least 1, kind a tuple")
+        self._put_lock, self._flush_lock, self._tail = put_lock, flush_lock, tail
+        self._queues, self._batch, self._clock, self._ticks = queues, batch, clock, ticks
+        self._behind_limit, self._kind, self._forks = behind_limit, kind, rmq_forks
+        PyObject_GetBuffer(marks, &self._marks, PyBUF_WRITABLE)
+        if self._marks.len < L.MARKS_SIZE:
+            raise ValueError("marks are shorter than MARKS_SIZE")
+
+    def __dealloc__(self):
+        self.close()
+
+    def close(self):
+        """Put nothing from here on, and let go of the marks."""
+        if self._marks.buf != NULL:
+            PyBuffer_Release(&self._marks)
+            self._marks.buf = NULL
+
+    cdef int64_t _now(self) except? -1:
+        now = self._clock()
+        if self._ticks == 1:
+            return to_ms(now, "clock")
+        return PyLong_AsLongLong(now) // self._ticks
+
+    def put(self, message):
+        """The result of a put; None when it needs more than an append: then nothing was done, and the caller does it.
+
+        Raises as PutBatch.load_one.
+        """
+        cdef PutBatch batch = self._batch
+        cdef LogTail tail = self._tail
+        cdef int64_t timestamp
+        cdef PutRow row
+        if type(message) is not Message or rmq_forks != self._forks or self._flush_lock.mine() or \
+                not self._put_lock.try_take():
+            return None
+        try:
+            if self._marks.buf == NULL or tail.behind + 1 >= self._behind_limit:
+                return None
+            batch.borrow_one(message)
+            if not tail.has_room(batch.records_size):
+                return None
+            timestamp = self._now()
+            if not tail.take(batch, timestamp, self._queues):
+                return None
+            row = batch.rows[0]
+            tail.last_timestamp = timestamp
+            tail.behind += 1
+            show_end(<uint8_t *>self._marks.buf, tail.position)
+        finally:
+            batch.forget()
+            self._put_lock.give()
+        return _result(self._kind, (<Message>message).topic, &row, timestamp)
