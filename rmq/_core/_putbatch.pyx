@@ -364,6 +364,13 @@ cdef class PutBatch:
         cdef Py_ssize_t i
         cdef int64_t size, properties_size, units = 0, records_size = 0
         cdef int64_t body_limit = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
+        # Of its own: a compiler must take every byte stored for one that may be a field of an object.
+        cdef int64_t record_limit = self.rules.max_record_size
+        cdef const int64_t *body_starts = body.starts
+        cdef const uint8_t *bodies = body.first
+        cdef PutRow *rows = self.rows
+        cdef rmq_texts texts = self._texts
+        cdef bint has_topics = topic.count > 1
         cdef int malformed
         cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new
         if has_numbers:
@@ -371,9 +378,9 @@ cdef class PutBatch:
             set_numbers(self.rows, count, numbers)
         with nogil:
             for i in range(count):
-                row = &self.rows[i]
+                row = &rows[i]
                 is_new = i == 0
-                if i == 0 or topic.count > 1:
+                if is_new or has_topics:
                     row.topic = text_at(topic, i, &size)
                     row.topic_size = <int32_t>size
                     if size <= 0:
@@ -400,11 +407,11 @@ cdef class PutBatch:
                     row[0] = first
                 else:
                     set_alike(row, &first)
-                row.body = body.first + body.starts[i]
-                size = body.starts[i + 1] - body.starts[i]
-                properties_size = rmq_texts_size(&self._texts, i)
+                row.body = bodies + body_starts[i]
+                size = body_starts[i + 1] - body_starts[i]
+                properties_size = rmq_texts_size(&texts, i)
                 if size > body_limit or properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT or \
-                        first.size + size + properties_size > self.rules.max_record_size or \
+                        first.size + size + properties_size > record_limit or \
                         (may_miss and body.missing[i]):
                     if size > 0x7FFFFFFF or (may_miss and body.missing[i]):
                         with gil:
@@ -521,6 +528,8 @@ cdef class PutBatch:
         cdef PutRow *row
         cdef PutRow *before = NULL
         cdef QueueSlot *slots
+        cdef PutRow *rows = self.rows
+        cdef rmq_texts texts = self._texts
         cdef uint8_t[PLAIN_HEADER_SIZE] like    # the header of the row before, its total size 0
         cdef bint is_counted = False, one_queue = self._one_queue
         cdef int64_t end = position
@@ -548,7 +557,7 @@ cdef class PutBatch:
         slots = queues.slots
         with nogil:
             for i in range(start, stop):
-                row = &self.rows[i]
+                row = &rows[i]
                 if row.properties != NULL and i + ROWS_AHEAD < stop:
                     rmq_prefetch_text(row[ROWS_AHEAD].body, row[ROWS_AHEAD].body_size)
                     rmq_prefetch_text(row[ROWS_AHEAD].properties, row[ROWS_AHEAD].properties_size)
@@ -563,9 +572,9 @@ cdef class PutBatch:
                     slots[queue].next_offset += 1
                 row.phy_offset = segment_phy_offset + position
                 if row.is_alike:
-                    encode_alike(row, base + position, row.phy_offset, like, &self._texts, i)
+                    encode_alike(row, base + position, row.phy_offset, like, &texts, i)
                 else:
-                    encode_record(row, base + position, row.phy_offset, store_timestamp, &self._texts, i)
+                    encode_record(row, base + position, row.phy_offset, store_timestamp, &texts, i)
                     memcpy(like, base + position, PLAIN_HEADER_SIZE)
                     store_i32(like, 0)
                 position += row.size
