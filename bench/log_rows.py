@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,41 +21,66 @@ import numpy as np
 import peers
 from databases import OFFSET, Lmdb, Sqlite
 from peer_rows import NO_LMDB
-from records import CONFIG, HOST, PORT, RECORD_SIZES, SEGMENT, TOPIC, Records, WarmLog, make_records
-from rounds import WALL, Round, timed
+from records import CONFIG, HOST, POOL_BYTES, PORT, RECORD_SIZES, SEGMENT, TOPIC, Records, WarmLog, make_records
+from rounds import WALL, Round, Taken, timed
 from sample import START, Fresh
 from setting import Setting
 
 import rmq
+from rmq._core._record import CPU_LEVEL
 
 PIECE = 1024**2
 SINGLE = 10_000  # messages put one by one
-DATABASE_MESSAGES = 10_000
+DISTINCT, DATABASE_BYTES = 2000, 43_060_000  # messages that both put again and again, until so many bytes of records
 TOGETHER = {"1": 100, "10": 100, "100": 40, "1000": 15}  # messages of a commit -> commits of a round
-NO_SWITCH = "RMQ_CPU=v2 chooses the instructions, for a whole process: not built yet"
+NO_SWITCH = "this CPU has none of the instructions that RMQ_CPU chooses"
 
 
 def append_rows(setting: Setting) -> None:
-    setting.table.skip("C1b", NO_SWITCH)
+    if setting.wants("C1b"):
+        without_avx512(setting)
     rows = setting.anchored("C2", "C3") + setting.wanted("C1", "C4")
     if not rows:
         return
     for part in RECORD_SIZES:
-        records = make_records(part, setting.place, setting.seed)
-        log = WarmLog(setting.place / "commitlog")
-        log.append(source := records.table(), records.passes)
-        assert log.end == len(records) * records.record_size * records.passes
-        if "C1" in rows:
-            beside_memcpy(setting, records, log, source)
-        if "C2" in rows or "C3" in rows:
-            beside_rocketmq(setting, records, log, source, rows)
-        if "C4" in rows:
-            beside_databases(setting, records, log)
-        log.close()
-        records.bodies_path.unlink()
-        records.keys_path.unlink()
+        with filled(setting, part) as (records, log, source):
+            if "C1" in rows:
+                taken = beside_memcpy(setting, records, log, source)
+                setting.record("C1", part, taken.pop("rmq"), taken)
+            if "C2" in rows or "C3" in rows:
+                beside_rocketmq(setting, records, log, source, rows)
+            if "C4" in rows:
+                beside_databases(setting, records, log)
     if "C4" in rows:
         setting.table.skip("C4", NO_LMDB)
+
+
+@contextlib.contextmanager
+def filled(setting: Setting, part: str) -> Iterator[tuple[Records, WarmLog, Any]]:
+    """Messages, their table, and a log whose segment they have filled once."""
+    records = make_records(part, setting.place, setting.seed)
+    log = WarmLog(setting.place / "commitlog")
+    log.append(source := records.table(), records.passes)
+    assert log.end == len(records) * records.record_size * records.passes
+    yield records, log, source
+    log.close()
+    records.bodies_path.unlink()
+    records.keys_path.unlink()
+
+
+def without_avx512(setting: Setting) -> None:
+    """RMQ_CPU chooses for a whole process, so row C1 runs in another one."""
+    if CPU_LEVEL == "plain":
+        setting.table.skip("C1b", NO_SWITCH)
+        return
+    place = setting.place / "narrow"
+    place.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("narrow_job.py")), place, setting.seed, setting.quick]
+    done = subprocess.run([str(word) for word in command], env={**os.environ, "RMQ_CPU": "v2"}, check=True,
+                          stdout=subprocess.PIPE, text=True)  # fmt: skip
+    for part, taken in json.loads(done.stdout).items():
+        setting.record("C1b", part, taken.pop("rmq"), taken)
+    shutil.rmtree(place)
 
 
 def whole(records: Records, log: WarmLog, source: Any) -> Round:
@@ -63,18 +92,19 @@ def whole(records: Records, log: WarmLog, source: Any) -> Round:
     return timed(len(records) * records.passes, make)
 
 
-def beside_memcpy(setting: Setting, records: Records, log: WarmLog, source: Any) -> None:
-    """Pieces of 1 MiB of the same bodies into a file of a segment's size, as many bytes as the records have."""
+def beside_memcpy(setting: Setting, records: Records, log: WarmLog, source: Any) -> Taken:
+    """Pieces of 1 MiB of as many bytes as the columns have into a file of a segment's size; ns per record."""
     path = setting.place / "copied"
     with path.open("w+b") as file:
         file.truncate(SEGMENT)
         target = mmap.mmap(file.fileno(), SEGMENT)
     np.frombuffer(target, np.uint8)[:] = 1
-    copy, pool, size = setting.floors.copy, records.pool, records.record_size
-    setting.add("C1", whole(records, log, source),
-                {"memcpy of 1 MiB": lambda _: size * copy(target, pool, PIECE)}, records.part)  # fmt: skip
+    copy, pool, size = setting.floors.copy, np.resize(records.pool, POOL_BYTES), records.record_size
+    taken = setting.interleaved({"memcpy of 1 MiB": lambda _: size * copy(target, pool, PIECE),
+                                 "rmq": whole(records, log, source)})  # fmt: skip
     target.close()
     path.unlink()
+    return taken
 
 
 def beside_rocketmq(setting: Setting, records: Records, log: WarmLog, source: Any, rows: list[str]) -> None:
@@ -106,11 +136,12 @@ def beside_rocketmq(setting: Setting, records: Records, log: WarmLog, source: An
 
 
 def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
-    """They get the records made, and store the same bytes."""
-    messages = records.messages(min(DATABASE_MESSAGES, len(records)))
+    """They get the records made, of the same few messages."""
+    messages = records.messages(DISTINCT)
+    passes = DATABASE_BYTES // (len(messages) * records.record_size)
     log.restart()
     log.append(messages)
-    made = list(peers.split(log.path, 0, log.end))
+    made = list(peers.split(log.path, 0, log.end)) * passes
     pairs = [(OFFSET.pack(number), record) for number, record in enumerate(made)]
     numbered = list(enumerate(made))
     fresh = Fresh(setting.place / "databases")
@@ -119,7 +150,7 @@ def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
 
     def ours(_: int) -> Callable[[], None]:
         log.restart()
-        return lambda: log.append(messages)
+        return lambda: log.append(messages, passes)
 
     def by_lmdb(_: int) -> Callable[[], None]:
         lmdb = fresh.make("lmdb", Lmdb)

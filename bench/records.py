@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of the log rows: 16 MB of bodies of one size, and properties of 109 bytes."""
+"""The messages of the log rows: 16 MB of bodies of one size and of texts, which become properties of 109 bytes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rmq.commitlog import CommitLog
 TOPIC = "BenchTopic"
 TAGS = "TagOfTwentyThreeLetters"
 POOL_BYTES = 16 * 1024**2
+TEXT_BYTES = 32 + 32 + len(TAGS)  # of a message: key, uniq key and tags
 SEGMENT = 256 * 1024**2
 BODY_SIZES = dict(zip(PER_SIZE, (100, 1024, 4096), strict=True))
 RECORD_SIZES = dict(zip(PER_SIZE, (310, 1234, 4306), strict=True))
@@ -67,7 +68,7 @@ class Records:
 
 def make_records(part: str, place: Path, seed: int) -> Records:
     size = BODY_SIZES[part]
-    count = POOL_BYTES // size
+    count = POOL_BYTES // (size + TEXT_BYTES)
     bodies_path, keys_path = place / f"bodies-{size}", place / f"keys-{size}"
     pool = np.frombuffer(random.Random(seed).randbytes(count * size), np.uint8)
     pool.tofile(bodies_path)

@@ -14,7 +14,8 @@ from databases import OFFSET, Lmdb, Rocks, Sqlite
 from ratios import CPU, WARM_PAGES, Call, Goal, Measure, Peer
 from sample import CONFIG, SEGMENT, SIZES, START, TOPIC, Fresh, messages, random_keys, table
 
-from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._putbatch import PutBatch
+from rmq._core._putrow import PutRules
 from rmq._core._queuetable import QueueTable
 from rmq.columns import put_chunks
 from rmq.commitlog import CommitLog

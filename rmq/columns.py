@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from rmq._core._columns import KINDS
 from rmq._core._message import Message, check_topic, parse_host
-from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._putbatch import PutBatch
+from rmq._core._putrow import PutRules
 from rmq._core._textcolumn import TextColumn
 from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError
@@ -82,10 +83,11 @@ class ColumnReader:
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("column names repeat")
         self._topic = topic
-        self._repeated: TextColumn | None = None
+        self._constant: TextColumn | None = None
         self._queue_id = queue_id
         if topic is not None:
-            check_topic(topic)
+            encoded = check_topic(topic)
+            self._constant = TextColumn(np.array([0, len(encoded)]), encoded, _EMPTY)
         elif "topic" not in self._names:
             raise ValueError("column 'topic' is missing, and no topic= is given")
         if "raw_body" not in self._names and "body" not in self._names:
@@ -103,7 +105,7 @@ class ColumnReader:
         raw = self._text(batch, "raw_properties", binary=True)
         keys, key_lists = self._keys(batch) if raw is None else (None, None)
         names, values, maps = self._properties(batch) if raw is None else (None, None, None)
-        topic = self._constant(self._topic, count) if self._topic is not None else self._text(batch, "topic")
+        topic = self._constant if self._topic is not None else self._text(batch, "topic")
         body = self._text(batch, "raw_body" if "raw_body" in self._names else "body", binary=True)
         assert topic is not None
         assert body is not None
@@ -126,13 +128,6 @@ class ColumnReader:
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
         name = self._names.get(field)
         return None if name is None else batch.column(batch.schema.get_field_index(name))
-
-    def _constant(self, text: str, count: int) -> TextColumn:
-        import pyarrow as pa
-
-        if self._repeated is None or len(self._repeated) != count:  # most chunks are of one length
-            self._repeated = text_column(pa.repeat(text_scalar(text), count))
-        return self._repeated
 
     def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
         column = self._column(batch, field)
@@ -229,9 +224,13 @@ def _cast(column: pa.Array, kind: pa.DataType, field: str, *, safe: bool = True)
 
 
 def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
-    """The column as large_string or large_binary; TypeError when it is neither text nor (bodies) bytes."""
+    """The column as text or bytes with offsets; TypeError when it is neither text nor (bodies) bytes."""
     import pyarrow as pa
 
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    if binary and (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        return column
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     is_binary = (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
@@ -271,12 +270,17 @@ def flags(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
 
 
 def text_column(array: pa.Array) -> TextColumn:
-    """Offsets, bytes and a mask of an Arrow large_string or large_binary array, borrowed."""
+    """Offsets, bytes and a mask of an Arrow array of strings or binaries, large or not, borrowed."""
+    import pyarrow as pa
+
     _, offsets, data = array.buffers()
+    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     if len(array) == 0 or offsets is None:
         return TextColumn(np.zeros(len(array) + 1, np.int64), _EMPTY,
                           np.ones(len(array), np.uint8) if array.null_count else _EMPTY)  # fmt: skip
-    starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    starts: npt.NDArray[np.int32] | npt.NDArray[np.int64] = (
+        np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if is_large
+        else np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4))  # fmt: skip
     missing = flags(array.is_null()).view(np.uint8) if array.null_count else _EMPTY
     text = np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY
     return TextColumn(starts, text, missing)

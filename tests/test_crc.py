@@ -38,7 +38,8 @@ ALONE = """
 COPIED = """
     import random, struct, zlib
     import numpy as np
-    from rmq._core._putbatch import PutBatch, PutRules
+    from rmq._core._putbatch import PutBatch
+    from rmq._core._putrow import PutRules
     from rmq._core._queuetable import QueueTable
     from rmq._core._textcolumn import TextColumn
 

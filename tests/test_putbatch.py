@@ -13,7 +13,8 @@ import pytest
 import rmq
 from rmq._core import _layout as L
 from rmq._core._message import to_ms
-from rmq._core._putbatch import PutBatch, PutRules
+from rmq._core._putbatch import PutBatch
+from rmq._core._putrow import PutRules
 from rmq._core._putter import put_result
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import store_visible
@@ -46,10 +47,13 @@ def expected(messages: list[rmq.Message]) -> bytes:
         store_host = item.store_host or HOSTS[0]
         raw = item.raw_properties
         if raw is None:
-            raw = b"".join(b"%s\1%s\2" % (name.encode(), value.encode()) for name, value in item.properties.items())
+            own = {"KEYS": " ".join(item.keys) or None, "UNIQ_KEY": item.uniq_key, "TAGS": item.tags}
+            items = {name: value for name, value in own.items() if value is not None} | item.properties
+            raw = b"".join(b"%s\1%s\2" % (name.encode(), value.encode()) for name, value in items.items())
         data += oracle.encode_record(
             item.topic, item.queue_id, offsets.get(queue, 0), 1000 + len(data), item.body, raw,
-            flag=item.flag, store_timestamp=NOW, store_host=store_host, born_host=item.born_host or store_host,
+            flag=item.flag, sys_flag=item.sys_flag & ~0x30, store_timestamp=NOW, store_host=store_host,
+            born_host=item.born_host or store_host,
             born_timestamp=NOW if item.born_timestamp is None else item.born_timestamp,
             reconsume_times=item.reconsume_times, prepared_transaction_offset=item.prepared_transaction_offset,
         )  # fmt: skip

@@ -37,8 +37,8 @@ cdef class JsonRows:
                 self.count = len(column)
             elif len(column) != self.count:
                 raise ValueError(f"columns have {self.count} and {len(column)} values")
-            self._fields[i].offsets = &column.offsets[0]
-            self._fields[i].data = column._first
+            self._fields[i].offsets = column.starts
+            self._fields[i].data = column.first
             self._fields[i].missing = &column.missing[0] if column.missing.shape[0] else NULL
             self._fields[i].head = <const uint8_t *><const char *>head
             self._fields[i].head_size = len(head)

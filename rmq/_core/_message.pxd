@@ -33,3 +33,13 @@ cdef class Message:
 
 cdef bint waits(const uint8_t *properties, int64_t size) noexcept nogil
 cdef bint has_property(const uint8_t *properties, int64_t size, const char *name, int64_t name_size) noexcept nogil
+
+
+cdef inline bint shares_header(Message message, Message before) noexcept:
+    """Whether both have one header, and properties that nobody wrote by hand: those end with 0x02."""
+    return message._topic is before._topic and message.queue_id == before.queue_id and \
+        message.flag == before.flag and message.sys_flag == before.sys_flag and \
+        message.reconsume_times == before.reconsume_times and message._wait == before._wait and \
+        message.prepared_transaction_offset == before.prepared_transaction_offset and \
+        message.born_timestamp is None and before.born_timestamp is None and message.raw_properties is None and \
+        message._born_host is before._born_host and message._store_host is before._store_host

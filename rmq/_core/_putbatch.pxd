@@ -4,21 +4,10 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from rmq._core._putrow cimport PutRules
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow
+from rmq._core._record cimport PutRow, rmq_texts
 from rmq._core._textcolumn cimport TextColumn
-
-
-@cython.final
-cdef class PutRules:
-    """What a store's configuration says about messages that go in."""
-    cdef:
-        readonly int64_t max_message_size
-        readonly int64_t max_record_size    # of one record, properties and header included
-        readonly bint allow_v2
-        readonly bint append_crc
-        readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
-        readonly bytes store_host
 
 
 @cython.final
@@ -28,6 +17,9 @@ cdef class PutBatch:
         uint8_t *_arena                     # property strings built from columns
         int64_t _arena_size
         int64_t _arena_room
+        rmq_texts _texts                    # of which property strings are made while they are written
+        bint _has_like                      # the row before has IPv4 hosts, so one may be alike
+        bint _one_queue                     # all rows go to that of the first
         object _source                      # keeps what the rows borrow
         readonly PutRules rules
         readonly int32_t count
@@ -45,5 +37,7 @@ cdef class PutBatch:
                        int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
+    cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
+    cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1
     cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

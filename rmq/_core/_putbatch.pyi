@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._message import Message
+from rmq._core._putrow import PutRules
 from rmq._core._queuetable import QueueTable
 from rmq._core._textcolumn import TextColumn
 
@@ -13,31 +14,6 @@ _Writable = bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 _Buffer = bytes | _Writable
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
-
-@final
-class PutRules:
-    def __new__(
-        cls,
-        *,
-        max_message_size: int,
-        max_record_size: int,
-        allow_v2: bool,
-        append_crc: bool,
-        drop_last_separator: bool,
-        store_host: str,
-    ) -> Self: ...
-    @property
-    def max_message_size(self) -> int: ...
-    @property
-    def max_record_size(self) -> int: ...
-    @property
-    def allow_v2(self) -> bool: ...
-    @property
-    def append_crc(self) -> bool: ...
-    @property
-    def drop_last_separator(self) -> bool: ...
-    @property
-    def store_host(self) -> bytes: ...
 
 @final
 class PutBatch:

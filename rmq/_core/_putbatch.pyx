@@ -8,14 +8,19 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
+from rmq._core._bytes cimport store_i32
 from rmq._core._javahash cimport rmq_utf16_units
-from rmq._core._message cimport Message, has_property, waits
-from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, encode_record, looks_lost
-from rmq._core._textcolumn cimport TextColumn, text_at
+from rmq._core._message cimport Message, has_property, shares_header, waits
+from rmq._core._putrow cimport (
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, refuse_numbers, same_topic, set_alike,
+    set_hosts, set_numbers, set_own, set_row, set_rows, settle,
+)
+from rmq._core._queuetable cimport QueueSlot, QueueTable
+from rmq._core._record cimport PLAIN_HEADER_SIZE, SECTOR_SIZE, PutRow, encode_alike, encode_record, rmq_texts
+from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "property.h" nogil:
     int RMQ_HAS_SEPARATOR, RMQ_HAS_SPACE, RMQ_HAS_HIGH
@@ -28,6 +33,9 @@ cdef extern from "append.h" nogil:
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_text(const uint8_t *p, int64_t n) noexcept
 
+cdef extern from "texts.h" nogil:
+    int64_t rmq_texts_size(const rmq_texts *texts, int64_t i) noexcept
+
 cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)     # borrowed, unlike Cython's own
     const char *PyBytes_AS_STRING(PyObject *text) noexcept
@@ -35,31 +43,11 @@ cdef extern from "Python.h":
 
 import numpy as np
 
-from rmq._core._message import check_topic, parse_host, without_property
+from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
-cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 2     # asked for before they are needed
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
-cdef int32_t HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
-
-
-@cython.final
-cdef class PutRules:
-    def __cinit__(self, *, int64_t max_message_size, int64_t max_record_size, bint allow_v2, bint append_crc,
-                  bint drop_last_separator, str store_host not None):
-        self.max_message_size = max_message_size
-        self.max_record_size = max_record_size
-        self.allow_v2 = allow_v2
-        self.append_crc = append_crc
-        self.drop_last_separator = drop_last_separator
-        self.store_host = parse_host(store_host, "store_host")
-
-
-cdef object _fault(Py_ssize_t row, str text, kind=IllegalMessageError):
-    error = kind(f"row {row}: {text}")
-    error.row = row
-    return error
 
 
 @cython.final
@@ -83,6 +71,7 @@ cdef class PutBatch:
         self.records_size = 0
         self._source = None
         self.waits = False
+        self._one_queue = False
         if count > self._capacity:
             rows = <PutRow *>realloc(self.rows, <size_t>count * sizeof(PutRow))
             if rows == NULL:
@@ -92,44 +81,9 @@ cdef class PutBatch:
         return 0
 
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil:
-        """Settle version, properties, CRC and size of row i; the first check that fails raises with .row."""
-        cdef PutRow *row = &self.rows[i]
-        cdef int64_t size
-        if row.body_size > self.rules.max_message_size:
-            with gil:
-                raise _fault(i, f"body has {row.body_size} bytes, more than {self.rules.max_message_size}",
-                             MessageTooLargeError)
-        row.is_v2 = self.rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
-        if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
-            with gil:
-                raise _fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
-        row.append_crc = self.rules.append_crc
-        if not row.append_crc and self.rules.drop_last_separator and not raw and row.properties_size > 0:
-            row.properties_size -= 1
-        if row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
-            with gil:
-                raise _fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
-        if row.append_crc:
-            row.separate_crc = not batch and row.properties_size > 0 and \
-                row.properties[row.properties_size - 1] != L.PROPERTY_END
-            row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
-        if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
-            with gil:
-                raise _fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
-        row.sys_flag &= ~HOST_FLAGS
-        if row.born_host_size == L.HOST_IPV6_SIZE:
-            row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
-        if row.store_host_size == L.HOST_IPV6_SIZE:
-            row.sys_flag |= L.SYS_FLAG_STORE_HOST_IPV6
-        size = L.RECORD_FIXED_SIZE + <int64_t>row.body_size + row.topic_size + row.properties_size + \
-            (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
-            (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)
-        if size > self.rules.max_record_size:
-            with gil:
-                raise _fault(i, f"record has {size} bytes, more than {self.rules.max_record_size}",
-                             MessageTooLargeError)
-        row.size = <int32_t>size
-        self.records_size += size
+        """Settle row i and count it in."""
+        settle(self.rules, i, &self.rows[i], topic_units, raw, batch)
+        self.records_size += self.rows[i].size
         return 0
 
     def load(self, list messages not None, *, bint batch=False):
@@ -137,14 +91,18 @@ cdef class PutBatch:
 
         batch: RocketMQ's batch, whose inner messages get no 0x02 before the CRC property.
         """
-        cdef Py_ssize_t i, count = len(messages)
+        cdef Py_ssize_t i, count = len(messages), alike = 0
         self._reserve(count)
         for i in range(count):
             if i + MESSAGES_AHEAD < count:
                 _prefetch_message(PyList_GET_ITEM(messages, i + MESSAGES_AHEAD))
             if i + TEXTS_AHEAD < count:
                 _prefetch_texts(PyList_GET_ITEM(messages, i + TEXTS_AHEAD))
-            self._take(i, messages[i], batch)
+            if i > 0 and self._take_alike(i, PyList_GET_ITEM(messages, i), PyList_GET_ITEM(messages, i - 1)):
+                alike += 1
+            else:
+                self._take(i, messages[i], batch)
+        self._one_queue = alike == count - 1
         self._source = messages if self._source is None else (messages, self._source)
         self.count = <int32_t>count
 
@@ -173,17 +131,17 @@ cdef class PutBatch:
         cdef PyObject *text
         cdef Py_ssize_t size
         if type(item) is not Message:
-            raise _fault(i, f"expected Message, got {type(item).__name__}", TypeError)
+            raise fault(i, f"expected Message, got {type(item).__name__}", TypeError)
         message = <Message>item
         if message.topic is None:   # set last: the other fields are what __init__ checked
-            raise _fault(i, "message was not initialised")
+            raise fault(i, "message was not initialised")
         text = <PyObject *>message._topic
         row.topic = <const uint8_t *>PyBytes_AS_STRING(text)
         row.topic_size = <int32_t>PyBytes_GET_SIZE(text)
         text = <PyObject *>message.body
         size = PyBytes_GET_SIZE(text)
         if size > 0x7FFFFFFF:
-            raise _fault(i, f"body has {size} bytes", MessageTooLargeError)
+            raise fault(i, f"body has {size} bytes", MessageTooLargeError)
         row.body = <const uint8_t *>PyBytes_AS_STRING(text)
         row.body_size = <int32_t>size
         text = <PyObject *>message._encoded
@@ -191,6 +149,7 @@ cdef class PutBatch:
             text = self._shortened(message._encoded)
         row.properties = <const uint8_t *>PyBytes_AS_STRING(text)
         row.properties_size = <int32_t>PyBytes_GET_SIZE(text)
+        row.is_alike = False
         row.queue_id = message.queue_id
         row.flag = message.flag
         row.sys_flag = message.sys_flag
@@ -211,7 +170,32 @@ cdef class PutBatch:
         row.born_host_size = <uint8_t>PyBytes_GET_SIZE(text)
         if message._wait:
             self.waits = True
+        self._has_like = row.born_host_size == L.HOST_IPV4_SIZE and row.store_host_size == L.HOST_IPV4_SIZE
         return self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+
+    cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1:
+        """_take for a message with the header of the one before it; False: not done, _take it."""
+        cdef PutRow *row = &self.rows[i]
+        cdef Py_ssize_t body_size, size
+        cdef int64_t record_size
+        if type(<object>item) is not Message or not self._has_like or self.rules.append_crc or \
+                self.rules.drop_last_separator or not shares_header(<Message>item, <Message>before):
+            return False
+        body_size = PyBytes_GET_SIZE(<PyObject *>(<Message>item).body)
+        size = PyBytes_GET_SIZE(<PyObject *>(<Message>item)._encoded)
+        if body_size > min(self.rules.max_message_size, <int64_t>0x7FFFFFFF) or size >= SECTOR_SIZE:
+            return False
+        record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
+        if record_size > self.rules.max_record_size:
+            return False
+        set_alike(row, row - 1)
+        row.body = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item).body)
+        row.body_size = <int32_t>body_size
+        row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
+        row.properties_size = <int32_t>size
+        row.size = <int32_t>record_size
+        self.records_size += record_size
+        return True
 
     cdef PyObject *_shortened(self, bytes encoded) except NULL:
         """Properties without an incoming CRC property; they live as long as the batch's other sources."""
@@ -242,8 +226,8 @@ cdef class PutBatch:
                      TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
                      TextColumn names, TextColumn values, const int64_t[::1] maps, TextColumn raw_properties,
                      dict numbers not None, dict hosts not None):
-        """Take rows from columns. Each TextColumn has `count` strings, but keys with key_lists, and names and values
-        with maps: there row i has the strings list[i] .. list[i + 1].
+        """Take rows from columns. Each TextColumn has `count` strings, but topic may have one for all, and keys with
+        key_lists, names and values with maps have those of row i at list[i] .. list[i + 1].
 
         numbers: int64 arrays queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp,
         those that are given. hosts: born_host, store_host -> (list of bytes, int64 array of numbers in it, -1 the
@@ -260,37 +244,45 @@ cdef class PutBatch:
         cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
         self._reserve(count)
+        if count == 0:
+            return
+        if raw_properties is None and maps is None and key_lists is None and not hosts and \
+                not self.rules.drop_last_separator and find_texts(&self._texts, keys, uniq_key, tags):
+            self._source = (topic, body, keys, uniq_key, tags)
+            self._load_plain(count, topic, body, numbers)
+            self.count = <int32_t>count
+            return
         self._room(1)  # so that rows without properties have an address too
         starts = np.empty(count, np.int64)
         self._source = (topic, body, raw_properties, hosts)
-        _set_rows(self.rows, count, self.rules.store_host)
-        _set_numbers(self.rows, count, numbers)
+        set_rows(self.rows, count, self.rules.store_host)
+        set_numbers(self.rows, count, numbers)
         if hosts:
-            _set_hosts(self.rows, count, hosts, self.rules.store_host)
+            set_hosts(self.rows, count, hosts, self.rules.store_host)
         with nogil:
             for i in range(count):
                 row = &self.rows[i]
-                row.topic = text_at(topic, i, &size)
+                row.topic = text_at(topic, i if topic.count > 1 else 0, &size)
                 row.topic_size = <int32_t>size
                 if size <= 0:
                     with gil:
-                        raise _fault(i, "topic is null or empty")
-                if i > 0 and _same_topic(row, row - 1):
+                        raise fault(i, "topic is null or empty")
+                if i > 0 and same_topic(row, row - 1):
                     row.topic = (row - 1).topic  # one address for a run of them: who compares them sees it at once
                 else:
                     with gil:
-                        _check_row_topic(i, row)
+                        check_row_topic(i, row)
                 row.body = text_at(body, i, &size)
                 if size < 0 or size > 0x7FFFFFFF:
                     with gil:
-                        raise _fault(i, "body is null or over 2 GiB")
+                        raise fault(i, "body is null or over 2 GiB")
                 row.body_size = <int32_t>size
                 start = self._arena_size
                 if raw_properties is not None:
                     row.properties = text_at(raw_properties, i, &size)
                     if size > L.PROPERTIES_SIZE_LIMIT:
                         with gil:
-                            raise _fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+                            raise fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
                     row.properties_size = <int32_t>max(size, <int64_t>0)
                     starts[i] = -1
                     if append_crc and size > 0:
@@ -311,7 +303,7 @@ cdef class PutBatch:
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
-                                raise _fault(i, "uniq_key holds 0x01 or 0x02")
+                                raise fault(i, "uniq_key holds 0x01 or 0x02")
                 if tags is not None:
                     p = text_at(tags, i, &size)
                     own_tags = size >= 0
@@ -323,7 +315,7 @@ cdef class PutBatch:
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
-                                raise _fault(i, "tags hold 0x01 or 0x02")
+                                raise fault(i, "tags hold 0x01 or 0x02")
                 if maps is not None:
                     for k in range(maps[i], maps[i + 1]):
                         name = text_at(names, k, &name_size)
@@ -332,7 +324,7 @@ cdef class PutBatch:
                             continue
                         if name_size <= 0:
                             with gil:
-                                raise _fault(i, "properties hold an empty name")
+                                raise fault(i, "properties hold an empty name")
                         if (own_keys and name_size == 4 and memcmp(name, "KEYS", 4) == 0) or \
                                 (own_tags and name_size == 4 and memcmp(name, "TAGS", 4) == 0) or \
                                 (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
@@ -345,16 +337,16 @@ cdef class PutBatch:
                         held |= found
                         if found & RMQ_HAS_SEPARATOR:
                             with gil:
-                                raise _fault(i, "properties hold 0x01 or 0x02")
+                                raise fault(i, "properties hold 0x01 or 0x02")
                 if held & RMQ_HAS_HIGH:
                     malformed = 0
                     rmq_utf16_units(self._arena + start, self._arena_size - start, &malformed)
                     if malformed:
                         with gil:
-                            raise _fault(i, "keys, tags, uniq_key or properties are not UTF-8")
+                            raise fault(i, "keys, tags, uniq_key or properties are not UTF-8")
                 if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
                     with gil:
-                        raise _fault(i, f"properties have {self._arena_size - start} bytes, more than "
+                        raise fault(i, f"properties have {self._arena_size - start} bytes, more than "
                                         f"{L.PROPERTIES_SIZE_LIMIT}")
                 row.properties_size = <int32_t>(self._arena_size - start)
                 starts[i] = start
@@ -365,13 +357,10 @@ cdef class PutBatch:
                     row.properties = self._arena + starts[i]
                 if is_foreign and has_property(row.properties, row.properties_size, "INNER_NUM", 9):
                     with gil:
-                        raise _fault(i, "property INNER_NUM marks inner batches, which are not written")
-                if row.sys_flag & REFUSED_FLAGS:
+                        raise fault(i, "property INNER_NUM marks inner batches, which are not written")
+                if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
                     with gil:
-                        raise _fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
-                if row.queue_id < 0:
-                    with gil:
-                        raise _fault(i, "queue_id is negative")
+                        refuse_numbers(i, row)
                 if not self.waits and (not is_foreign or waits(row.properties, row.properties_size)):
                     self.waits = True
                 if i == 0 or row.topic != (row - 1).topic:
@@ -379,6 +368,78 @@ cdef class PutBatch:
                     units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                 self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
+
+    cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1:
+        """load_columns where self._texts has the properties."""
+        cdef PutRow first       # of a topic: what its rows share, and their size without body and properties
+        cdef PutRow *row
+        cdef Py_ssize_t i
+        cdef int64_t size, properties_size, units = 0, records_size = 0
+        cdef int64_t body_limit = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
+        # Of its own: a compiler must take every byte stored for one that may be a field of an object.
+        cdef int64_t record_limit = self.rules.max_record_size
+        cdef const int64_t *body_starts = body.starts
+        cdef const uint8_t *bodies = body.first
+        cdef PutRow *rows = self.rows
+        cdef rmq_texts texts = self._texts
+        cdef bint has_topics = topic.count > 1
+        cdef int malformed
+        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new
+        if has_numbers:
+            set_rows(self.rows, count, self.rules.store_host)
+            set_numbers(self.rows, count, numbers)
+        with nogil:
+            for i in range(count):
+                row = &rows[i]
+                is_new = i == 0
+                if is_new or has_topics:
+                    row.topic = text_at(topic, i, &size)
+                    row.topic_size = <int32_t>size
+                    if size <= 0:
+                        with gil:
+                            raise fault(i, "topic is null or empty")
+                    is_new = i == 0 or not same_topic(row, &first)
+                    if is_new:
+                        with gil:
+                            check_row_topic(i, row)
+                            set_row(&first, self.rules.store_host)
+                        first.topic, first.topic_size = row.topic, row.topic_size
+                        malformed = 0  # checked above
+                        units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
+                        settle(self.rules, i, &first, units, False, False)
+                if has_numbers:
+                    row.topic, row.topic_size = first.topic, first.topic_size
+                    row.is_v2, row.append_crc = first.is_v2, first.append_crc
+                    row.properties_size = first.properties_size
+                    row.sys_flag = row.sys_flag & ~HOST_FLAGS | first.sys_flag
+                    if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
+                        with gil:
+                            refuse_numbers(i, row)
+                elif is_new or first.sys_flag:      # IPv6 hosts
+                    row[0] = first
+                else:
+                    set_alike(row, &first)
+                row.body = bodies + body_starts[i]
+                size = body_starts[i + 1] - body_starts[i]
+                properties_size = rmq_texts_size(&texts, i)
+                if size > body_limit or properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT or \
+                        first.size + size + properties_size > record_limit or \
+                        (may_miss and body.missing[i]):
+                    if size > 0x7FFFFFFF or (may_miss and body.missing[i]):
+                        with gil:
+                            raise fault(i, "body is null or over 2 GiB")
+                    if not has_numbers:
+                        row[0] = first
+                    row.body_size, row.properties_size = <int32_t>size, <int32_t>min(properties_size, 0x7FFFFFF)
+                    settle(self.rules, i, row, units, False, False)   # raises
+                row.body_size = <int32_t>size
+                row.properties_size += <int32_t>properties_size
+                row.size = <int32_t>(first.size + size + properties_size)
+                records_size += row.size
+        self.records_size = records_size
+        self._one_queue = topic.count == 1 and "queue_id" not in numbers
+        self.waits = True
+        return 0
 
     cdef int64_t _without_crc(self, PutRow *row) except -1:
         """Copy a row's raw properties without an incoming CRC property; returns where they start in the arena."""
@@ -407,7 +468,7 @@ cdef class PutBatch:
             if size < 0:
                 if key_lists is not None:
                     with gil:
-                        raise _fault(i, "keys hold a null")
+                        raise fault(i, "keys hold a null")
                 continue
             found = 0
             self._room(size + 6)
@@ -422,10 +483,10 @@ cdef class PutBatch:
                 self._arena_size += size + 1
             if size == 0 or found & RMQ_HAS_SPACE:
                 with gil:
-                    raise _fault(i, "a key is empty or holds a space")
+                    raise fault(i, "a key is empty or holds a space")
             if found & RMQ_HAS_SEPARATOR:
                 with gil:
-                    raise _fault(i, "a key holds 0x01 or 0x02")
+                    raise fault(i, "a key holds 0x01 or 0x02")
             held[0] |= found
         return self._arena_size > start
 
@@ -486,8 +547,12 @@ cdef class PutBatch:
                 end += self.rows[i].size
         if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
-        for i in range(start, stop):
+        if start < stop:
+            self._stand_alone(start)
+        for i in range(start, min(start + 1, stop) if self._one_queue else stop):
             row = &self.rows[i]
+            if row.is_alike:
+                continue
             if before != NULL and row.topic == before.topic and row.topic_size == before.topic_size and \
                     row.queue_id == before.queue_id:
                 row.queue = before.queue
@@ -505,22 +570,47 @@ cdef class PutBatch:
 
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil:
-        cdef int32_t i, transaction
+        cdef int32_t i, transaction, queue = 0
         cdef PutRow *row
+        cdef PutRow *rows = self.rows
+        cdef QueueSlot *slots = queues.slots
+        cdef rmq_texts texts = self._texts
+        cdef uint8_t[PLAIN_HEADER_SIZE] like    # the header of the row before, its total size 0
+        cdef bint is_counted = False, one_queue = self._one_queue
         for i in range(start, stop):
-            row = &self.rows[i]
-            if i + ROWS_AHEAD < stop:
+            row = &rows[i]
+            if row.properties != NULL and i + ROWS_AHEAD < stop:
                 rmq_prefetch_text(row[ROWS_AHEAD].body, row[ROWS_AHEAD].body_size)
                 rmq_prefetch_text(row[ROWS_AHEAD].properties, row[ROWS_AHEAD].properties_size)
-            transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-            if transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK:
-                row.queue_offset = 0
-            else:
-                row.queue_offset = queues.slots[row.queue].next_offset
-                queues.slots[row.queue].next_offset += 1
+            if not row.is_alike:
+                transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
+                is_counted = transaction != L.SYS_FLAG_PREPARED and transaction != L.SYS_FLAG_ROLLBACK
+                if i == start or not one_queue:
+                    queue = row.queue
+            row.queue_offset = 0
+            if is_counted:
+                row.queue_offset = slots[queue].next_offset
+                slots[queue].next_offset += 1
             row.phy_offset = segment_phy_offset + position
-            encode_record(row, base + position, row.phy_offset, store_timestamp)
+            if row.is_alike:
+                encode_alike(row, base + position, row.phy_offset, like, &texts, i)
+            else:
+                encode_record(row, base + position, row.phy_offset, store_timestamp, &texts, i)
+                memcpy(like, base + position, PLAIN_HEADER_SIZE)
+                store_i32(like, 0)
             position += row.size
+
+    cdef void _stand_alone(self, Py_ssize_t i) noexcept:
+        """Give row i what it has in common with the row before."""
+        cdef PutRow row = self.rows[i]
+        cdef Py_ssize_t head = i
+        while self.rows[head].is_alike:     # the first row is not
+            head -= 1
+        if head < i:
+            self.rows[i] = self.rows[head]
+            set_own(&self.rows[i], &row)
+            self.rows[i].is_alike = False
+
 
     def results(self):
         """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; topics, store hosts
@@ -534,6 +624,7 @@ cdef class PutBatch:
         cdef int64_t[::1] phy = phy_offset, queue = queue_offset
         cdef int32_t[::1] sizes = size, ids = queue_id
         cdef PutRow *row
+        cdef PutRow *head = NULL
         cdef list topics = [None] * self.count, stored_hosts = [None] * self.count
         cdef object topic = None, host = None
         for i in range(self.count):
@@ -541,11 +632,13 @@ cdef class PutBatch:
             phy[i] = row.phy_offset
             queue[i] = row.queue_offset
             sizes[i] = row.size
-            ids[i] = row.queue_id
-            if i == 0 or not _same_topic(row, &self.rows[i - 1]):
-                topic = (<const char *>row.topic)[:row.topic_size].decode()
-            if i == 0 or row.store_host != self.rows[i - 1].store_host:
-                host = (<const char *>row.store_host)[:row.store_host_size]
+            if not row.is_alike:
+                if head == NULL or not same_topic(row, head):
+                    topic = (<const char *>row.topic)[:row.topic_size].decode()
+                if head == NULL or row.store_host != head.store_host:
+                    host = (<const char *>row.store_host)[:row.store_host_size]
+                head = row
+            ids[i] = head.queue_id
             topics[i] = topic
             stored_hosts[i] = host
         return phy_offset, queue_offset, size, queue_id, topics, stored_hosts
@@ -565,79 +658,3 @@ cdef inline void _prefetch_texts(PyObject *item) noexcept:
     if type(<object>item) is Message:
         rmq_prefetch(<PyObject *>(<Message>item).body)
         rmq_prefetch(<PyObject *>(<Message>item)._encoded)
-
-
-cdef inline bint _same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
-    return row.topic_size == other.topic_size and (
-        row.topic == other.topic or memcmp(row.topic, other.topic, row.topic_size) == 0)
-
-
-cdef int _check_row_topic(Py_ssize_t i, PutRow *row) except -1:
-    """check_topic for column values: same rules, the row named."""
-    try:
-        check_topic((<const char *>row.topic)[:row.topic_size].decode())
-    except UnicodeDecodeError:
-        raise _fault(i, "topic is not UTF-8") from None
-    except IllegalMessageError as error:
-        raise _fault(i, str(error)) from None
-    return 0
-
-
-cdef void _set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept:
-    """Rows as they are when no column says otherwise: the store's own host, born when stored."""
-    cdef PutRow row
-    cdef Py_ssize_t i
-    memset(&row, 0, sizeof(row))
-    row.is_born_now = True
-    row.store_host_size = row.born_host_size = <uint8_t>len(host)
-    row.store_host = row.born_host = <const uint8_t *><const char *>host
-    for i in range(count):
-        rows[i] = row
-
-
-cdef int _set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
-    cdef const int64_t[::1] column
-    cdef Py_ssize_t i
-    cdef int field
-    for name, values in numbers.items():
-        column = values
-        field = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
-                 "born_timestamp").index(name)
-        if column.shape[0] != count:
-            raise ValueError(f"{name} must have one number per row")
-        for i in range(count):
-            if field < 4 and (column[i] < -0x80000000 or column[i] > 0x7FFFFFFF):
-                raise _fault(i, f"{name} is outside 32 bits")
-            if field == 0:
-                rows[i].queue_id = <int32_t>column[i]
-            elif field == 1:
-                rows[i].flag = <int32_t>column[i]
-            elif field == 2:
-                rows[i].sys_flag = <int32_t>column[i]
-            elif field == 3:
-                rows[i].reconsume_times = <int32_t>column[i]
-            elif field == 4:
-                rows[i].prepared_transaction_offset = column[i]
-            else:
-                rows[i].born_timestamp = column[i]
-                rows[i].is_born_now = False
-    return 0
-
-
-cdef int _set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1:
-    cdef const int64_t[::1] store = None, born = None
-    cdef list store_hosts = [], born_hosts = []
-    cdef bytes host
-    cdef Py_ssize_t i
-    if "store_host" in hosts:
-        store_hosts, store = hosts["store_host"]
-    if "born_host" in hosts:
-        born_hosts, born = hosts["born_host"]
-    for i in range(count):
-        host = store_hosts[store[i]] if store is not None and store[i] >= 0 else own
-        rows[i].store_host_size = <uint8_t>len(host)
-        rows[i].store_host = <const uint8_t *><const char *>host
-        host = born_hosts[born[i]] if born is not None and born[i] >= 0 else host
-        rows[i].born_host_size = <uint8_t>len(host)
-        rows[i].born_host = <const uint8_t *><const char *>host
-    return 0

@@ -19,6 +19,8 @@ cdef extern from "property.h" nogil:
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     uint8_t *rmq_copy_host(uint8_t *dest, const uint8_t *host, int size) noexcept
+cdef extern from "texts.h" nogil:
+    void rmq_texts_copy(uint8_t *dest, const rmq_texts *texts, int64_t i, int64_t size) noexcept
 cdef extern from "items.h" nogil:
     ctypedef struct rmq_items:
         pass
@@ -322,15 +324,13 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
 
 # ---- encode --------------------------------------------------------------------------------------------------
 
-cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
+cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp,
+                        const rmq_texts *texts, int64_t number) noexcept nogil:
     """Write one record at dest; its total size last, so that a reader never takes half a record for a whole one.
 
-    REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
+    number: of the row in `texts`. REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
     """
     cdef uint8_t *p
-    cdef uint8_t total_size[4]
-    cdef int32_t crc, properties_written
-    cdef int i
     store_i32(dest, 0)
     store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
     store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
@@ -345,8 +345,27 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     p = rmq_copy_host(p + 8, row.store_host, row.store_host_size)
     store_i32(p, row.reconsume_times)
     store_i64(p + 4, row.prepared_transaction_offset)
-    store_i32(p + 12, row.body_size)
-    p += 16
+    _encode_rest(row, dest, p + 12, texts, number)
+
+
+cdef void encode_alike(const PutRow *row, uint8_t *dest, int64_t phy_offset, const uint8_t *like,
+                       const rmq_texts *texts, int64_t number) noexcept nogil:
+    """encode_record for a row whose header differs in offsets, CRC and body size only from the one at `like`, whose
+    hosts are IPv4 ones and whose total size is 0."""
+    memcpy(dest, like, PLAIN_HEADER_SIZE)
+    store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, row.queue_offset)
+    store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
+    _encode_rest(row, dest, dest + PLAIN_HEADER_SIZE - 4, texts, number)
+
+
+cdef inline void _encode_rest(const PutRow *row, uint8_t *dest, uint8_t *p, const rmq_texts *texts,
+                              int64_t number) noexcept nogil:
+    """From the body size, at p, on; then the CRC and the total size."""
+    cdef uint8_t total_size[4]
+    cdef int32_t crc, properties_written
+    cdef int i
+    store_i32(p, row.body_size)
+    p += 4
     store_i32(dest + L.RECORD_BODY_CRC_OFFSET, rmq_crc32_copied(p, row.body, <size_t>row.body_size))
     p += row.body_size
     if row.is_v2:
@@ -362,7 +381,10 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     properties_written = row.properties_size
     if row.append_crc:
         properties_written -= L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
-    rmq_copy(p, row.properties, <size_t>properties_written)
+    if row.properties == NULL:
+        rmq_texts_copy(p, texts, number, properties_written)
+    else:
+        rmq_copy(p, row.properties, <size_t>properties_written)
     if row.append_crc:
         p += properties_written
         if row.separate_crc:

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings of one Arrow column, borrowed."""
+"""Strings of Arrow columns, borrowed."""
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
+
+from rmq._core._record cimport rmq_texts
 
 
 @cython.final
 cdef class TextColumn:
-    """Borrowed strings data[offsets[i]:offsets[i + 1]]; missing[i] != 0: null."""
+    """Borrowed strings first[starts[i]:starts[i + 1]]; missing[i] != 0: null."""
     cdef:
-        const int64_t[::1] offsets
-        const uint8_t[::1] data
+        const int64_t *starts               # count + 1 of them
+        const uint8_t *first                # never NULL, as memcpy asks
         const uint8_t[::1] missing          # empty: no nulls
-        const uint8_t *_first               # never NULL, as memcpy asks
+        readonly Py_ssize_t count
+        const uint8_t[::1] _data
+        const int64_t[::1] _wide            # the offsets when they are borrowed
+        int64_t *_widened                   # else a copy
 
 
 cdef inline const uint8_t *text_at(TextColumn column, Py_ssize_t i, int64_t *size) noexcept nogil:
     """First byte and size of string i; size -1 when null."""
-    size[0] = column.offsets[i + 1] - column.offsets[i]
+    size[0] = column.starts[i + 1] - column.starts[i]
     if column.missing.shape[0] and column.missing[i]:
         size[0] = -1
-    return column._first + column.offsets[i]
+    return column.first + column.starts[i]
+
+
+cdef bint find_texts(rmq_texts *texts, TextColumn keys, TextColumn uniq_key, TextColumn tags)

@@ -4,10 +4,12 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
-_Int64 = npt.NDArray[np.int64]
+_Offsets = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 @final
 class TextColumn:
-    def __new__(cls, offsets: _Int64, data: _Buffer, missing: _Buffer) -> Self: ...
+    def __new__(cls, offsets: _Offsets, data: _Buffer, missing: _Buffer) -> Self: ...
     def __len__(self) -> int: ...
+    @property
+    def count(self) -> int: ...

@@ -1,25 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings of one Arrow column, borrowed and checked once."""
+"""Strings of Arrow columns, borrowed and checked once."""
 cimport cython
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+
+from rmq._core._record cimport rmq_texts
+
+cdef extern from "texts.h" nogil:
+    void rmq_texts_add(rmq_texts *texts, const char *name, const int64_t *starts, const uint8_t *data) noexcept
+    bint rmq_is_plain(const uint8_t *p, int64_t n, bint with_space) noexcept
 
 cdef uint8_t NOTHING = 0
 
 
+cdef bint _ascends(const int64_t *starts, Py_ssize_t count, int64_t size) noexcept nogil:
+    """Whether all offsets lie in [0, size], none before the one in front of it."""
+    cdef Py_ssize_t i
+    cdef int64_t falls = 0      # a loop without a way out runs on vectors
+    for i in range(count):
+        falls |= starts[i + 1] < starts[i]
+    return not falls and starts[0] >= 0 and starts[count] <= size
+
+
 @cython.final
 cdef class TextColumn:
-    def __cinit__(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None,
-                  const uint8_t[::1] missing not None):
+    """offsets: int32 or int64, one more than strings."""
+
+    def __cinit__(self, offsets not None, const uint8_t[::1] data not None, const uint8_t[::1] missing not None):
+        cdef const int32_t[::1] narrow
         cdef Py_ssize_t i
-        for i in range(offsets.shape[0]):
-            if offsets[i] < 0 or offsets[i] > data.shape[0] or (i and offsets[i] < offsets[i - 1]):
-                raise ValueError(f"offsets[{i}] lies outside the data")
-        if missing.shape[0] and missing.shape[0] != offsets.shape[0] - 1:
+        if offsets.dtype.itemsize == 4:
+            narrow = offsets
+            self.count = narrow.shape[0] - 1
+            self._widened = <int64_t *>malloc(<size_t>(self.count + 1) * sizeof(int64_t))
+            if self._widened == NULL:
+                raise MemoryError()
+            for i in range(self.count + 1):
+                self._widened[i] = narrow[i]
+            self.starts = self._widened
+        else:
+            self._wide = offsets
+            self.count = self._wide.shape[0] - 1
+            self.starts = &self._wide[0] if self.count >= 0 else NULL
+        if self.count < 0:
+            raise ValueError("there must be one more offset than strings")
+        if not _ascends(self.starts, self.count, data.shape[0]):
+            for i in range(self.count + 1):
+                if self.starts[i] < 0 or self.starts[i] > data.shape[0] or (i and self.starts[i] < self.starts[i - 1]):
+                    raise ValueError(f"offsets[{i}] lies outside the data")
+        if missing.shape[0] and missing.shape[0] != self.count:
             raise ValueError("missing must have one byte per string")
-        self.offsets = offsets
-        self.data = data
+        self._data = data
         self.missing = missing
-        self._first = &data[0] if data.shape[0] else &NOTHING
+        self.first = &data[0] if data.shape[0] else &NOTHING
+
+    def __dealloc__(self):
+        free(self._widened)
 
     def __len__(self):
-        return self.offsets.shape[0] - 1
+        return self.count
+
+
+cdef bint find_texts(rmq_texts *texts, TextColumn keys, TextColumn uniq_key, TextColumn tags):
+    """Whether property strings can be made of the columns just as they are: no nulls, nothing but plain ASCII."""
+    cdef TextColumn column
+    cdef int64_t size
+    cdef Py_ssize_t i
+    cdef bint is_empty = False
+    texts.count, texts.frame_size = 0, 0
+    for name, column in ((b"KEYS", keys), (b"UNIQ_KEY", uniq_key), (b"TAGS", tags)):
+        if column is None:
+            continue
+        size = column.starts[column.count] - column.starts[0]
+        if column.missing.shape[0] or not rmq_is_plain(column.first + column.starts[0], size, column is not keys):
+            return False
+        rmq_texts_add(texts, <const char *>name, column.starts, column.first)
+    if keys is not None:
+        for i in range(keys.count):
+            is_empty |= keys.starts[i + 1] == keys.starts[i]
+    return not is_empty

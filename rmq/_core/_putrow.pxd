@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a batch to put, and the rules that they must pass."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcmp
+
+cimport rmq._core._layout as L
+from rmq._core._record cimport PutRow
+
+
+cdef enum:
+    REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
+    HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
+
+
+@cython.final
+cdef class PutRules:
+    """What a store's configuration says about messages that go in."""
+    cdef:
+        readonly int64_t max_message_size
+        readonly int64_t max_record_size    # of one record, properties and header included
+        readonly bint allow_v2
+        readonly bint append_crc
+        readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
+        readonly bytes store_host
+
+
+cdef object fault(Py_ssize_t row, str text, kind=*)
+cdef void set_row(PutRow *row, bytes host) noexcept
+cdef void set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept
+cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1
+cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1
+cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
+cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
+cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
+
+
+cdef inline bint same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
+    return row.topic_size == other.topic_size and (
+        row.topic == other.topic or memcmp(row.topic, other.topic, row.topic_size) == 0)
+
+
+cdef inline void set_own(PutRow *row, const PutRow *other) noexcept nogil:
+    """What each row has for itself."""
+    row.body, row.properties = other.body, other.properties
+    row.body_size, row.properties_size, row.size = other.body_size, other.properties_size, other.size
+    row.queue_offset, row.phy_offset = other.queue_offset, other.phy_offset
+
+
+cdef inline void set_alike(PutRow *row, const PutRow *before) noexcept nogil:
+    """Make a row like the one before it, but for set_own. What follows is_alike in it is not filled."""
+    row.topic, row.topic_size = before.topic, before.topic_size
+    row.properties, row.properties_size = before.properties, before.properties_size
+    row.is_v2, row.append_crc, row.separate_crc = before.is_v2, before.append_crc, before.separate_crc
+    row.is_alike = True

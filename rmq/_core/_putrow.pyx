@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows to put: as columns of numbers and hosts say, checked against a store's rules.
+
+Source: RocketMQ MessageExtEncoder#encode.
+"""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memset
+
+cimport rmq._core._layout as L
+from rmq._core._record cimport PutRow, looks_lost
+
+from rmq._core._message import check_topic, parse_host
+from rmq.errors import IllegalMessageError, MessageTooLargeError
+
+
+@cython.final
+cdef class PutRules:
+    def __cinit__(self, *, int64_t max_message_size, int64_t max_record_size, bint allow_v2, bint append_crc,
+                  bint drop_last_separator, str store_host not None):
+        self.max_message_size = max_message_size
+        self.max_record_size = max_record_size
+        self.allow_v2 = allow_v2
+        self.append_crc = append_crc
+        self.drop_last_separator = drop_last_separator
+        self.store_host = parse_host(store_host, "store_host")
+
+
+cdef object fault(Py_ssize_t row, str text, kind=None):
+    """An error about a row, its number in .row."""
+    error = (kind or IllegalMessageError)(f"row {row}: {text}")
+    error.row = row
+    return error
+
+
+cdef void set_row(PutRow *row, bytes host) noexcept:
+    """A row as it is when no column says otherwise: the store's own host, born when stored."""
+    memset(row, 0, sizeof(PutRow))
+    row.is_born_now = True
+    row.store_host_size = row.born_host_size = <uint8_t>len(host)
+    row.store_host = row.born_host = <const uint8_t *><const char *>host
+
+
+cdef void set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept:
+    cdef PutRow row
+    cdef Py_ssize_t i
+    set_row(&row, host)
+    for i in range(count):
+        rows[i] = row
+
+
+cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
+    cdef const int64_t[::1] column
+    cdef Py_ssize_t i
+    cdef int field
+    for name, values in numbers.items():
+        column = values
+        field = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
+                 "born_timestamp").index(name)
+        if column.shape[0] != count:
+            raise ValueError(f"{name} must have one number per row")
+        for i in range(count):
+            if field < 4 and (column[i] < -0x80000000 or column[i] > 0x7FFFFFFF):
+                raise fault(i, f"{name} is outside 32 bits")
+            if field == 0:
+                rows[i].queue_id = <int32_t>column[i]
+            elif field == 1:
+                rows[i].flag = <int32_t>column[i]
+            elif field == 2:
+                rows[i].sys_flag = <int32_t>column[i]
+            elif field == 3:
+                rows[i].reconsume_times = <int32_t>column[i]
+            elif field == 4:
+                rows[i].prepared_transaction_offset = column[i]
+            else:
+                rows[i].born_timestamp = column[i]
+                rows[i].is_born_now = False
+    return 0
+
+
+cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1:
+    cdef const int64_t[::1] store = None, born = None
+    cdef list store_hosts = [], born_hosts = []
+    cdef bytes host
+    cdef Py_ssize_t i
+    if "store_host" in hosts:
+        store_hosts, store = hosts["store_host"]
+    if "born_host" in hosts:
+        born_hosts, born = hosts["born_host"]
+    for i in range(count):
+        host = store_hosts[store[i]] if store is not None and store[i] >= 0 else own
+        rows[i].store_host_size = <uint8_t>len(host)
+        rows[i].store_host = <const uint8_t *><const char *>host
+        host = born_hosts[born[i]] if born is not None and born[i] >= 0 else host
+        rows[i].born_host_size = <uint8_t>len(host)
+        rows[i].born_host = <const uint8_t *><const char *>host
+    return 0
+
+
+cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil:
+    """Settle version, properties, CRC and size of a row; the first check that fails raises with .row."""
+    cdef int64_t size
+    if row.body_size > rules.max_message_size:
+        with gil:
+            raise fault(i, f"body has {row.body_size} bytes, more than {rules.max_message_size}",
+                         MessageTooLargeError)
+    row.is_v2 = rules.allow_v2 and topic_units > L.TOPIC_UNITS_V1_LIMIT
+    if not row.is_v2 and row.topic_size > L.TOPIC_UNITS_V1_LIMIT:
+        with gil:
+            raise fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
+    row.append_crc = rules.append_crc
+    if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0:
+        row.properties_size -= 1
+    if row.properties != NULL and row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
+        with gil:
+            raise fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
+    if row.append_crc:
+        row.separate_crc = row.properties != NULL and not batch and row.properties_size > 0 and \
+            row.properties[row.properties_size - 1] != L.PROPERTY_END
+        row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
+    if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
+        with gil:
+            raise fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+    row.sys_flag &= ~HOST_FLAGS
+    if row.born_host_size == L.HOST_IPV6_SIZE:
+        row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
+    if row.store_host_size == L.HOST_IPV6_SIZE:
+        row.sys_flag |= L.SYS_FLAG_STORE_HOST_IPV6
+    size = L.RECORD_FIXED_SIZE + <int64_t>row.body_size + row.topic_size + row.properties_size + \
+        (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
+        (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)
+    if size > rules.max_record_size:
+        with gil:
+            raise fault(i, f"record has {size} bytes, more than {rules.max_record_size}",
+                         MessageTooLargeError)
+    row.size = <int32_t>size
+    return 0
+
+
+cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1:
+    if row.sys_flag & REFUSED_FLAGS:
+        raise fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
+    raise fault(i, "queue_id is negative")
+
+
+cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
+    """check_topic for column values: same rules, the row named."""
+    try:
+        check_topic((<const char *>row.topic)[:row.topic_size].decode())
+    except UnicodeDecodeError:
+        raise fault(i, "topic is not UTF-8") from None
+    except IllegalMessageError as error:
+        raise fault(i, str(error)) from None
+    return 0
