@@ -12,6 +12,8 @@ cdef struct IndexBytes:             # an index file, borrowed
     uint8_t *entries
     int32_t hash_slot_num
     int32_t index_num               # entry numbers run 1 .. index_num - 1
+    int32_t limit                   # entries from this number on have no blocks yet
+    bint count_every_put            # RocketMQ <= 4.7.0: hash_slot_count grows with every put
     uint64_t inverse                # of hash_slot_num: slot_of multiplies, a division takes five times as long
     int shift
 

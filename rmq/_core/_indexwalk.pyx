@@ -43,7 +43,8 @@ cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num
     file.slots = base + L.INDEX_HEADER_SIZE
     file.entries = file.slots + <int64_t>hash_slot_num * L.INDEX_SLOT_SIZE
     file.hash_slot_num = hash_slot_num
-    file.index_num = index_num
+    file.index_num = file.limit = index_num
+    file.count_every_put = False
     # Rounded up, 2^(31 + bits) / slots is too large by less than 2^bits / slots: no hash below 2^31 notices.
     file.shift = 31 + bits
     file.inverse = (<uint64_t>1 << file.shift) // <uint64_t>hash_slot_num + 1
