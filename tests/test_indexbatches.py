@@ -161,6 +161,18 @@ def test_a_select_of_one_key_is_one_of_many(filled: rmq.IndexFile, arguments: An
     assert outcome(lambda: filled.select_phy_offset(key, *others)) == many
 
 
+@pytest.mark.parametrize("max_num", [0, 1, 31, 32, 33, 34, 2**40])
+@pytest.mark.parametrize("count", [1, 32, 33, 70])
+def test_however_many_answers_one_key_has_they_are_those_of_many(tmp_path: Path, count: int, max_num: int) -> None:
+    numbers = list(range(count))
+    with rmq.IndexFile(tmp_path / "s", "x", max_hash_slot_num=2, max_index_num=100) as file:
+        assert file.put_keys(["k"] * count, numbers, [T0 + 1000 * number for number in numbers]) == count
+        for window in ((0, MAX), (T0 + 3000, T0 + 40_000), (T0 + 10**7, MAX), (0, T0 - 1)):
+            answer = file.select_phy_offset("k", max_num, *window)
+            assert answer == file.select_phy_offset_many(["k"], max_num, *window).to_pylist()[0]
+        assert file.select_phy_offset("k", max_num) == numbers[::-1][:max_num]
+
+
 def test_no_key_is_put_before_its_block_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rmq.IndexFile(tmp_path / "s", "x", **TEN) as new:
         new.put_key(*PLAIN)

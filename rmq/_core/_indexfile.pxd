@@ -29,6 +29,7 @@ cdef class IndexFileView:
                      Pending *block) noexcept nogil
     cdef int _answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                      OffsetList *out) except -1
+    cdef int _answer_one(self, const Question *question, int32_t key_hash, int64_t *few) noexcept nogil
     cdef object _walk(self, const int32_t[::1] key_hashes, Question *question, const int32_t[::1] found)
     cdef int _check(self) except -1
     cdef int _check_put(self) except -1

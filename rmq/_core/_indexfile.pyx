@@ -12,13 +12,15 @@ from libc.string cimport memcmp, memcpy, memset
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
 from rmq._core._indexput cimport KEYS_AHEAD, Pending, ask, put_hashed, put_pending, put_strings
-from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk
+from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk, walk_one
 from rmq._core._javahash cimport check_starts, hash_of_str, key_hash_of, rmq_hash_utf8
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
+cdef enum:
+    FEW_ANSWERS = 32                # of one key, that need no memory
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
@@ -221,17 +223,13 @@ cdef class IndexFileView:
         """Append one entry for a whole index key. False: there is no room below the limit, or an argument is not just a
         str and two int of 64 bits, or the file is read only; nothing was done, and put tells more."""
         cdef Pending entry
-        cdef int done
         if type(key) is not str or not _is_plain(phy_offset, &entry.phy_offset) or \
                 not _is_plain(store_timestamp, &entry.store_timestamp) or not self._writable:
             return False
         self._check()
         ask(&self._file, &entry, key_hash_of(hash_of_str(key, 0)))
-        self._users += 1
-        with nogil:
-            done = put_pending(&self._file, &entry, 1)
-        self._leave()
-        return done == 1
+        # With the GIL: to let it go and take it again takes as long as the entry.
+        return put_pending(&self._file, &entry, 1) == 1
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
         """Index the rows of a scanned batch from (row, key) on; returns the (row, key) to go on with in the next file.
@@ -356,6 +354,16 @@ cdef class IndexFileView:
             raise MemoryError()
         return 0
 
+    cdef int _answer_one(self, const Question *question, int32_t key_hash, int64_t *few) noexcept nogil:
+        """How many answers one key has; -1: more than FEW_ANSWERS."""
+        cdef int32_t newest
+        cdef int count
+        while True:                         # as in _answer
+            newest = self._count()
+            count = walk_one(&self._file, question, key_hash, few, FEW_ANSWERS)
+            if self._count() >= newest:
+                return count
+
     cdef object _walk(self, const int32_t[::1] key_hashes, Question *question, const int32_t[::1] found):
         """(counts, phy offsets) of each key's chain."""
         cdef Py_ssize_t keys = key_hashes.shape[0]
@@ -390,14 +398,21 @@ cdef class IndexFileView:
         max_num >= 0: select tells more."""
         cdef Question question
         cdef OffsetList out
+        cdef int64_t[FEW_ANSWERS] few
         cdef int32_t key_hash, count
         cdef int64_t i
         if type(key) is not str or not _is_plain(max_num, &question.max_num) or question.max_num < 0 or \
                 not _is_plain(begin, &question.begin) or not _is_plain(end, &question.end):
             return None
         self._check()
-        question.is_raw, question.found = True, NULL
         key_hash = key_hash_of(hash_of_str(key, 0))
+        self._users += 1
+        with nogil:
+            count = self._answer_one(&question, key_hash, few)
+        self._leave()
+        if count >= 0:
+            return [few[i] for i in range(count)]
+        question.is_raw, question.found = True, NULL
         try:
             self._answer(&question, &key_hash, 1, &count, &out)
             return [out.items[i] for i in range(out.count)]

@@ -41,3 +41,5 @@ cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num
 cdef int32_t count_of(const IndexBytes *file) noexcept nogil
 cdef bint walk(const IndexBytes *file, const Question *question, const int32_t *key_hashes, Py_ssize_t keys,
                int32_t *counts, OffsetList *out) noexcept nogil
+cdef int walk_one(const IndexBytes *file, const Question *question, int32_t key_hash, int64_t *items,
+                  int room) noexcept nogil
