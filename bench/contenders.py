@@ -62,7 +62,7 @@ class Contenders:
         python = peers.IndexWriter(root / "python", SLOTS, ENTRIES)
         self.sqlite = Sqlite(root / "sqlite")
         self.takers = {
-            "rmq": Taker(self._rmq, self.file.close),
+            "rmq": self.taker_of(self.file),
             "numpy expert": Taker(self._numpy, lambda: None),
             "pure Python": Taker(lambda first, last: self._python(python, first, last), python.close),
             "dict": Taker(self._dict, self.dict.clear),
@@ -91,10 +91,15 @@ class Contenders:
         for taker in self.takers.values():
             taker.close()
 
-    def _rmq(self, first: int, last: int) -> Call:
+    def taker_of(self, file: rmq.IndexFile) -> Taker:
+        """Ours, of a file."""
         keys = self._keys
-        part = keys.text[first:last], keys.offsets[first:last], keys.times[first:last]
-        return lambda: self.file.put_keys(*part)
+
+        def put(first: int, last: int) -> Call:
+            part = keys.text[first:last], keys.offsets[first:last], keys.times[first:last]
+            return lambda: file.put_keys(*part)
+
+        return Taker(put, file.close)
 
     def _numpy(self, first: int, last: int) -> Call:
         keys = self._keys

@@ -45,7 +45,7 @@ GOALS = [
     Goal("I10", "", "select_many(Arrow), hot file of 4 MB / selectPhyOffset", 4, 8),
     *_parts("I11", "select_many(list), 2 million keys", ("lmdb get", "numpy expert", "dict get"), (25, 4, 12),
             (45, 7, 25)),
-    *_parts("I12", "put_keys(list), 2 million keys, new files", ("lmdb put", "sqlite executemany"), (60, 180),
+    *_parts("I12", "put_keys(list), 2 million keys, warm pages", ("lmdb put", "sqlite executemany"), (60, 180),
             (110, 330)),
     *_parts("C1", "append(Arrow) with CRC, warm / memcpy_1M", PER_SIZE, (0.6, 0.8, 0.8), (0.8, 1.15, 1.1)),
     *_parts("C1b", "the same without AVX-512", PER_SIZE, (0.55, 0.55, 0.5), (0.65, 0.75, 0.75)),

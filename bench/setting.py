@@ -61,7 +61,7 @@ class Setting:
         self.note(f"{name}: {line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns, {ratio_text(line.ratio)}")
 
     def note(self, text: str) -> None:
-        """Say it now, and again under the table when it is about the gate."""
+        """Say it now, and again under the table when it is about the gate or a figure beside the rows."""
         print(f"{time.monotonic() - self.started:6.0f} s  {text}", flush=True)
-        if text.startswith("gate"):
+        if text.startswith(("gate", "ungated")):
             self.notes.append(text)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import oracle
+import pyarrow as pa
 import pytest
 
 import rmq
@@ -60,6 +61,67 @@ def test_every_hash_is_put_into_the_slot_of_its_remainder(slots: int) -> None:
     assert view.fits()
 
 
+SCRIPTS = "kÿ漢😀"
+
+
+@pytest.mark.parametrize("version", ["4.7.0", "5.3.3"])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300])
+def test_any_number_of_keys_at_a_time_leaves_the_bytes_of_each_alone(tmp_path: Path, count: int, version: str) -> None:
+    """Keys of all lengths and scripts, into few slots, of a list and of Arrow; the file gets full."""
+    rng = random.Random(count)
+    options: dict[str, Any] = {"max_hash_slot_num": 37, "max_index_num": 250, "rocketmq_version": version}
+    keys = [rng.choice(SCRIPTS) * rng.randrange(70) + str(rng.randrange(50)) for _ in range(count)]
+    puts = [(key, rng.randrange(-5, 2**63), T0 + rng.randrange(-9000, 9000)) for key in keys]
+    columns = [list(column) for column in zip(*puts, strict=True)] or [[], [], []]
+    for first in ([], [("", 7, T0)]):
+        images = []
+        with rmq.IndexFile(tmp_path / "alone", "x", **options) as file:
+            done = [file.put_key(*put) for put in (*first, *puts)].count(True) - len(first)
+        images.append((tmp_path / "alone").read_bytes())
+        for hold in (list, lambda keys: pa.array(keys, pa.string()), lambda keys: pa.array(keys, pa.large_string()),
+                     lambda keys: pa.array(["before", *keys, "behind"]).slice(1, len(keys))):  # fmt: skip
+            path = tmp_path / str(len(images))
+            with rmq.IndexFile(path, "x", **options) as file:
+                for put in first:
+                    file.put_key(*put)
+                assert file.put_keys(hold(columns[0]), *columns[1:]) == done == min(count, 249 - len(first))
+            images.append(path.read_bytes())
+        assert images.count(images[0]) == len(images)
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
+def test_keys_of_many_reservations_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.indexfile.RESERVE_AHEAD", 4096)
+    keys = [f"T#{number}" for number in range(3000)]
+    for name, some in (("list", keys), ("arrow", pa.array(keys))):
+        with rmq.IndexFile(tmp_path / name, "x", max_hash_slot_num=331, max_index_num=2100) as file:
+            assert file.put_keys(some, range(3000), range(3000)) == 2099
+            assert file.view.fits()
+    assert (tmp_path / "list").read_bytes() == (tmp_path / "arrow").read_bytes()
+    with rmq.IndexFile(tmp_path / "list", max_hash_slot_num=331, max_index_num=2100) as file:
+        assert file.select_phy_offset_many(keys).to_pylist() == [[number] * (number < 2099) for number in range(3000)]
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+@pytest.mark.parametrize("starts", [[-1, 1, 2], [0, 2, 1], [0, 1, 4], [3, 1, 2], [0, 4, 2], [0, -1, 2]])
+def test_strings_outside_their_bytes_are_not_put(tmp_path: Path, starts: list[int], width: type[np.integer[Any]],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Not even those before them, however few entries are reserved at a time."""
+    monkeypatch.setattr("rmq.indexfile.RESERVE_AHEAD", 1)
+    monkeypatch.setattr("rmq.indexfile.arrow_strings", lambda _: (np.array(starts, width), data))
+    data, numbers = np.frombuffer(b"abc", np.uint8), np.arange(2)
+    with rmq.IndexFile(tmp_path / "s", "x", **TEN) as file:
+        with pytest.raises(ValueError, match="outside the data"):
+            file.put_keys(pa.array(["a", "b"]), numbers, numbers)
+        with pytest.raises(ValueError, match="outside the data"):
+            file.view.put_strings(np.array(starts, width), data, numbers, numbers)
+        for other in (np.zeros(2, width), np.zeros(4, width)):
+            with pytest.raises(ValueError, match="one length"):
+                file.view.put_strings(other, data, numbers, numbers)
+        assert file.index_count == 1
+
+
 PLAIN = ("T#a", 100, T0)
 ODD = [("T#a", np.int64(100), T0), ("T#a", 100, np.int32(1000)), ("T#a", True, T0), ("T#a", 1.5, T0),
        ("T#a", 2**63, T0), ("T#a", 100, -(2**63) - 1), ("T#a", None, T0), (b"T#a", 100, T0),
@@ -97,6 +159,18 @@ def test_a_select_of_one_key_is_one_of_many(filled: rmq.IndexFile, arguments: An
     assert filled.select_phy_offset("T#Aa") == [1200, 1000]
     many = outcome(lambda: filled.select_phy_offset_many([key], *others).to_pylist()[0])
     assert outcome(lambda: filled.select_phy_offset(key, *others)) == many
+
+
+@pytest.mark.parametrize("max_num", [0, 1, 31, 32, 33, 34, 2**40])
+@pytest.mark.parametrize("count", [1, 32, 33, 70])
+def test_however_many_answers_one_key_has_they_are_those_of_many(tmp_path: Path, count: int, max_num: int) -> None:
+    numbers = list(range(count))
+    with rmq.IndexFile(tmp_path / "s", "x", max_hash_slot_num=2, max_index_num=100) as file:
+        assert file.put_keys(["k"] * count, numbers, [T0 + 1000 * number for number in numbers]) == count
+        for window in ((0, MAX), (T0 + 3000, T0 + 40_000), (T0 + 10**7, MAX), (0, T0 - 1)):
+            answer = file.select_phy_offset("k", max_num, *window)
+            assert answer == file.select_phy_offset_many(["k"], max_num, *window).to_pylist()[0]
+        assert file.select_phy_offset("k", max_num) == numbers[::-1][:max_num]
 
 
 def test_no_key_is_put_before_its_block_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,16 @@ from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport OffsetList, Question, count_of, rmq_prefetch, set_index_bytes, slot_of, walk
-from rmq._core._javahash cimport hash_of_str, key_hash_of, rmq_hash_utf8
+from rmq._core._indexput cimport KEYS_AHEAD, Pending, ask, put_hashed, put_pending, put_strings
+from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk, walk_one
+from rmq._core._javahash cimport check_starts, hash_of_str, key_hash_of, rmq_hash_utf8
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
 cdef enum:
-    KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory together
+    FEW_ANSWERS = 32                # of one key, that need no memory
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
@@ -73,11 +74,10 @@ cdef class IndexFileView:
             raise ValueError(f"{self._buffer.len} bytes are too few for {hash_slot_num} slots and {index_num} entries")
         self._base = <uint8_t *>self._buffer.buf
         set_index_bytes(&self._file, self._base, hash_slot_num, index_num)
+        self._file.count_every_put = count_every_put
         self._writable = writable
-        self._count_every_put = count_every_put
         self.hash_slot_num = hash_slot_num
         self.index_num = index_num
-        self._limit = index_num
 
     def __dealloc__(self):
         self.release()
@@ -144,13 +144,13 @@ cdef class IndexFileView:
 
     def limit(self, int64_t entries):
         """Entries numbered below this have blocks; puts stop there until the limit is raised."""
-        self._limit = <int32_t>max(<int64_t>1, min(entries, <int64_t>self.index_num))
+        self._file.limit = <int32_t>max(<int64_t>1, min(entries, <int64_t>self.index_num))
 
     @property
     def room(self):
         """Entries that can be put below the limit."""
         self._check()
-        return max(0, self._limit - self._count())
+        return max(0, self._file.limit - self._count())
 
     def preset(self, int64_t end_phy_offset, int64_t end_timestamp):
         """Header of a new file: the end of the file before it stands as begin and end until the first put."""
@@ -169,101 +169,67 @@ cdef class IndexFileView:
 
     # ---- put ----
 
-    cdef int _put(self, const Pending *block, int count) noexcept nogil:
-        """Append entries; returns how many fitted. The header comes last. Source: IndexFile#putKey."""
-        cdef IndexBytes file = self._file           # what is stored may not make the compiler load these again
-        cdef bint count_every_put = self._count_every_put
-        cdef int32_t number = count_of(&file), previous, slots = 0
-        cdef int64_t begin_timestamp = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET), diff
-        cdef int fitting = <int>max(<int64_t>0, min(<int64_t>count, <int64_t>self._limit - number)), i
-        cdef const Pending *item
-        cdef uint8_t *slot
-        cdef uint8_t *entry = file.entries + <int64_t>number * L.ENTRY_SIZE
-        if fitting == 0:
-            return 0
-        for i in range(fitting):
-            item = &block[i]
-            slot = file.slots + <int64_t>item.slot * L.INDEX_SLOT_SIZE
-            previous = load_i32(slot)
-            # A number outside 1 .. number is none; whether a slot is empty is a coin, so there is no branch.
-            previous &= -<int32_t>(<uint32_t>previous - 1 < <uint32_t>number)
-            diff = 0
-            if begin_timestamp > 0 and item.store_timestamp > begin_timestamp:
-                # Unsigned: the difference of hostile times may not overflow.
-                diff = <int64_t>((<unsigned long long>item.store_timestamp - <unsigned long long>begin_timestamp)
-                                 // 1000)
-                diff = min(diff, INT32_LIMIT)
-            store_i32(entry + L.ENTRY_KEY_HASH_OFFSET, item.key_hash)
-            store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, item.phy_offset)
-            store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>diff)
-            store_i32(entry + L.ENTRY_PREVIOUS_OFFSET, previous)
-            store_i32(slot, number)
-            if number <= 1:
-                begin_timestamp = item.store_timestamp
-                store_i64(file.header + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, item.phy_offset)
-                store_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET, begin_timestamp)
-            slots += (previous == 0) | count_every_put
-            number += 1
-            entry += L.ENTRY_SIZE
-        store_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-                  <int32_t>(<uint32_t>load_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
-        store_i32(file.header + L.INDEX_COUNT_OFFSET, number)
-        store_i64(file.header + L.INDEX_END_PHY_OFFSET_OFFSET, block[fitting - 1].phy_offset)
-        store_i64(file.header + L.INDEX_END_TIMESTAMP_OFFSET, block[fitting - 1].store_timestamp)
-        return fitting
-
-    cdef void _ask(self, Pending *entry, int32_t key_hash) noexcept nogil:
-        """Set the hash of an entry to put, and ask memory for its slot."""
-        entry.key_hash = key_hash
-        entry.slot = slot_of(&self._file, key_hash)
-        rmq_prefetch(self._file.slots + <int64_t>entry.slot * L.INDEX_SLOT_SIZE)
+    cdef int _check_put(self) except -1:
+        self._check()
+        if not self._writable:
+            raise ValueError("index file is read only")
+        return 0
 
     def put(self, const int32_t[::1] key_hashes not None, const int64_t[::1] phy_offsets not None,
             const int64_t[::1] store_timestamps not None):
         """Append entries in order; returns how many fitted. Arrays of one length; no hash may be negative."""
-        cdef Py_ssize_t count = key_hashes.shape[0], asked = 0, i = 0
-        cdef Pending[2][KEYS_AHEAD] blocks      # one is put while memory looks for the slots of the other
-        cdef int[2] sizes
-        cdef int k, done, turn = 0
-        self._check()
-        if not self._writable:
-            raise ValueError("index file is read only")
+        cdef Py_ssize_t count = key_hashes.shape[0]
+        self._check_put()
         if phy_offsets.shape[0] != count or store_timestamps.shape[0] != count:
             raise ValueError("key_hashes, phy_offsets and store_timestamps must have one length")
         _check_hashes(key_hashes)
-        sizes[1] = 0
+        if count == 0:
+            return 0
         self._users += 1
         with nogil:
-            while True:
-                sizes[turn] = <int>min(<Py_ssize_t>KEYS_AHEAD, count - asked)
-                for k in range(sizes[turn]):
-                    self._ask(&blocks[turn][k], key_hashes[asked + k])
-                    blocks[turn][k].phy_offset = phy_offsets[asked + k]
-                    blocks[turn][k].store_timestamp = store_timestamps[asked + k]
-                asked += sizes[turn]
-                turn = 1 - turn
-                done = self._put(blocks[turn], sizes[turn])
-                i += done
-                if done < sizes[turn] or i == count:
-                    break
+            count = put_hashed(&self._file, &key_hashes[0], &phy_offsets[0], &store_timestamps[0], count)
         self._leave()
-        return i
+        return count
+
+    def put_strings(self, starts not None, const uint8_t[::1] data not None, const int64_t[::1] phy_offsets not None,
+                    const int64_t[::1] store_timestamps not None):
+        """put of the whole index keys data[starts[i]:starts[i + 1]], UTF-8; starts: int32 or int64 array, one longer.
+
+        ValueError when they do not lie in order inside the data.
+        """
+        cdef const int32_t[::1] narrow = starts if starts.dtype == np.int32 else None
+        cdef const int64_t[::1] wide = None if narrow is not None else starts
+        cdef Py_ssize_t count = phy_offsets.shape[0]
+        cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
+        self._check_put()
+        if len(starts) != count + 1 or store_timestamps.shape[0] != count:
+            raise ValueError("strings, phy_offsets and store_timestamps must have one length")
+        if narrow is not None:
+            check_starts(&narrow[0], count, data.shape[0])
+        else:
+            check_starts(&wide[0], count, data.shape[0])
+        if count == 0:
+            return 0
+        self._users += 1
+        with nogil:
+            if narrow is not None:
+                count = put_strings(&self._file, &narrow[0], base, &phy_offsets[0], &store_timestamps[0], count)
+            else:
+                count = put_strings(&self._file, &wide[0], base, &phy_offsets[0], &store_timestamps[0], count)
+        self._leave()
+        return count
 
     def put_one(self, key, phy_offset, store_timestamp):
         """Append one entry for a whole index key. False: there is no room below the limit, or an argument is not just a
         str and two int of 64 bits, or the file is read only; nothing was done, and put tells more."""
         cdef Pending entry
-        cdef int done
         if type(key) is not str or not _is_plain(phy_offset, &entry.phy_offset) or \
                 not _is_plain(store_timestamp, &entry.store_timestamp) or not self._writable:
             return False
         self._check()
-        self._ask(&entry, key_hash_of(hash_of_str(key, 0)))
-        self._users += 1
-        with nogil:
-            done = self._put(&entry, 1)
-        self._leave()
-        return done == 1
+        ask(&self._file, &entry, key_hash_of(hash_of_str(key, 0)))
+        # With the GIL: to let it go and take it again takes as long as the entry.
+        return put_pending(&self._file, &entry, 1) == 1
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
         """Index the rows of a scanned batch from (row, key) on; returns the (row, key) to go on with in the next file.
@@ -276,20 +242,18 @@ cdef class IndexFileView:
         cdef Pending[KEYS_AHEAD] block
         cdef int32_t next_row, next_key
         cdef int count, done
-        self._check()
-        if not self._writable:
-            raise ValueError("index file is read only")
+        self._check_put()
         if row < 0 or key < 0:
             raise ValueError("row and key must not be negative")
         self._users += 1
         with nogil:
-            while row < batch.count and self._count() < self._limit:
+            while row < batch.count and self._count() < self._file.limit:
                 next_row, next_key = row, key
                 count = self._gather(batch, &next_row, &next_key, index_tags, block)
-                done = self._put(block, count)
+                done = put_pending(&self._file, block, count)
                 if done < count:
                     row, key = block[done].row, block[done].key
-                elif count and self._count() >= self._limit:
+                elif count and self._count() >= self._file.limit:
                     # Rows without keys behind the last entry meet a full file too.
                     row = block[count - 1].row + (1 if block[count - 1].is_last else 0)
                     key = 0 if block[count - 1].is_last else block[count - 1].key + 1
@@ -311,7 +275,7 @@ cdef class IndexFileView:
             if count[0] == KEYS_AHEAD:
                 return False
             entry = &block[count[0]]
-            self._ask(entry, key_hash)
+            ask(&self._file, entry, key_hash)
             entry.row = row
             entry.key = at[0]
             entry.is_last = False
@@ -390,6 +354,16 @@ cdef class IndexFileView:
             raise MemoryError()
         return 0
 
+    cdef int _answer_one(self, const Question *question, int32_t key_hash, int64_t *few) noexcept nogil:
+        """How many answers one key has; -1: more than FEW_ANSWERS."""
+        cdef int32_t newest
+        cdef int count
+        while True:                         # as in _answer
+            newest = self._count()
+            count = walk_one(&self._file, question, key_hash, few, FEW_ANSWERS)
+            if self._count() >= newest:
+                return count
+
     cdef object _walk(self, const int32_t[::1] key_hashes, Question *question, const int32_t[::1] found):
         """(counts, phy offsets) of each key's chain."""
         cdef Py_ssize_t keys = key_hashes.shape[0]
@@ -424,14 +398,21 @@ cdef class IndexFileView:
         max_num >= 0: select tells more."""
         cdef Question question
         cdef OffsetList out
+        cdef int64_t[FEW_ANSWERS] few
         cdef int32_t key_hash, count
         cdef int64_t i
         if type(key) is not str or not _is_plain(max_num, &question.max_num) or question.max_num < 0 or \
                 not _is_plain(begin, &question.begin) or not _is_plain(end, &question.end):
             return None
         self._check()
-        question.is_raw, question.found = True, NULL
         key_hash = key_hash_of(hash_of_str(key, 0))
+        self._users += 1
+        with nogil:
+            count = self._answer_one(&question, key_hash, few)
+        self._leave()
+        if count >= 0:
+            return [few[i] for i in range(count)]
+        question.is_raw, question.found = True, NULL
         try:
             self._answer(&question, &key_hash, 1, &count, &out)
             return [out.items[i] for i in range(out.count)]

@@ -12,6 +12,8 @@ cdef struct IndexBytes:             # an index file, borrowed
     uint8_t *entries
     int32_t hash_slot_num
     int32_t index_num               # entry numbers run 1 .. index_num - 1
+    int32_t limit                   # entries from this number on have no blocks yet
+    bint count_every_put            # RocketMQ <= 4.7.0: hash_slot_count grows with every put
     uint64_t inverse                # of hash_slot_num: slot_of multiplies, a division takes five times as long
     int shift
 
@@ -39,3 +41,5 @@ cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num
 cdef int32_t count_of(const IndexBytes *file) noexcept nogil
 cdef bint walk(const IndexBytes *file, const Question *question, const int32_t *key_hashes, Py_ssize_t keys,
                int32_t *counts, OffsetList *out) noexcept nogil
+cdef int walk_one(const IndexBytes *file, const Question *question, int32_t key_hash, int64_t *items,
+                  int room) noexcept nogil

@@ -43,7 +43,8 @@ cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num
     file.slots = base + L.INDEX_HEADER_SIZE
     file.entries = file.slots + <int64_t>hash_slot_num * L.INDEX_SLOT_SIZE
     file.hash_slot_num = hash_slot_num
-    file.index_num = index_num
+    file.index_num = file.limit = index_num
+    file.count_every_put = False
     # Rounded up, 2^(31 + bits) / slots is too large by less than 2^bits / slots: no hash below 2^31 notices.
     file.shift = 31 + bits
     file.inverse = (<uint64_t>1 << file.shift) // <uint64_t>hash_slot_num + 1
@@ -192,3 +193,32 @@ cdef bint walk(const IndexBytes *file, const Question *question, const int32_t *
         first += size
     free(hits.items)
     return ok
+
+
+cdef int walk_one(const IndexBytes *file, const Question *question, int32_t key_hash, int64_t *items,
+                  int room) noexcept nogil:
+    """RocketMQ's answers of one key, newest first: how many were put in `items`, -1 when there are more than `room`.
+
+    Alone there is nothing to overlap: branches let the processor guess on to the next entry before it knows this one.
+    """
+    cdef int32_t position, previous, diff, count, answers = 0
+    cdef int64_t base_ms, stored_ms
+    cdef const uint8_t *entry
+    count = count_of(file)              # before the slot, as in _rounds
+    base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
+    previous = load_i32(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
+    position = min(count, file.index_num - 1) + 1 if count > 1 else 0
+    while 0 < previous < position and answers < question.max_num:
+        position = previous
+        entry = file.entries + <int64_t>position * L.ENTRY_SIZE
+        previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
+        diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
+        stored_ms = <int64_t>(<uint64_t>base_ms + <uint64_t>(<int64_t>diff) * 1000)
+        if diff < 0 or stored_ms < question.begin:
+            break
+        if load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash and stored_ms <= question.end:
+            if answers == room:
+                return -1
+            items[answers] = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
+            answers += 1
+    return answers
