@@ -83,6 +83,10 @@ class GuardedMap(mmap.mmap):
         """Position of the first page that was gone when it was touched, -1: none so far."""
         return self._guard.lost
 
+    @property
+    def guard(self) -> MapGuard:
+        return self._guard
+
     def close(self) -> None:
         """Unmap; BufferError while somebody looks at it."""
         self._guard.release()

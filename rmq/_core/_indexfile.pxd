@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question
 from rmq._core._record cimport RecordRow
 from rmq._core._recordbatch cimport RecordBatch
+from rmq._core._sidecar cimport SidecarView
 
 
 cdef struct Pending:                # an entry to put, whose slot was asked of memory
@@ -29,6 +30,7 @@ cdef class IndexFileView:
         bint _is_released
         bint _writable
         bint _count_every_put               # RocketMQ <= 4.7.0: hash_slot_count grows with every put
+        public SidecarView sidecar          # answers selects of a full file in its place; None: there is none
         int32_t _limit                      # entries from this number on have no blocks yet
         readonly int32_t hash_slot_num
         readonly int32_t index_num          # entry numbers run 1 .. index_num - 1
