@@ -24,7 +24,7 @@ cdef extern from "sidecar.h" nogil:
     int rmq_lowest_bit(uint32_t bits) noexcept
 
 cdef enum:
-    KEYS_AT_A_TIME = 32             # their buckets are asked of memory together, then their items
+    KEYS_IN_FLIGHT = 64             # a power of two
     ENTRIES_AT_A_TIME = 64          # the same when a sidecar is made
     ENTRIES_OF_A_STEP = 1 << 20     # between looks at whether to go on
     ITEMS_OF_A_BUCKET = 16          # at most, on average
@@ -358,33 +358,45 @@ cdef class SidecarView:
 
     cdef Outcome _ask(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                       OffsetList *out) noexcept nogil:
-        cdef Chain[3][KEYS_AT_A_TIME] blocks        # whose buckets come, whose items come, whose items are there
-        cdef int[3] sizes
+        cdef Chain[KEYS_IN_FLIGHT] chains
         cdef Window window = self._window(question)
         cdef SidecarBytes file = self._file         # what is stored may not make the compiler load these again
-        cdef Py_ssize_t asked = 0, done = 0
-        cdef int turn = 0, i, ending, looking
+        cdef uint8_t *checked = self._checked
+        # A key waits for its bucket, and again for its item, while others have their turn: memory is asked evenly.
+        cdef Py_ssize_t wait = min(keys, <Py_ssize_t>KEYS_IN_FLIGHT // 2), i
         cdef int32_t number
         cdef int64_t left, begun
         cdef Chain *chain
         cdef const Item *item
         cdef uint32_t hits
         cdef bint is_hit
-        cdef Outcome outcome
-        sizes[1] = sizes[2] = 0
-        while done < keys:
-            sizes[turn] = <int>min(<Py_ssize_t>KEYS_AT_A_TIME, keys - asked)
-            for i in range(sizes[turn]):
-                chain = &blocks[turn][i]
-                chain.key_hash = key_hashes[asked + i]
-                chain.bucket = file.buckets + (_slot_and_mark(&file, chain.key_hash, &chain.mark) >> file.slot_bits)
-                rmq_prefetch(chain.bucket)
-            asked += sizes[turn]
-            looking = (turn + 2) % 3                # those before, whose buckets should be there by now
-            for i in range(sizes[looking]):
-                chain = &blocks[looking][i]
-                number = <int32_t>((chain.bucket - file.buckets) // L.SIDECAR_BLOCK_BUCKETS)
-                if not self._checked[number] and not self._check_block(number):
+        for i in range(-2 * wait, keys):
+            if i >= 0:
+                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
+                begun = out.count
+                if chain.hits or chain.count > L.SIDECAR_BUCKET_MARKS:
+                    if not _make_room(out, L.SIDECAR_BUCKET_MARKS):
+                        return NO_MEMORY
+                    left = question.max_num
+                    if question.found != NULL:
+                        left -= question.found[i]
+                    if chain.count > L.SIDECAR_BUCKET_MARKS or window.begin > 0:
+                        if self._scan(chain, &window, left, out) != ANSWERED:
+                            return NO_MEMORY
+                    else:
+                        hits = chain.hits
+                        while hits:
+                            item = file.items + chain.first + rmq_lowest_bit(hits)
+                            is_hit = (item.key_hash == chain.key_hash) & (item.time_diff <= window.end) & (left > 0)
+                            out.items[out.count] = item.phy_offset
+                            out.count += is_hit
+                            left -= is_hit
+                            hits &= hits - 1
+                counts[i] = <int32_t>(out.count - begun)
+            if 0 <= i + wait < keys:
+                chain = &chains[(i + wait) & (KEYS_IN_FLIGHT - 1)]
+                number = <int32_t>(chain.bucket - file.buckets) // L.SIDECAR_BLOCK_BUCKETS
+                if not checked[number] and not self._check_block(number):
                     return DAMAGED
                 chain.first, chain.count = chain.bucket.first, chain.bucket.count
                 # Once more, for each: the file may have been changed since the block was looked at.
@@ -394,30 +406,9 @@ cdef class SidecarView:
                 chain.hits = hits & ((<uint32_t>1 << min(chain.count, <int32_t>L.SIDECAR_BUCKET_MARKS)) - 1)
                 if chain.hits:
                     rmq_prefetch(file.items + chain.first + rmq_lowest_bit(chain.hits))
-            ending = (turn + 1) % 3
-            if not _make_room(out, KEYS_AT_A_TIME * L.SIDECAR_BUCKET_MARKS):
-                return NO_MEMORY
-            for i in range(sizes[ending]):
-                chain = &blocks[ending][i]
-                begun = out.count
-                left = question.max_num
-                if question.found != NULL:
-                    left -= question.found[done + i]
-                if chain.count > L.SIDECAR_BUCKET_MARKS or window.begin > 0:
-                    outcome = self._scan(chain, &window, left, out)
-                    if outcome != ANSWERED or not _make_room(out, KEYS_AT_A_TIME * L.SIDECAR_BUCKET_MARKS):
-                        return NO_MEMORY
-                else:
-                    hits = chain.hits
-                    while hits:
-                        item = file.items + chain.first + rmq_lowest_bit(hits)
-                        is_hit = (item.key_hash == chain.key_hash) & (item.time_diff <= window.end) & (left > 0)
-                        out.items[out.count] = item.phy_offset
-                        out.count += is_hit
-                        left -= is_hit
-                        hits &= hits - 1
-                counts[done + i] = <int32_t>(out.count - begun)
-            done += sizes[ending]
-            sizes[ending] = 0
-            turn = ending
+            if i + 2 * wait < keys:
+                chain = &chains[(i + 2 * wait) & (KEYS_IN_FLIGHT - 1)]
+                chain.key_hash = key_hashes[i + 2 * wait]
+                chain.bucket = file.buckets + (_slot_and_mark(&file, chain.key_hash, &chain.mark) >> file.slot_bits)
+                rmq_prefetch(chain.bucket)
         return ANSWERED
