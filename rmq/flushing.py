@@ -174,9 +174,7 @@ class Flusher:
                     index_file.flush()
                 self._write_checkpoint(timestamp, bool(files))
                 self._marks.write(mark)
-                for index_file in self._index_files:
-                    if index_file.is_full:
-                        self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
+                index_files = self._index_files
                 self._segments, self._queue_files, self._index_files = [], set(), []
             except BaseException as error:
                 if isinstance(error, OSError):
@@ -197,6 +195,9 @@ class Flusher:
             with self._sync_lock:
                 self._synced = max(self._synced, end)
                 self._sync_ends.notify_all()
+            for index_file in index_files:
+                if index_file.view.is_full:
+                    self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
 
     def _forget_removed(self) -> None:
         """What a cleaning has removed since it was written needs no sync."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._sidecar import SidecarView, build_sidecar, sidecar_size
 from rmq.errors import CorruptFileError
-from rmq.mappedfile import GuardedMap, MappedFile
+from rmq.mappedfile import GuardedMap, MappedFile, room_for_maps
 from rmq.paths import sidecar_path
 from rmq.segment import allocate, make_directory, open_regular, remove_file, sync_directory, sync_file
 
@@ -27,6 +27,7 @@ logger = logging.getLogger("rmq")
 WORTHWHILE = 16 * 1024 * 1024  # bytes of an index file; a smaller one is in the CPU's cache, where a walk is quick
 DISK_LEFT = 2  # times its own size that a disk must have free
 
+_mapped: weakref.WeakSet[GuardedMap] = weakref.WeakSet()  # all that this process asks
 _running: weakref.WeakSet[SidecarMaker] = weakref.WeakSet()
 
 
@@ -37,11 +38,14 @@ def open_sidecar(index: Path, inode: int, view: IndexFileView) -> SidecarView | 
         return None
     try:
         status = os.stat(index)
-        if status.st_ino != inode:
+        size = sidecar_size(view.hash_slot_num, view.index_num)
+        if status.st_ino != inode or len(_mapped) >= room_for_maps(size):
             return None
-        file = MappedFile(path, size=sidecar_size(view.hash_slot_num, view.index_num))
-        return SidecarView(file.map, file.map.guard, hash_slot_num=view.hash_slot_num, index_num=view.index_num,
-                           index_mtime_ns=status.st_mtime_ns, index_header=view.header())  # fmt: skip
+        file = MappedFile(path, size=size)
+        found = SidecarView(file.map, file.map.guard, hash_slot_num=view.hash_slot_num, index_num=view.index_num,
+                            index_mtime_ns=status.st_mtime_ns, index_header=view.header())  # fmt: skip
+        _mapped.add(file.map)
+        return found
     except (CorruptFileError, OSError, ValueError, MemoryError) as error:
         logger.debug("%s: not used: %s", path, error)
         return None
@@ -137,8 +141,14 @@ class SidecarMaker:
         with self._lock:
             self._wanted.append((index, hash_slot_num, index_num))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rmq-sidecar", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="rmq-sidecar", daemon=True)
+                try:
+                    thread.start()  # it waits for the lock
+                except RuntimeError as error:  # no thread to be had
+                    self._wanted.clear()
+                    logger.info("%s: no sidecar: %s", index, error)
+                    return
+                self._thread = thread
                 _running.add(self)
 
     def _run(self) -> None:

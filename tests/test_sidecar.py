@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import mmap
 import os
@@ -116,6 +117,18 @@ def test_any_number_of_keys_is_answered_in_their_order(tmp_path: Path) -> None:
             assert file.select_phy_offset_many([f"T#{n}" for n in range(count)]).to_pylist() == alone[:count]
         assert file.view.sidecar is not None
     assert sum(map(len, alone)) > 50
+
+
+def test_no_more_are_mapped_than_the_process_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made_for(tmp_path, 10, 20, random.Random(2), 5)
+    gc.collect()
+    there = len(sidecar._mapped)
+    monkeypatch.setattr(sidecar, "room_for_maps", lambda size: there + 1)
+    with rmq.IndexFile(path, **geometry(10, 20)) as first:
+        with rmq.IndexFile(path, **geometry(10, 20)) as second:
+            assert [file.view.sidecar is None for file in (first, second)] == [False, True]
+        assert len(sidecar._mapped) == there + 1
+    assert opened(path, geometry(10, 20))
 
 
 # ---- files that get none -----------------------------------------------------------------------------------
@@ -369,6 +382,22 @@ def test_what_goes_wrong_is_told_and_changes_nothing(tmp_path: Path, monkeypatch
         assert "no sidecar: [Errno 28]" in caplog.text
         put_some(store, 40, 1)
         assert len(store.query("T", "k1")) == 6
+
+
+def refused(thread: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.usefixtures("worthwhile")
+def test_without_a_thread_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(tmp_path / "s", "a", config=FEW) as store:
+        put_some(store, 0, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr("threading.Thread.start", refused)
+            put_some(store, 3, 20)
+        assert settled(store) == []
+        put_some(store, 23, 20)
+        assert settled(store)
 
 
 @pytest.mark.usefixtures("worthwhile")
