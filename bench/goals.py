@@ -39,7 +39,7 @@ GOALS = [
     Goal("I4", "", "select_many(Arrow), absent, cold / selectPhyOffset", 20, 34),
     Goal("I5", "", "select_many(list), present, cold / selectPhyOffset", 14, 22),
     *_parts("I6", "with sidecar, sealed file / selectPhyOffset", ("present", "absent"), (35, 50), (55, 80)),
-    Goal("I7", "", "select, a call each, cold / selectPhyOffset", 0.85, 2),
+    *_parts("I7", "select, a call each, cold / selectPhyOffset", ("", "with sidecar"), (0.85, 0.85), (2, 2)),
     Goal("I8", "", "put_key, a call each, warm file / putKey", 0.6, 1),
     Goal("I9", "", "select_many(Arrow), 2 threads / 1, wall time", 1.7, 1.95),
     Goal("I10", "", "select_many(Arrow), hot file of 4 MB / selectPhyOffset", 4, 8),

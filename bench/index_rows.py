@@ -22,6 +22,7 @@ from sample import START
 from setting import Setting
 
 import rmq
+from rmq.sidecar import make_sidecar
 
 SLOTS, ENTRIES = 5_000_000, 20_000_000  # RocketMQ's defaults
 FULL = ENTRIES - 1
@@ -33,7 +34,6 @@ LINES_BYTES = 400 * 1024**2
 CHAINS = (32, 64, 128)
 FLOOR_STEPS = 2_000_000
 GATE_KEYS = 200_000
-NO_SIDECAR = "there is no sidecar"
 
 
 class OurFile:
@@ -179,7 +179,8 @@ class LookUps:
         names = {"slots": "max_hash_slot_num", "entries": "max_index_num"}
         self.file = rmq.IndexFile(path, **{names[name]: value for name, value in options.items()})
 
-    def row(self, row: str, keys: KeyFile, form: Callable[[int, int], Any], size: int = SELECTS) -> list[float]:
+    def row(self, row: str, keys: KeyFile, form: Callable[[int, int], Any], size: int = SELECTS,
+            part: str = "") -> list[float]:  # fmt: skip
         """form: text or arrow of the key file."""
         answers: list[Any] = []
 
@@ -188,9 +189,9 @@ class LookUps:
             answers.clear()
             return lambda: answers.append(self.file.select_phy_offset_many(asked))
 
-        return self._against(row, keys, timed(size, make), size, lambda: answers[0].flatten())
+        return self._against(row, part, keys, timed(size, make), size, lambda: answers[0].flatten())
 
-    def single_row(self, row: str, keys: KeyFile, size: int) -> list[float]:
+    def single_row(self, row: str, keys: KeyFile, size: int, part: str = "") -> list[float]:
         """One call for each key."""
         answers: list[list[int]] = []
 
@@ -199,10 +200,11 @@ class LookUps:
             answers.clear()
             return lambda: answers.extend(map(select, asked))
 
-        return self._against(row, keys, timed(size, make), size,
+        return self._against(row, part, keys, timed(size, make), size,
                              lambda: pa.array(chain.from_iterable(answers), pa.int64()))  # fmt: skip
 
-    def _against(self, row: str, keys: KeyFile, run: Any, size: int, found: Callable[[], Any]) -> list[float]:
+    def _against(self, row: str, part: str, keys: KeyFile, run: Any, size: int,
+                 found: Callable[[], Any]) -> list[float]:  # fmt: skip
         anchors = self._setting.rocketmq.rounds(size, "select", file=str(self._path), keys=keys.path, count=size,
                                                 first=lambda number: number * size, **self._geometry)  # fmt: skip
 
@@ -214,7 +216,7 @@ class LookUps:
                 assert (theirs["found"], theirs["sum"]) == (len(values), int(values.to_numpy().sum()))
             return nanos
 
-        return self._setting.add(row, checked, anchors)
+        return self._setting.add(row, checked, anchors, part)
 
     def close(self) -> None:
         self.file.close()
@@ -224,14 +226,14 @@ class LookUps:
 
 def select_rows(setting: Setting) -> None:
     """On a full file; from one round to the next other keys, so that none is in a cache."""
-    setting.table.skip("I6", NO_SIDECAR)
-    rows = setting.anchored("I3", "I4", "I5", "I7", "I10") + setting.wanted("I3b", "I9")
+    rows = setting.anchored("I3", "I4", "I5", "I6", "I7", "I10") + setting.wanted("I3b", "I9")
     if not rows:
         return
     place = setting.place
     everything = keyfiles.write(place / "random", keyfiles.random_lines(FULL, setting.seed))
-    # RocketMQ wants a number as the name of a file.
-    path = place / "2"
+    # RocketMQ wants a number as the name of a file; a sidecar lies beside the directory `index`.
+    path = place / "index" / "2"
+    path.parent.mkdir()
     fill(path, everything, FULL)
     wanted = SELECTS * (ROUNDS + WARM)
     present = keyfiles.sample(everything, place / "present", wanted, setting.seed + 1)
@@ -251,11 +253,28 @@ def select_rows(setting: Setting) -> None:
     if "I9" in rows:
         two_threads(setting, cold.file, present)
     cold.close()
+    if "I6" in rows or "I7" in rows:
+        sidecar_rows(setting, path, present, absent)
     path.unlink()
     if "I10" in rows:
         hot_row(setting)
     present.path.unlink()
     absent.path.unlink()
+
+
+def sidecar_rows(setting: Setting, path: Path, present: KeyFile, absent: KeyFile) -> None:
+    """The same file again, once it has its sidecar, and the same keys."""
+    assert make_sidecar(path, SLOTS, ENTRIES) == ""
+    sealed = LookUps(setting, path)
+    assert sealed.file.view.sidecar is not None
+    if setting.wants("I6"):
+        sealed.row("I6", present, present.arrow, part="present")
+        sealed.row("I6", absent, absent.arrow, part="absent")
+    if setting.wants("I7"):
+        sealed.single_row("I7", present, SINGLE_SELECTS, part="with sidecar")
+    assert not sealed.file.view.sidecar.is_damaged
+    sealed.close()
+    (path.parent.parent / "rmq" / "sidecar" / path.name).unlink()
 
 
 def beside_the_floor(setting: Setting, file: rmq.IndexFile, present: KeyFile) -> None:

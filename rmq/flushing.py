@@ -21,6 +21,7 @@ from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
+from rmq.sidecar import SidecarMaker
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
@@ -56,6 +57,7 @@ class Flusher:
         self._segments: list[Segment] = []
         self._queue_files: set[Path] = set()
         self._index_files: list[IndexFile] = []
+        self._sidecars = SidecarMaker()
         self._is_closed = False
         self.pid = os.getpid()
         self._stop = threading.Event()
@@ -182,6 +184,7 @@ class Flusher:
                     index_file.flush()
                 self._write_checkpoint(timestamp, bool(files))
                 self._marks.write(mark)
+                index_files = self._index_files
                 self._segments, self._queue_files, self._index_files = [], set(), []
             except BaseException as error:
                 if isinstance(error, OSError):
@@ -202,6 +205,9 @@ class Flusher:
             with self._sync_lock:
                 self._synced = max(self._synced, end)
                 self._sync_ends.notify_all()
+            for index_file in index_files:
+                if index_file.view.is_full:
+                    self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
 
     def _forget_removed(self) -> None:
         """What a cleaning has removed since it was written needs no sync."""
@@ -323,6 +329,7 @@ class Flusher:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        self._sidecars.stop()
 
     def flush_if_due(self) -> None:
         if self._store.log.position == self._flushed or self.failure is not None:

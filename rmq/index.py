@@ -154,6 +154,7 @@ class Index:
         found = np.zeros(len(hashes), np.int32)
         key_numbers, answers = [], []
         for file in reversed(self.files):
+            file.look()
             view = file.view
             if view.index_count > 1 and _is_time_matched(view, begin, end):
                 counts, values = view.select(hashes, limit, begin, end, found)
@@ -180,6 +181,7 @@ class Index:
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         every = np.arange(len(hashes))
         for file in reversed(self.files):
+            file.look()
             counts, values = file.view.collect(hashes) if self.durable is None else \
                 self._collect_durable(file, hashes, *self.durable)  # fmt: skip
             if len(values):

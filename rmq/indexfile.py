@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +24,12 @@ from rmq.config import StoreConfig
 from rmq.errors import StoreClosedError, StoreReadOnlyError
 from rmq.keys import arrow_strings, checked_max_num, hash_keys, int64_array, is_arrow, list_array
 from rmq.mappedfile import MappedFile, guarded
+from rmq.sidecar import open_sidecar
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024
@@ -54,6 +58,7 @@ class IndexFile:
         self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
         self._writable = writable
         self._view: IndexFileView | None = None
+        self._looks = 0  # for a sidecar; -1: no more
         self._file = MappedFile(self.path, size=size, writable=writable, create=create)
         try:
             self._view = IndexFileView(
@@ -72,6 +77,7 @@ class IndexFile:
             if create:
                 os.unlink(self.path)  # without blocks it is no index file
             raise
+        self.look()
 
     @property
     def inode(self) -> int:
@@ -82,6 +88,19 @@ class IndexFile:
         if self._view is None:
             raise StoreClosedError(f"{self.path}: index file is closed")
         return self._view
+
+    def look(self) -> None:
+        """Take up the sidecar of a full file. It may come later: looks are ever further apart."""
+        view = self.view
+        if view.sidecar is not None:
+            if view.sidecar.is_damaged:
+                logger.warning("%s: its sidecar is damaged and not used; `rmq rebuild --sidecar` makes it again",
+                               self.path)  # fmt: skip
+                view.sidecar, self._looks = None, -1
+        elif self._looks >= 0 and view.is_full:
+            self._looks += 1
+            if self._looks & (self._looks - 1) == 0:
+                view.sidecar = open_sidecar(self.path, self.inode, view)
 
     def _reserve(self) -> int:
         """Blocks for the slots, once, and for the entries to come; returns how many more entries they hold."""
@@ -217,6 +236,7 @@ class IndexFile:
     @guarded
     def reset(self, header: bytes) -> str:
         """Take the file back to what it was with this header, zeros behind; "" or what is wrong."""
+        self.view.sidecar = None
         self._reserve()
         wrong = self.view.restore(header)
         if wrong:

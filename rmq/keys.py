@@ -106,17 +106,17 @@ def arrow_strings(keys: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
 
 
 def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
-    """Arrow list<int64> with counts[i] values in row i."""
+    """Arrow list<int64> with counts[i] values in row i, and no others."""
     import pyarrow as pa
 
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    if offsets[-1] > MAX_ANSWERS:
+    if len(values) > MAX_ANSWERS:
         raise ValueError("more than 2**31 answers in one call: ask for fewer keys")
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, dtype=np.int32, out=offsets[1:])
     # Of the buffers: pa.array looks at every kind of thing that it might be given, at each call.
     numbers = pa.int64()
     items = pa.Array.from_buffers(numbers, len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
-    return pa.Array.from_buffers(pa.list_(numbers), len(counts), [None, pa.py_buffer(offsets.astype(np.int32))],
+    return pa.Array.from_buffers(pa.list_(numbers), len(counts), [None, pa.py_buffer(offsets)],
                                  0, 0, [items])  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class StorePaths:
         self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
         self.cut = self.own / "cut"
+        self.sidecars = self.own / "sidecar"
 
     def queue(self, topic: str, queue_id: int) -> Path:
         """Directory of a consume queue. The topic must have passed check_topic: it is one directory name."""
@@ -47,6 +48,12 @@ class StorePaths:
             or self.checkpoint.is_file()
             or self.lock.is_file()
         )
+
+
+def sidecar_path(index_file: Path) -> Path | None:
+    """Where the sidecar of an index file of a store lies; None for a file in no store's index directory."""
+    directory = index_file.parent
+    return directory.parent / "rmq" / "sidecar" / index_file.name if directory.name == "index" else None
 
 
 def segment_name(offset: int) -> str:

@@ -24,7 +24,7 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
 from rmq.keys import check_limit
 from rmq.logsegment import Segment
-from rmq.paths import SEGMENT_NAME
+from rmq.paths import SEGMENT_NAME, sidecar_path
 from rmq.queueset import QueueSet
 from rmq.segment import remove_file
 from rmq.topics import is_system_topic
@@ -34,6 +34,7 @@ logger = logging.getLogger("rmq")
 _HOUR_MS = 3_600_000
 _BLOCK_SIZE = 512  # of st_blocks
 _INDEX_REASON = "entries of removed messages"
+_SIDECAR_REASON = "sidecar of a removed index file"
 
 DiskUsage = Callable[[Path], Any]  # as shutil.disk_usage: .used and .free in bytes
 
@@ -50,9 +51,10 @@ class RemovedFile(NamedTuple):
 class CleanResult:
     """What clean removed, or with dry_run would remove.
 
-    removed: in the order of removal: segments of the log, queue files, index files. freed_bytes: the disk they held,
-    which is free once no reader has them mapped. min_phy_offset: of the log afterwards. disk_used_percent: of the
-    log's disk afterwards, rounded up. truncated: `limit` let segments stay that would go too.
+    removed: in the order of removal: segments of the log, queue files, index files and their sidecars. freed_bytes:
+    the disk they held, which is free once no reader has them mapped. min_phy_offset: of the log afterwards.
+    disk_used_percent: of the log's disk afterwards, rounded up. truncated: `limit` let segments stay that would go
+    too.
     """
 
     removed: tuple[RemovedFile, ...]
@@ -151,7 +153,7 @@ class Retention:
         low = segments[-1].end if segments else self._log.min_phy_offset
         for queue, count, reason in self._queues_below(low):
             self._note(queue.first_files(count), reason)
-        self._note([file.path for file in self._index.files[: self._index.count_below(low)]], _INDEX_REASON)
+        self._note_index_files(self._index.count_below(low))
         return self._result(low, truncated, dry_run=True)
 
     def clean(self, log_end: int, table: QueueTable, put_lock: OwnedLock, flusher: Flushing) -> CleanResult:
@@ -183,7 +185,7 @@ class Retention:
                 flusher.flush()
             for path in paths:
                 remove_file(path, flusher.sync_directory)
-            for directory in sorted({path.parent for path in paths if path.parent != self._index.directory}):
+            for directory in sorted({path.parent for path in paths if self._queues.directory in path.parents}):
                 if not any(directory.iterdir()):
                     directory.rmdir()
                     flusher.sync_directory(directory.parent)
@@ -206,10 +208,17 @@ class Retention:
                 table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
             paths += _left_over(files) + files
         count = self._index.count_below(low)
-        files = [file.path for file in self._index.files[:count]]
-        self._note(files, _INDEX_REASON)
+        files = self._note_index_files(count)
         self._index.forget_first(count)
         return paths + files
+
+    def _note_index_files(self, count: int) -> list[Path]:
+        """The first files of the index, each behind its sidecar if it has one."""
+        files = [file.path for file in self._index.files[:count]]
+        paths = [path for file in files for path in (sidecar_path(file), file) if path is not None and path.exists()]
+        for path in paths:
+            self._note([path], _INDEX_REASON if path in files else _SIDECAR_REASON)
+        return paths
 
     def _expired(self, log_end: int) -> tuple[list[Segment], bool]:
         """Segments that go, oldest first, and whether the limit kept others. Never the one with the last byte.

@@ -7,6 +7,7 @@ from rmq._core._indexput cimport Pending
 from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question
 from rmq._core._record cimport RecordRow
 from rmq._core._recordbatch cimport RecordBatch
+from rmq._core._sidecar cimport SidecarView
 
 
 @cython.final
@@ -19,6 +20,7 @@ cdef class IndexFileView:
         int _users                          # calls at work without the GIL
         bint _is_released
         bint _writable
+        public SidecarView sidecar          # answers selects of a full file in its place; None: there is none
         readonly int32_t hash_slot_num
         readonly int32_t index_num          # entry numbers run 1 .. index_num - 1
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil

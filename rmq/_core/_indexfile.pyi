@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._sidecar import SidecarView
 
 _Buffer = bytes | bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
@@ -13,6 +14,7 @@ def index_file_size(hash_slot_num: int, index_num: int) -> int: ...
 
 @final
 class IndexFileView:
+    sidecar: SidecarView | None
     def __new__(
         cls,
         buffer: _Buffer,

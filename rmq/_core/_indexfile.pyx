@@ -16,6 +16,7 @@ from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_byte
 from rmq._core._javahash cimport check_starts, hash_of_str, key_hash_of, rmq_hash_utf8
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
+from rmq._core._sidecar cimport ANSWERED, DAMAGED, Outcome, SidecarView
 
 import numpy as np
 
@@ -337,14 +338,21 @@ cdef class IndexFileView:
 
     cdef int _answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                      OffsetList *out) except -1:
-        """Walk the chains without the GIL; *out is the caller's to free."""
+        """Ask the sidecar or walk the chains, without the GIL; *out is the caller's to free."""
         cdef int32_t newest
         cdef bint ok
+        cdef SidecarView sidecar = self.sidecar     # another thread may take it away
+        cdef Outcome outcome = DAMAGED
         memset(out, 0, sizeof(out[0]))
         self._users += 1
         with nogil:
             while True:
                 newest = self._count()
+                if sidecar is not None and newest == self.index_num:
+                    outcome = sidecar.answer(question, key_hashes, keys, counts, out)
+                    if outcome == ANSWERED and self._count() == newest:
+                        ok = True
+                        break
                 out.count = 0
                 ok = walk(&self._file, question, key_hashes, keys, counts, out)
                 if not ok or self._count() >= newest:

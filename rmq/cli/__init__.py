@@ -30,6 +30,7 @@ VERBS = {
     "verify": "rmq.cli.verify",
     "ingest": "rmq.cli.ingest",
     "clean": "rmq.cli.clean",
+    "rebuild": "rmq.cli.rebuild",
     "completion": "rmq.cli.completion",
 }
 
