@@ -453,6 +453,29 @@ cdef class RecordBatch:
                           else row.sys_flag)
         return result
 
+    def row_at(self, int64_t phy_offset):
+        """The first row at or behind a phy offset, of rows in log order; len(batch) when there is none."""
+        cdef int32_t low = 0, high = self.count, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.rows[middle].phy_offset < phy_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def phy_offset(self, int32_t i):
+        """Phy offset of row i. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        return self.rows[i].phy_offset
+
+    def store_timestamp(self, int32_t i):
+        """Store timestamp of row i. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        return self.rows[i].store_timestamp
+
     def fields(self, int32_t i):
         """The fields of row i as the tuple that StoredMessage takes, bytes copied. IndexError outside the rows."""
         if i < 0 or i >= self.count:
