@@ -316,6 +316,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
     records = log.records(begin, end, batch=batch, **options) if tell is None else \
         readable(log, begin, end, batch, tell, **options)  # fmt: skip
     has_bodies = "body" in maker.schema.names
+    keeps_all = topics is None and end_timestamp - begin_timestamp == 2**64 - 1  # of any time
     while damage is None:
         try:
             scanned = next(records, None)
@@ -324,7 +325,8 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
             break
         if scanned is None:
             break
-        scanned.keep(topics, begin_timestamp, end_timestamp)
+        if not keeps_all:
+            scanned.keep(topics, begin_timestamp, end_timestamp)
         for rows in unwrapped(scanned) if tell is None else sound(log, scanned, has_bodies, tell):
             first = 0
             while first < len(rows):

@@ -469,3 +469,17 @@ def test_a_row_of_a_scanned_batch_is_found_by_its_phy_offset(store: rmq.Store) -
             batch.phy_offset(row)
         with pytest.raises(IndexError):
             batch.store_timestamp(row)
+
+
+def test_bodies_of_any_length_are_copied_whole_into_large_batches(tmp_path: Path) -> None:
+    """Behind 1 MiB they go past the cache."""
+    sizes = [*range(70), *(64 * lines + step for lines in (2, 3, 4, 5, 8) for step in range(-2, 3)), 4097]
+    bodies = [random.Random(size).randbytes(size) for size in sizes] * 100
+    tags = ["\u00e9" * (number % 9) + "t" * (number % 33) for number in range(len(bodies))]
+    assert sum(map(len, bodies)) > 1 << 20
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=8 << 20)) as store:
+        store.put_many(pa.table({"body": pa.array(bodies, pa.binary()), "tags": tags}), topic="T")
+        for _ in range(2):  # with new buffers, and with those of before
+            table = checked(store.scan(columns=["raw_body", "tags"], batch_rows=len(bodies)))
+            assert table.column("raw_body").to_pylist() == bodies
+            assert [text or "" for text in table.column("tags").to_pylist()] == tags

@@ -13,8 +13,18 @@ from rmq._core._recordbatch cimport RecordBatch
 
 import socket
 
+cdef extern from "property.h" nogil:
+    int RMQ_HAS_HIGH
+    int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
+
+cdef extern from "streamcopy.h" nogil:
+    void rmq_stream_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
+    void rmq_stream_end() noexcept
+
 cdef const char *HEX = "0123456789ABCDEF"
 cdef int64_t OFFSET_LIMIT = 0x7FFFFFFF
+cdef int64_t COPY_ROOM = 15         # bytes that rmq_copy_text may write behind a text
+cdef int64_t CACHED = 1 << 20       # bytes of a column that the cache may hold until its batch is read
 
 # How a column is built: number of its buffers is len of the tuple, in Arrow's order.
 KINDS = {
@@ -200,6 +210,11 @@ cdef class ColumnBuilder:
         """Append UTF-8; what is malformed reads as U+FFFD, as in Java."""
         cdef int malformed = 0
         cdef int64_t written
+        cdef uint8_t *out = data.take(size + COPY_ROOM)
+        data.size -= COPY_ROOM
+        if not rmq_copy_text(out, p, size) & RMQ_HAS_HIGH:
+            return 0
+        data.size -= size
         rmq_utf16_units(p, size, &malformed)
         if not malformed:
             data.add(p, size)
@@ -279,20 +294,29 @@ cdef class ColumnBuilder:
         cdef RecordRow *row
         cdef uint8_t *dest
         cdef uint8_t *out
+        cdef const uint8_t *source
+        cdef bint streams
         for i in range(first, stop):
             total += batch.rows[i].body_size if is_body else batch.rows[i].properties_size
         _check_offset(end + total)
         dest = data.take(total)
         out = ends.take(4 * <int64_t>(stop - first))
+        streams = data.room > CACHED
         for i in range(first, stop):
             row = &batch.rows[i]
             size = row.body_size if is_body else row.properties_size
-            memcpy(dest, row.base + (row.body_position if is_body else row.properties_position), <size_t>size)
+            source = row.base + (row.body_position if is_body else row.properties_position)
+            if streams:
+                rmq_stream_copy(dest, source, <size_t>size)
+            else:
+                memcpy(dest, source, <size_t>size)
             dest += size
             end += size
             end32 = <int32_t>end
             memcpy(out, &end32, 4)
             out += 4
+        if streams:
+            rmq_stream_end()
         return 0
 
     cdef int _topics(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
