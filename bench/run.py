@@ -19,6 +19,7 @@ from pathlib import Path
 import index_rows
 import log_rows
 import peer_rows
+import query_rows
 import scan_rows
 from anchor import RELEASE, RocketMQ
 from compiled import MODULES, compiled
@@ -33,7 +34,8 @@ MEMORY = Path("/dev/shm")
 NOT_WRITTEN = "no benchmark yet"
 GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows, peer_rows.index_rows,
                                            peer_rows.call_row, log_rows.append_rows, log_rows.disk_row,
-                                           scan_rows.scan_rows]  # fmt: skip
+                                           scan_rows.scan_rows, query_rows.query_row,
+                                           query_rows.thread_row]  # fmt: skip
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

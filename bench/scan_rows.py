@@ -24,11 +24,12 @@ from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.dispatch import Dispatcher
 from rmq.index import Index
 from rmq.queueset import QueueSet
+from rmq.scan import view_batches
 
 WALKED = 20_000  # records that pure Python reads in a round
 COLUMNS = ["phy_offset", "topic", "body", "keys"]
 COPIED_PART = "1 KiB"
-NO_VIEWS = "scan copies bodies: a view would stand on a map that can vanish"
+BESIDE_BODY = ["phy_offset", "topic", "keys"]
 
 
 class Filled:
@@ -67,12 +68,13 @@ def scan_rows(setting: Setting) -> None:
             with rmq.open(filled.path) as store:
                 ours = timed(filled.count, lambda _, store=store: lambda: deque(store.scan(columns=COLUMNS), 0))
                 setting.add("S3", ours, {"read": read(setting, filled, size)}, "copied, CRC")
+            setting.add("S3", timed(filled.count, lambda _, filled=filled: lambda: views(filled)),
+                        {"read": read(setting, filled, size)}, "views")  # fmt: skip
         if "S4" in rows:
             beside_python(setting, filled, part)
         filled.close()
         records.bodies_path.unlink()
         records.keys_path.unlink()
-    setting.table.skip("S3", NO_VIEWS)
 
 
 def walk(filled: Filled) -> Callable[[int], float]:
@@ -82,6 +84,13 @@ def walk(filled: Filled) -> Callable[[int], float]:
         assert sum(len(batch) for batch in batches) == filled.count
 
     return timed(filled.count, lambda _: run)
+
+
+def views(filled: Filled) -> None:
+    """Without CRC: bodies are passed over. What `scan` hands out is copied; this is the entry inside the package."""
+    batches = view_batches(filled.log, 0, filled.end, BESIDE_BODY, check_crc=False)
+    assert sum(batch.num_rows for batch in batches) == filled.count
+    filled.log.check()
 
 
 def read(setting: Setting, filled: Filled, record_size: int) -> Callable[[int], float]:

@@ -27,6 +27,10 @@ from rmq.queueset import QueueSet
 
 logger = logging.getLogger("rmq")
 
+# Of a batch: units, then entries are made of records that the cache still holds.
+BATCH_ROWS = 4096
+BATCH_BYTES = 8 * 1024 * 1024
+
 
 class Dispatcher:
     """Moves queues and index up to the log's end. queue_phy_offset, index_phy_offset: how far each has come.
@@ -68,10 +72,10 @@ class Dispatcher:
                     self.index_phy_offset, self.index_key = phy_offset, keys
                 self._is_putting = False
             if self._batch is None:
-                self._batch = RecordBatch()
+                self._batch = RecordBatch(BATCH_ROWS)
             # What is cleaned away beside a reader must not be passed over: its units are in the writer's files.
             scan = self._log.scan(begin, end, batch=self._batch, skip_removed=False, checks=self._checks,
-                                  queues=self._table)  # fmt: skip
+                                  queues=self._table, byte_limit=BATCH_BYTES)  # fmt: skip
             for batch in scan:
                 self._add_units(batch)
                 if self._index is not None:
@@ -99,8 +103,7 @@ class Dispatcher:
         return self._by_number[number]
 
     def _add_units(self, batch: RecordBatch) -> None:
-        offsets = batch.numbers("phy_offset")
-        if not len(offsets) or offsets[-1] < self.queue_phy_offset:
+        if batch.row_at(self.queue_phy_offset) == len(batch):
             return
         units, runs = pack_units(batch, self._delay_levels, self.queue_phy_offset)
         self._log.check()
@@ -111,18 +114,17 @@ class Dispatcher:
                 continue
             queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], self.fills_gaps)
             self._queues.touch(queue)
-        self.last_store_timestamp = int(batch.numbers("store_timestamp")[-1])
+        self.last_store_timestamp = batch.store_timestamp(len(batch) - 1)
         self.queue_phy_offset = batch.next_phy_offset
 
     def _add_entries(self, index: Index, batch: RecordBatch) -> None:
-        offsets = batch.numbers("phy_offset")
-        row = int(np.searchsorted(offsets, self.index_phy_offset))
+        row = batch.row_at(self.index_phy_offset)
         while row < len(batch):
-            self.index_phy_offset = int(offsets[row])
+            self.index_phy_offset = batch.phy_offset(row)
             self._is_putting = True
             row, self.index_key = index.put_rows(batch, row, self.index_key)
             self._log.check()
             if row < len(batch):
-                self.index_phy_offset = int(offsets[row])
+                self.index_phy_offset = batch.phy_offset(row)
         self.index_phy_offset = max(self.index_phy_offset, batch.next_phy_offset)
         self._is_putting = False

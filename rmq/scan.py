@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._columns import KINDS, ColumnBuilder
+from rmq._core._columns import KINDS, ColumnBuilder, body_views
 from rmq._core._record import (
     PARSE_PROPERTIES,
     SCAN_BAD_BODY_CRC,
@@ -316,6 +316,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
     records = log.records(begin, end, batch=batch, **options) if tell is None else \
         readable(log, begin, end, batch, tell, **options)  # fmt: skip
     has_bodies = "body" in maker.schema.names
+    keeps_all = topics is None and end_timestamp - begin_timestamp == 2**64 - 1  # of any time
     while damage is None:
         try:
             scanned = next(records, None)
@@ -324,7 +325,8 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
             break
         if scanned is None:
             break
-        scanned.keep(topics, begin_timestamp, end_timestamp)
+        if not keeps_all:
+            scanned.keep(topics, begin_timestamp, end_timestamp)
         for rows in unwrapped(scanned) if tell is None else sound(log, scanned, has_bodies, tell):
             first = 0
             while first < len(rows):
@@ -338,6 +340,26 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
         yield maker.finish()
     if damage is not None:
         raise damage
+
+
+def view_batches(log: CommitLog, begin: int, end: int, columns: Sequence[str], *,
+                 check_crc: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Records in [begin, end) as Arrow batches of `columns`, none of them of bodies, and `raw_body`: a binary_view into
+    the segment's map, no copy. Inner batches as they are. Raises as CommitLog.records.
+
+    Internal: a batch keeps its map, behind close() and a removal of the file too; of a file that is cut short meanwhile
+    it reads zeros, so whoever reads one asks log.check() before anything is concluded from it. Do not hand it out.
+    """
+    import pyarrow as pa
+
+    maker, batch = BatchMaker(columns), RecordBatch(4096)  # so many the cache still holds when columns are made
+    schema = maker.schema.append(pa.field("raw_body", pa.binary_view()))
+    for rows in log.records(begin, end, batch=batch, checks=maker.checks | (CHECK_CRC if check_crc else 0)):
+        maker.append(rows)
+        views, source = body_views(rows)
+        copied = maker.finish()
+        bodies = pa.Array.from_buffers(pa.binary_view(), len(rows), [None, pa.py_buffer(views), pa.py_buffer(source)])
+        yield pa.RecordBatch.from_arrays([*copied.columns, bodies], schema=schema)
 
 
 def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,

@@ -451,3 +451,35 @@ def test_topics_that_repeat_read_as_they_do_alone(order: str) -> None:
     ends = struct.unpack(f"={count + 1}i", offsets)
     found = [text[begin:end].decode() for begin, end in pairwise(ends)]
     assert found == [topics[letter].decode(errors="replace") for letter in order]
+
+
+def test_a_row_of_a_scanned_batch_is_found_by_its_phy_offset(store: rmq.Store) -> None:
+    segment = (store.path / "commitlog" / f"{0:020d}").read_bytes()
+    batch = RecordBatch()
+    assert batch.row_at(0) == 0
+    batch.scan(segment, 0, 0, len(segment))
+    places = batch.numbers("phy_offset").tolist()
+    assert [batch.phy_offset(row) for row in range(len(batch))] == places
+    assert [batch.store_timestamp(row) for row in range(len(batch))] == batch.numbers("store_timestamp").tolist()
+    assert [batch.row_at(place) for place in places] == list(range(len(batch)))
+    assert [batch.row_at(place + 1) for place in places] == list(range(1, len(batch) + 1))
+    assert (batch.row_at(-(2**63)), batch.row_at(2**63 - 1)) == (0, len(batch))
+    for row in (-1, len(batch)):
+        with pytest.raises(IndexError):
+            batch.phy_offset(row)
+        with pytest.raises(IndexError):
+            batch.store_timestamp(row)
+
+
+def test_bodies_of_any_length_are_copied_whole_into_large_batches(tmp_path: Path) -> None:
+    """Behind 1 MiB they go past the cache."""
+    sizes = [*range(70), *(64 * lines + step for lines in (2, 3, 4, 5, 8) for step in range(-2, 3)), 4097]
+    bodies = [random.Random(size).randbytes(size) for size in sizes] * 100
+    tags = ["\u00e9" * (number % 9) + "t" * (number % 33) for number in range(len(bodies))]
+    assert sum(map(len, bodies)) > 1 << 20
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=8 << 20)) as store:
+        store.put_many(pa.table({"body": pa.array(bodies, pa.binary()), "tags": tags}), topic="T")
+        for _ in range(2):  # with new buffers, and with those of before
+            table = checked(store.scan(columns=["raw_body", "tags"], batch_rows=len(bodies)))
+            assert table.column("raw_body").to_pylist() == bodies
+            assert [text or "" for text in table.column("tags").to_pylist()] == tags

@@ -42,6 +42,8 @@ cdef class ColumnBuilder:
                      int32_t stop) except -1 nogil
     cdef int _topics(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
                      int32_t stop) except -1 nogil
+    cdef int _keys(self, GrowingBuffer list_ends, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch,
+                   int32_t first, int32_t stop) except -1 nogil
     cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
                     GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil
     cdef int _map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends, GrowingBuffer values,

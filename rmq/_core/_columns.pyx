@@ -13,8 +13,21 @@ from rmq._core._recordbatch cimport RecordBatch
 
 import socket
 
+cdef extern from "append.h" nogil:
+    void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
+
+cdef extern from "property.h" nogil:
+    int RMQ_HAS_HIGH
+    int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
+
+cdef extern from "streamcopy.h" nogil:
+    void rmq_stream_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
+    void rmq_stream_end() noexcept
+
 cdef const char *HEX = "0123456789ABCDEF"
 cdef int64_t OFFSET_LIMIT = 0x7FFFFFFF
+cdef int64_t COPY_ROOM = 15         # bytes that rmq_copy_text may write behind a text
+cdef int64_t CACHED = 1 << 20       # bytes of a column that the cache may hold until its batch is read
 
 # How a column is built: number of its buffers is len of the tuple, in Arrow's order.
 KINDS = {
@@ -30,6 +43,9 @@ cdef dict BUFFERS = {"int32": 1, "int64": 1, "timestamp": 1, "binary": 2, "text"
 cdef tuple ORDER = tuple(KINDS)
 cdef dict HOST_TEXT = {}
 cdef int HOST_TEXT_LIMIT = 65536
+cdef enum:
+    VIEW_SIZE = 16                  # bytes of an Arrow view
+    VIEW_INLINE = 12                # ... and of the longest body that lies in it
 cdef int MAP_LIMIT = 64             # names of one record that are compared one by one
 
 
@@ -200,6 +216,11 @@ cdef class ColumnBuilder:
         """Append UTF-8; what is malformed reads as U+FFFD, as in Java."""
         cdef int malformed = 0
         cdef int64_t written
+        cdef uint8_t *out = data.take(size + COPY_ROOM)
+        data.size -= COPY_ROOM
+        if not rmq_copy_text(out, p, size) & RMQ_HAS_HIGH:
+            return 0
+        data.size -= size
         rmq_utf16_units(p, size, &malformed)
         if not malformed:
             data.add(p, size)
@@ -238,6 +259,9 @@ cdef class ColumnBuilder:
         elif which == 0:
             with nogil:
                 self._topics(one, two, batch, first, stop)
+        elif which == 16:
+            with nogil:
+                self._keys(one, two, three, batch, first, stop)
         elif which == 14 or which == 20 or which == 21:     # bodies as stored; the caller decompresses
             with nogil:
                 self._copies(one, two, batch, which != 21, first, stop)
@@ -279,41 +303,78 @@ cdef class ColumnBuilder:
         cdef RecordRow *row
         cdef uint8_t *dest
         cdef uint8_t *out
+        cdef const uint8_t *source
+        cdef bint streams
         for i in range(first, stop):
             total += batch.rows[i].body_size if is_body else batch.rows[i].properties_size
         _check_offset(end + total)
         dest = data.take(total)
         out = ends.take(4 * <int64_t>(stop - first))
+        streams = data.room > CACHED
         for i in range(first, stop):
             row = &batch.rows[i]
             size = row.body_size if is_body else row.properties_size
-            memcpy(dest, row.base + (row.body_position if is_body else row.properties_position), <size_t>size)
+            source = row.base + (row.body_position if is_body else row.properties_position)
+            if streams:
+                rmq_stream_copy(dest, source, <size_t>size)
+            else:
+                memcpy(dest, source, <size_t>size)
             dest += size
             end += size
             end32 = <int32_t>end
             memcpy(out, &end32, 4)
             out += 4
+        if streams:
+            rmq_stream_end()
         return 0
 
     cdef int _topics(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
                      int32_t stop) except -1 nogil:
         """Topics repeat: one that is that of the row before is not looked at again."""
-        cdef int32_t i
+        cdef int32_t i, end32
         cdef int64_t begin = 0, size = -1
         cdef RecordRow *row
         cdef RecordRow *last = NULL
+        cdef uint8_t *copy
+        cdef uint8_t *out = ends.take(4 * <int64_t>(stop - first))
         for i in range(first, stop):
             row = &batch.rows[i]
             if last != NULL and row.topic_size == last.topic_size and memcmp(
                     row.base + row.topic_position, last.base + last.topic_position, <size_t>row.topic_size) == 0:
-                data.take(size)
-                memcpy(data.data + data.size - size, data.data + begin, <size_t>size)
+                copy = data.take(size)
+                rmq_copy(copy, data.data + begin, <size_t>size)
             else:
                 begin = data.size
                 self._text(data, row.base + row.topic_position, row.topic_size)
                 size = data.size - begin
                 last = row
-            ends.add_i32(data.size)
+            _check_offset(data.size)
+            end32 = <int32_t>data.size
+            memcpy(out, &end32, 4)
+            out += 4
+        return 0
+
+    cdef int _keys(self, GrowingBuffer list_ends, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch,
+                   int32_t first, int32_t stop) except -1 nogil:
+        """The keys of each row as a list; their number fits where their bytes do."""
+        cdef int32_t i, end32
+        cdef int64_t size
+        cdef RecordRow *row
+        cdef const uint8_t *cursor
+        cdef const uint8_t *end
+        cdef const uint8_t *piece
+        cdef uint8_t *out = list_ends.take(4 * <int64_t>(stop - first))
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            if row.keys_size > 0:
+                cursor = row.base + row.keys_position
+                end = cursor + row.keys_size
+                while next_key(&cursor, end, &piece, &size):
+                    self._text(data, piece, size)
+                    ends.add_i32(data.size)
+            end32 = <int32_t>(ends.size // 4 - 1)
+            memcpy(out, &end32, 4)
+            out += 4
         return 0
 
     cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
@@ -322,9 +383,6 @@ cdef class ColumnBuilder:
         cdef int host_size
         cdef int64_t size
         cdef RecordRow *row
-        cdef const uint8_t *cursor
-        cdef const uint8_t *end
-        cdef const uint8_t *piece
         cdef uint8_t *out
         for i in range(first, stop):
             row = &batch.rows[i]
@@ -340,14 +398,6 @@ cdef class ColumnBuilder:
                 _hex(out, store_host_of(row), host_size)
                 _hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
                 one.add_i32(two.size)
-            elif which == 16:       # keys: list offsets, string offsets, bytes
-                if row.keys_size > 0:
-                    cursor = row.base + row.keys_position
-                    end = cursor + row.keys_size
-                    while next_key(&cursor, end, &piece, &size):
-                        self._text(three, piece, size)
-                        two.add_i32(three.size)
-                one.add_i32(two.size // 4 - 1)
             elif which == 15:       # properties: map offsets, key offsets, keys, value offsets, values
                 self._map(two, three, four, five, row)
                 one.add_i32(two.size // 4 - 1)
@@ -417,3 +467,33 @@ cdef class ColumnBuilder:
         result = self.count, {name: tuple(buffers) for name, buffers in zip(self.names, self._buffers)}
         self._reset()
         return result
+
+
+def body_views(RecordBatch batch not None):
+    """(views, bytes): Arrow's views of the bodies as stored, 16 bytes a row, into the bytes that the rows borrow.
+
+    A view: size, then the body itself up to 12 bytes, else its first 4, the number of its buffer (0) and its position.
+    Both live as long as somebody holds them. ValueError for bytes past 2 GiB. Source: Arrow's columnar format.
+    """
+    cdef const uint8_t[::1] source = batch._source if batch.count else b""
+    cdef GrowingBuffer views = GrowingBuffer()
+    cdef int32_t i
+    cdef int32_t[4] view
+    cdef const uint8_t *body
+    cdef RecordRow *row
+    cdef uint8_t *out
+    if source.shape[0] > OFFSET_LIMIT:
+        raise ValueError("views reach 2 GiB")
+    out = views.take(VIEW_SIZE * <int64_t>batch.count)
+    with nogil:
+        for i in range(batch.count):
+            row = &batch.rows[i]
+            body = row.base + row.body_position
+            view[0], view[1], view[2], view[3] = row.body_size, 0, 0, 0
+            if row.body_size <= VIEW_INLINE:
+                memcpy(&view[1], body, <size_t>row.body_size)
+            else:
+                memcpy(&view[1], body, 4)
+                view[3] = <int32_t>(body - &source[0])
+            memcpy(out + VIEW_SIZE * <int64_t>i, view, VIEW_SIZE)
+    return views, batch._source if batch.count else b""

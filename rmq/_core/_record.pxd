@@ -58,7 +58,7 @@ cdef struct RecordRow:
     int32_t topic_size
     int32_t properties_position
     int32_t properties_size
-    int32_t keys_position       # sizes are -1 when the property is missing
+    int32_t keys_position       # from here to delay_size the places of items.h; sizes are -1 of what is missing
     int32_t keys_size
     int32_t uniq_key_position
     int32_t uniq_key_size

@@ -22,10 +22,12 @@ cdef extern from "append.h" nogil:
 cdef extern from "texts.h" nogil:
     void rmq_texts_copy(uint8_t *dest, const rmq_texts *texts, int64_t i, int64_t size) noexcept
 cdef extern from "items.h" nogil:
-    ctypedef struct rmq_items:
-        pass
-    void rmq_items_begin(rmq_items *items, const uint8_t *p, int64_t n) noexcept
-    bint rmq_items_next(rmq_items *items, const uint8_t **name, const uint8_t **mark, const uint8_t **stop) noexcept
+    int RMQ_PLACES
+    ctypedef struct rmq_place:
+        int32_t position
+        int32_t size
+    void rmq_place_item(const uint8_t *record, const uint8_t *item, int64_t n, rmq_place *places) noexcept
+    void rmq_find_places(const uint8_t *record, int64_t position, int64_t n, rmq_place *places) noexcept
 
 cdef extern from "crc32.h" nogil:
     int rmq_crc_level
@@ -128,44 +130,25 @@ cdef bint next_key(const uint8_t **cursor, const uint8_t *end, const uint8_t **k
     return False
 
 
-cdef inline bint _is(const Property *item, const char *name, int64_t size) noexcept nogil:
-    return item.name_size == size and memcmp(item.name, name, size) == 0
-
-
-cdef inline void _place_property(RecordRow *row, const Property *item) noexcept nogil:
-    if _is(item, "KEYS", 4):
-        row.keys_position = <int32_t>(item.value - row.base)
-        row.keys_size = <int32_t>item.value_size
-    elif _is(item, "UNIQ_KEY", 8):
-        row.uniq_key_position = <int32_t>(item.value - row.base)
-        row.uniq_key_size = <int32_t>item.value_size
-    elif _is(item, "TAGS", 4):
-        row.tags_position = <int32_t>(item.value - row.base)
-        row.tags_size = <int32_t>item.value_size
-    elif _is(item, "DELAY", 5):
-        row.delay_position = <int32_t>(item.value - row.base)
-        row.delay_size = <int32_t>item.value_size
+cdef void _find_legacy(const RecordRow *row, rmq_place *places) noexcept nogil:
+    """rmq_find_places by the rules of RocketMQ <= 4.9.0."""
+    cdef const uint8_t *cursor = row.base + row.properties_position
+    cdef const uint8_t *end = cursor + row.properties_size
+    cdef Property item
+    cdef int number
+    for number in range(RMQ_PLACES):
+        places[number].position, places[number].size = 0, -1
+    while next_property(&cursor, end, True, &item):
+        rmq_place_item(row.base, item.name, item.value + item.value_size - item.name, places)
 
 
 cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil:
-    """Place KEYS, UNIQ_KEY, TAGS and DELAY; of repeated names the last wins."""
-    cdef const uint8_t *cursor = row.base + row.properties_position
-    cdef const uint8_t *end = cursor + row.properties_size
-    cdef const uint8_t *mark
-    cdef const uint8_t *stop
-    cdef rmq_items items
-    cdef Property item
+    """Place KEYS, UNIQ_KEY, TAGS and DELAY; of repeated names the last wins, of a missing one the size is -1."""
+    cdef rmq_place *places = <rmq_place *>&row.keys_position
     if legacy:
-        while next_property(&cursor, end, True, &item):
-            _place_property(row, &item)
-        return
-    rmq_items_begin(&items, cursor, row.properties_size)
-    while rmq_items_next(&items, &item.name, &mark, &stop):  # next_property, faster for many short items
-        if mark != NULL and mark > item.name and stop > mark + 1:
-            item.name_size = mark - item.name
-            item.value = mark + 1
-            item.value_size = stop - item.value
-            _place_property(row, &item)
+        _find_legacy(row, places)
+    else:
+        rmq_find_places(row.base, row.properties_position, row.properties_size, places)
 
 
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:
@@ -315,10 +298,11 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
             memchr(base + row.properties_position, 0, row.properties_size) != NULL:
         return SCAN_LOST_SECTOR
     row.queue = -1
-    row.keys_size = row.uniq_key_size = row.tags_size = row.delay_size = -1
-    row.keys_position = row.uniq_key_position = row.tags_position = row.delay_position = 0
     if checks & PARSE_PROPERTIES:
         find_properties(row, checks & LEGACY_PROPERTIES)
+    else:
+        row.keys_size = row.uniq_key_size = row.tags_size = row.delay_size = -1
+        row.keys_position = row.uniq_key_position = row.tags_position = row.delay_position = 0
     return SCAN_FULL
 
 

@@ -38,7 +38,7 @@ cdef extern from "prefetch.h" nogil:
 
 cdef int32_t FIRST_ROOM = 32        # rows of a batch before it grows
 cdef int64_t LINE = 64              # bytes of a cache line
-cdef int RECORDS_AHEAD = 8          # of a scan that passes over the bodies
+cdef int RECORDS_AHEAD = 16         # of a scan that passes over the bodies
 cdef int32_t NEAR = 512             # bytes of a record: of smaller ones the memory knows by itself what comes
 cdef int64_t FRONT_LINES = 128      # bytes from a record's start up to its body and a bit more
 cdef int FRONTS_AHEAD = 32          # of a look-up: records whose front is asked for
@@ -61,8 +61,9 @@ cdef inline void _prefetch_ahead(const uint8_t *base, int64_t following, int64_t
     Only for scans that pass over the bodies: of those that read every byte the memory knows by itself what comes.
     """
     cdef int64_t at = following + RECORDS_AHEAD * <int64_t>last.size
-    _prefetch_lines(base, at, at + min(FRONT_LINES, <int64_t>last.size), size)
-    at += max(FRONT_LINES, <int64_t>last.topic_position)
+    # One line of the front: its neighbour comes along, and asking for it too takes longer.
+    _prefetch_lines(base, at, at + 1, size)
+    at += last.topic_position
     _prefetch_lines(base, at, at + min(TAIL_LINES, <int64_t>last.size - last.topic_position), size)
 
 
@@ -451,6 +452,29 @@ cdef class RecordBatch:
                           else row.queue_offset if which == 3 else row.store_timestamp if which == 4
                           else row.sys_flag)
         return result
+
+    def row_at(self, int64_t phy_offset):
+        """The first row at or behind a phy offset, of rows in log order; len(batch) when there is none."""
+        cdef int32_t low = 0, high = self.count, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.rows[middle].phy_offset < phy_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def phy_offset(self, int32_t i):
+        """Phy offset of row i. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        return self.rows[i].phy_offset
+
+    def store_timestamp(self, int32_t i):
+        """Store timestamp of row i. IndexError outside the rows."""
+        if i < 0 or i >= self.count:
+            raise IndexError(i)
+        return self.rows[i].store_timestamp
 
     def fields(self, int32_t i):
         """The fields of row i as the tuple that StoredMessage takes, bytes copied. IndexError outside the rows."""

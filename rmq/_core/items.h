@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
-   The items `name 0x01 value 0x02` of a property string one after the other, looked at 64 bytes at a time. */
+   Where the properties lie that a scan asks for, among the items `name 0x01 value 0x02` of a property string, which is
+   looked at 64 bytes at a time. */
 #ifndef RMQ_ITEMS_H
 #define RMQ_ITEMS_H
 
@@ -9,19 +10,19 @@
 #include <immintrin.h>
 #endif
 
+/* Bytes from the record's start; size -1: there is none. */
 typedef struct {
-    const uint8_t *next;  /* where the next item begins */
-    const uint8_t *block; /* the 64 bytes that the masks tell of */
-    const uint8_t *end;
-    uint64_t marks, ends; /* 0x01 and 0x02 among them that no item has taken yet */
-} rmq_items;
+    int32_t position, size;
+} rmq_place;
 
-/* Masks of the bytes of `items->block` up to the end. */
-static inline void rmq_items_look(rmq_items *items) {
-    const uint8_t *p = items->block;
-    const int64_t left = items->end - p;
+enum { RMQ_KEYS, RMQ_UNIQ_KEY, RMQ_TAGS, RMQ_DELAY, RMQ_PLACES };
+
+/* Which of the 64 bytes at p, those before `end`, are 0x02. REQUIRES: p < end. */
+static inline uint64_t rmq_ends_of(const uint8_t *p, const uint8_t *end) {
+    const int64_t left = end - p;
     const uint64_t own = left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
     uint8_t part[64];
+    uint64_t ends = 0;
     int is_readable = left >= 64;
 #if defined(__SSE2__) && !defined(__SANITIZE_ADDRESS__)
     is_readable |= ((uintptr_t)p & 4095) <= 4096 - 64; /* what follows the string is of the same page */
@@ -31,52 +32,45 @@ static inline void rmq_items_look(rmq_items *items) {
         memcpy(part, p, (size_t)left);
         p = part;
     }
-    items->marks = items->ends = 0;
 #if defined(__SSE2__)
-    const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2);
+    const __m128i two = _mm_set1_epi8(2);
     for (int i = 0; i < 4; i++) {
         const __m128i bytes = _mm_loadu_si128((const __m128i *)(p + 16 * i));
-        items->marks |= (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, one)) << (16 * i);
-        items->ends |= (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, two)) << (16 * i);
+        ends |= (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, two)) << (16 * i);
     }
 #else
-    for (int i = 0; i < 64; i++) {
-        items->marks |= (uint64_t)(p[i] == 1) << i;
-        items->ends |= (uint64_t)(p[i] == 2) << i;
-    }
+    for (int i = 0; i < 64; i++) ends |= (uint64_t)(p[i] == 2) << i;
 #endif
-    items->marks &= own;
-    items->ends &= own;
+    return ends & own;
 }
 
-static inline void rmq_items_begin(rmq_items *items, const uint8_t *p, int64_t n) {
-    items->next = items->block = p;
-    items->end = p + n;
-    if (n > 0) rmq_items_look(items);
+/* Whether an item of n bytes has that name, and a value. No name holds 0x01, so the one behind it is the item's first. */
+#define RMQ_IS_ITEM(item, n, name) ((n) > (int64_t)sizeof(name) && !memcmp(item, name "\1", sizeof(name)))
+
+static inline void rmq_place_item(const uint8_t *record, const uint8_t *item, int64_t n, rmq_place *places) {
+    int number, front; /* bytes of the name and the 0x01 behind it */
+    if (RMQ_IS_ITEM(item, n, "KEYS")) number = RMQ_KEYS, front = 5;
+    else if (RMQ_IS_ITEM(item, n, "UNIQ_KEY")) number = RMQ_UNIQ_KEY, front = 9;
+    else if (RMQ_IS_ITEM(item, n, "TAGS")) number = RMQ_TAGS, front = 5;
+    else if (RMQ_IS_ITEM(item, n, "DELAY")) number = RMQ_DELAY, front = 6;
+    else return;
+    places[number].position = (int32_t)(item + front - record);
+    places[number].size = (int32_t)(n - front);
 }
 
-/* The next item [name, stop), false when there is none: `stop` is the first 0x02 or the string's end, `mark` the first
-   0x01 before it or NULL. */
-static inline int rmq_items_next(rmq_items *items, const uint8_t **name, const uint8_t **mark, const uint8_t **stop) {
-    if (items->next >= items->end) return 0;
-    *name = items->next;
-    *mark = NULL;
-    while (!items->ends) {
-        if (items->marks && !*mark) *mark = items->block + __builtin_ctzll(items->marks);
-        if (items->end - items->block <= 64) {
-            *stop = items->next = items->end;
-            return 1;
+/* The places of those among the n bytes at record + position. Of a name that comes again the last value counts; an item
+   without one is none. */
+static inline void rmq_find_places(const uint8_t *record, int64_t position, int64_t n, rmq_place *places) {
+    const rmq_place missing = {0, -1};
+    const uint8_t *item = record + position, *end = item + n;
+    for (int i = 0; i < RMQ_PLACES; i++) places[i] = missing;
+    for (const uint8_t *block = item; block < end; block += 64)
+        for (uint64_t ends = rmq_ends_of(block, end); ends; ends &= ends - 1) {
+            const uint8_t *stop = block + __builtin_ctzll(ends);
+            rmq_place_item(record, item, stop - item, places);
+            item = stop + 1;
         }
-        items->block += 64;
-        rmq_items_look(items);
-    }
-    const uint64_t bit = items->ends & -items->ends, before = items->marks & (bit - 1);
-    if (before && !*mark) *mark = items->block + __builtin_ctzll(before);
-    *stop = items->block + __builtin_ctzll(bit);
-    items->next = *stop + 1;
-    items->ends ^= bit;
-    items->marks ^= before;
-    return 1;
+    if (item < end) rmq_place_item(record, item, end - item, places);
 }
 
 #endif
