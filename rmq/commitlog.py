@@ -33,7 +33,7 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
-from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
+from rmq.logsegment import RESERVE_AHEAD, Encode, FollowingSegment, Segment, SegmentMaps, encode_mapped
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
@@ -106,10 +106,12 @@ class CommitLog:
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.last_phy_offset = -1  # the record that ends there, -1: none or not known
         self.unsynced: list[Segment] = []
+        self.encode: Encode = encode_mapped  # how rows get into a segment
         self._watch = DirectoryWatch(self.directories)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
-        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:]})
+        self.following = FollowingSegment(self._new_segment)
+        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:], *self.following.kept})
         self.unsynced_limit = max(1, room // 2)  # above it, some should be synced
         self.refresh()
 
@@ -204,13 +206,10 @@ class CommitLog:
         """End of the last segment's file: no byte of the log lies at or past it."""
         return self.segments[-1].end if self.segments else 0
 
-    def _create_segment(self, start: int) -> Segment:
+    def _new_segment(self, start: int) -> Segment:
         directory = self.directories[0]
         make_directory(directory)
-        segment = Segment(self._maps, directory / segment_name(start), start, self.segment_size, True)
-        segment.create()
-        self.segments.append(segment)
-        return segment
+        return self.segment(directory / segment_name(start), start)
 
     # ---- append ----
 
@@ -227,7 +226,7 @@ class CommitLog:
             file, begin, end = segment.file, segment.start, phy_offset + batch.records_size
             if begin <= phy_offset and end + L.BLANK_HEADER_SIZE <= begin + file.reserved and not lost_pages():
                 self._planned = end
-                batch.encode(file.map, begin, phy_offset - begin, 0, batch.count, store_timestamp, queues)
+                self.encode(batch, file, begin, phy_offset - begin, 0, batch.count, store_timestamp, queues)
                 if lost_pages():
                     file.check()
                 last = batch.last_phy_offset if batch.count else self.last_phy_offset
@@ -236,7 +235,7 @@ class CommitLog:
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row = 0
         while row < len(batch):
-            segment = self._known_segment(phy_offset) or self._create_segment(phy_offset)
+            segment = self._known_segment(phy_offset) or self.following.append_to(self.segments, phy_offset)
             position = phy_offset - segment.start
             fitting, used = batch.fit(row, self.segment_size - position)
             if whole and fitting < len(batch):
@@ -259,9 +258,10 @@ class CommitLog:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
             if first == stop:
+                file.take(file.size)
                 encode_blank(file.map, position)
             else:
-                batch.encode(file.map, segment.start, position, first, stop, store_timestamp, queues)
+                self.encode(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
         last = batch.last_phy_offset if len(batch) else self.last_phy_offset
         self.position, self.last_phy_offset = phy_offset, last  # both or none: no signal comes in between
@@ -408,5 +408,5 @@ class CommitLog:
                 segment.check()
 
     def close(self) -> None:
-        close_all(segment.close for segment in self.segments)
+        close_all(segment.close for segment in [*self.segments, *self.following.kept])
 

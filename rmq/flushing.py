@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rmq.config import StoreConfig
+from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
-from rmq.logsegment import Segment
+from rmq.logsegment import RecordWriter, Segment
 from rmq.marks import Manifest, Mark, Marks, write_manifest
+from rmq.preparing import Preparer
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
 from rmq.topics import merge_topics
@@ -41,6 +42,10 @@ class Flusher:
         self._marks = marks
         self._put_lock = put_lock  # before it, when both are held: the flush lock
         self._flush_lock = threading.RLock()
+        self._is_sync = config.flush_disk_type == SYNC_FLUSH
+        if self._is_sync:
+            store.log.encode = RecordWriter().encode
+        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=self._dispatch_if_due, failed=self._distrust)
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
@@ -88,17 +93,30 @@ class Flusher:
         """Account for stored messages. Call under the put lock."""
         self._last_timestamp = timestamp
         self._behind += count
+        # With a sync to come they follow during it, unless it is late.
+        if self._behind >= (2 * DISPATCH_BEHIND if self._is_sync and self.preparer.is_running else DISPATCH_BEHIND):
+            self._follow()
+        if self._store.log.position >= self.preparer.due_at:
+            self.preparer.wake()
+
+    def _follow(self) -> None:
+        """dispatch, its failure kept for the next put. Call under the put lock."""
+        try:
+            self.dispatch()
+        except CorruptFileError as error:
+            self._dispatch_failure = error
+            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+        except OSError as error:
+            self._note(error)
+            self._is_untold = self.failure is not None
+            self._dispatch_failure = error  # these messages are stored; the next put tries again first
+            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+
+    def _dispatch_if_due(self) -> None:
         if self._behind >= DISPATCH_BEHIND:
-            try:
-                self.dispatch()
-            except CorruptFileError as error:
-                self._dispatch_failure = error
-                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
-            except OSError as error:
-                self._note(error)
-                self._is_untold = self.failure is not None
-                self._dispatch_failure = error  # these messages are stored; the next put tries again first
-                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+            with self._put_lock:
+                if self._behind >= DISPATCH_BEHIND and self._dispatch_failure is None and not self._is_closed:
+                    self._follow()
 
     # ---- sync ----
 
@@ -116,6 +134,8 @@ class Flusher:
                 self._raise_failure()
                 with self._put_lock:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
+                if self._behind >= DISPATCH_BEHIND:
+                    self.preparer.wake()
                 for segment in segments:
                     segment.file.sync()
                 with self._put_lock:
@@ -188,6 +208,8 @@ class Flusher:
                     self._note(error)
                 self._written, self._known_queues = (-1, -1, -1, -1), known  # the next flush writes them
                 raise
+            if closing:
+                store.log.following.remove()
             self._flushed = end
             with self._sync_lock:
                 self._synced = max(self._synced, end)
@@ -226,6 +248,11 @@ class Flusher:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
         if error.errno not in PASSING or getattr(error, "failed_sync", False):
             self.failure = error
+
+    def _distrust(self, error: OSError) -> None:
+        """A sync off the put path failed: the next put or close tells."""
+        self.failure = self.failure or error
+        self._is_untold = True
 
     def tell(self) -> OSError | None:
         """The failure; from now on somebody knows of it."""
@@ -306,11 +333,13 @@ class Flusher:
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
                                         name="rmq-flush", daemon=True)  # fmt: skip
         self._thread.start()
+        self.preparer.start()
         _running.add(self)
 
     def stop(self) -> None:
-        """End the thread; a flush under way is finished."""
+        """End the threads; a flush under way is finished."""
         self._stop.set()
+        self.preparer.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

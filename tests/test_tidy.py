@@ -30,7 +30,7 @@ LAYERS = (
     {"mappedfile", "checkpoint", "lock", "topics"},
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
-    {"dispatch", "query", "scan", "geometry", "logend"},
+    {"dispatch", "query", "scan", "geometry", "logend", "preparing"},
     {"pull", "info", "recovery", "retention", "verification", "rebuilding"},
     {"flushing", "visible", "reading"},
     {"store"},
