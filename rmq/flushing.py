@@ -12,11 +12,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
 from rmq.logsegment import RecordWriter, Segment
+from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.preparing import Preparer
 from rmq.recovery import OpenedStore, fill_table
@@ -40,8 +42,9 @@ class Flusher:
         self._is_untold = False  # nobody was told of the failure yet
         self._store = store
         self._marks = marks
-        self._put_lock = put_lock  # before it, when both are held: the flush lock
+        self._put_lock = put_lock  # before it, when they are held: the flush lock, then the log lock
         self._flush_lock = threading.RLock()
+        self._log_lock = threading.RLock()  # one sync of segments at a time: the kernel tells of an error once
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
             store.log.encode = RecordWriter().encode
@@ -130,14 +133,13 @@ class Flusher:
                 if self._synced >= end:
                     return
                 is_mine = self._is_syncing = True
-            with self._flush_lock:
+            with self._log_lock:
                 self._raise_failure()
                 with self._put_lock:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
                 if self._behind >= DISPATCH_BEHIND:
                     self.preparer.wake()
-                for segment in segments:
-                    segment.file.sync()
+                self._sync_segments([segment.file for segment in segments])
                 with self._put_lock:
                     self._store.log.drop_unsynced(segments)
                 target = position
@@ -150,6 +152,16 @@ class Flusher:
                     self._is_syncing = False
                     self._synced = max(self._synced, target)
                     self._sync_ends.notify_all()
+
+    def _sync_segments(self, files: list[MappedFile]) -> None:
+        """Nobody else's sync of a segment returns before a failure of this one is known. Raises OSError."""
+        with self._log_lock:
+            try:
+                for file in files:
+                    file.sync()
+            except OSError as error:
+                self.failure = self.failure or error
+                raise
 
     def relieve(self) -> None:
         """Sync the log when more segments than it may keep mapped are not synced. Not under the put lock."""
@@ -184,8 +196,7 @@ class Flusher:
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
-                for file in files:
-                    file.sync()
+                self._sync_segments(files)
                 for path in self._queue_files:
                     store.queues.files.sync(path)
                 for index_file in self._index_files:
@@ -234,7 +245,8 @@ class Flusher:
             except OSError:
                 if self.failure is not None:
                     raise
-            yield self._flushed
+            with self._log_lock:
+                yield self._flushed
 
     def sync_directory(self, path: Path) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""
@@ -270,13 +282,14 @@ class Flusher:
 
     def check_not_nested(self) -> None:
         """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
-        if self._put_lock._is_owned() or self._flush_lock._is_owned():  # type: ignore[attr-defined]
+        locks: list[Any] = [self._put_lock, self._flush_lock, self._log_lock]
+        if any(lock._is_owned() for lock in locks):
             raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
                                "signal handler; raise an exception there instead")  # fmt: skip
 
     def close(self) -> None:
         """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
-        with self._flush_lock, self._put_lock:
+        with self._flush_lock, self._log_lock, self._put_lock:
             self._is_closed = True
 
     def _raise_failure(self) -> None:

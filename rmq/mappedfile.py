@@ -20,6 +20,7 @@ from rmq.segment import (
     allocate,
     create_file,
     open_regular,
+    opened,
     room_for_files,
     sync_directory,
     sync_file,
@@ -155,15 +156,18 @@ class MappedFile:
                 self.reserved = target
 
     def fill(self, used: int, count: int) -> None:
-        """Write zeros behind what is filled: about `count` bytes. The file is known to be zero from `used` on.
+        """Zeros on disk behind what is filled: about `count` bytes. The file is known to be zero from `used` on.
 
-        May run beside `write`. OSError (ENOSPC).
+        May run beside `write` and `sync`. OSError (ENOSPC), as of sync_file.
         """
-        with self._growing:
-            begin = max(used, self._taken, self.filled or self.data_end())
-            end = min(self.size, (begin // count + 1) * count)
-            write_fully(self._descriptor, bytes(end - begin), begin)
-            self.filled = end
+        # The kernel tells of an error once per descriptor: this must not take it from a sync of records.
+        with opened(self.path, os.O_WRONLY) as descriptor:
+            with self._growing:
+                begin = max(used, self._taken, self.filled or self.data_end())
+                end = min(self.size, (begin // count + 1) * count)
+                write_fully(descriptor, bytes(end - begin), begin)
+                self.filled = end
+            sync_file(descriptor, getattr(os, "fdatasync", None))
 
     def take(self, end: int) -> None:
         """From here on fill leaves alone what lies below a position."""

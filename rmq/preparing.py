@@ -95,11 +95,11 @@ class Preparer:
     def _prepare(self, segment: Segment, used: int) -> bool:
         file = segment.file
         if self._fills and file.filled < min(file.size, used + FILL_AHEAD):
-            file.fill(used, FILL_STEP)
             try:
-                file.sync()
+                file.fill(used, FILL_STEP)
             except OSError as error:
-                self._failed(error)
+                if getattr(error, "failed_sync", False):
+                    self._failed(error)
                 raise
             return True
         if file.reserved < min(file.size, used + RESERVE_AHEAD // 2):

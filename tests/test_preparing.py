@@ -114,6 +114,70 @@ def test_a_write_that_fails_leaves_nothing(
     assert oracle.check_store(tmp_path / "s", 10, 3000) == []
 
 
+def test_a_put_does_not_wait_for_a_flush_that_syncs_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        store.put(message(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(store._queues.files, "sync", slow)
+            thread = threading.Thread(target=store.flush)
+            thread.start()
+            assert begun.wait(10)
+            assert [store.put(message(i)).queue_offset for i in range(1, 4)] == [0, 1, 1]
+            go_on.set()
+            thread.join()
+        assert store._marks.read().durable_phy_offset < store.max_phy_offset
+        store.flush()
+        assert store._marks.read().durable_phy_offset == store.max_phy_offset
+
+
+def test_a_failed_sync_that_a_flush_was_told_of_is_no_success_of_a_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of it once."""
+    begun, go_on, told = threading.Event(), threading.Event(), []
+    real = os.fdatasync
+
+    def failing(descriptor: int) -> None:
+        if begun.is_set():
+            real(descriptor)
+            return
+        begun.set()
+        assert go_on.wait(10)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def put() -> None:
+        try:
+            told.append(store.put(message(1)))
+        except OSError as error:
+            told.append(error)
+
+    store = opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH")
+    store.put(message(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        flush = threading.Thread(target=lambda: suppress_flush(store))
+        flush.start()
+        assert begun.wait(10)
+        thread = threading.Thread(target=put)
+        thread.start()
+        go_on.set()
+        thread.join()
+        flush.join()
+    assert [getattr(answer, "errno", answer) for answer in told] == [errno.EIO]
+    store.close()
+
+
+def suppress_flush(store: rmq.Store) -> None:
+    with suppress(OSError):
+        store.flush()
+
+
 # ---- zeros ahead -----------------------------------------------------------------------------------------
 
 
