@@ -117,6 +117,7 @@ class MappedFile:
         self.reserved = 0  # bytes from the start that have blocks for sure
         self.filled = 0  # bytes from the start whose blocks were written, if only with zeros; 0: not known
         self._taken = 0  # behind it fill may write
+        self.warmed = 0  # bytes from the start that are in the page cache, or were
         self._growing = threading.Lock()
         self._descriptor = -1
         flags = os.O_RDWR if writable else os.O_RDONLY
@@ -168,6 +169,14 @@ class MappedFile:
                 write_fully(descriptor, bytes(end - begin), begin)
                 self.filled = end
             sync_file(descriptor, getattr(os, "fdatasync", None))
+
+    def warm(self, used: int, buffer: bytearray) -> None:
+        """Bring the pages behind `used`, as many bytes as the buffer has, into the page cache in large folios: a store
+        through the map then finds them there. Changes nothing. OSError.
+        """
+        begin = max(self.warmed, used - used % len(buffer))
+        os.preadv(self._descriptor, [buffer], begin)
+        self.warmed = begin + len(buffer)
 
     def take(self, end: int) -> None:
         """From here on fill leaves alone what lies below a position."""

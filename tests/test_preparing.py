@@ -330,3 +330,19 @@ def test_what_cannot_be_prepared_is_left_to_the_put(
         count += fill_to(store, 2 * SEGMENT)
         assert store.scan().read_all().num_rows == count
     assert oracle.check_store(tmp_path / "s", 10, 3000) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq.preparing, "WARM_AHEAD", 32768)
+    with opened(tmp_path / "s") as store:
+        store.put(message(0, 9000))
+        store._flusher.preparer.work()
+        first = store._log.segments[-1].file
+        assert first.warmed == 49152
+        fill_to(store, SEGMENT - 10_000)
+        store._flusher.preparer.work()
+        assert first.warmed == SEGMENT
+        count = fill_to(store, SEGMENT + 1) + 1
+        assert store._log.segments[-1].file.warmed == 32768
+        assert store.scan().read_all().num_rows > count
