@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop crash kill faults fuzz lint bench bench-quick bench-peers docs build debug sanitize clean FORCE
+.PHONY: help demo test interop crash kill faults fuzz lint bench bench-quick bench-peers bench-latency docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -52,6 +52,9 @@ bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; 
 
 bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in four minutes
 	$(PY) bench/run.py --quick --json build/goals-quick.json $(BENCH_ARGS)
+
+bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; three minutes
+	$(PY) bench/latency.py --json build/latency.json $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.bench ## everything beside pure Python and databases; six minutes, build/bench.json
 	@mkdir -p build

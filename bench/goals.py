@@ -57,6 +57,7 @@ GOALS = [
             (45,) * 3, (75,) * 3),
     *_parts("C5", "messages on disk together / mmap and msync, wall time", ("1", "10", "100", "1000"),
             (1.1, 1.5, 2, 2.5), (1.3, 1.8, 2.7, 3.2)),
+    *_parts("C6", "put_many, live, new files / append alone + queue and index alone", PER_SIZE, (0.6,) * 3, (1,) * 3),
     *_parts("S1", "scan, CRC and properties / checkMessageAndReturnSize", PER_SIZE, (6, 5, 3.5), (12, 8, 5)),
     *_parts("S1b", "the same / read bandwidth", PER_SIZE, (0.25, 0.6, 0.75), (0.5, 0.85, 0.95)),
     *_parts("S2", "dispatch to queue and index, no CRC / doReput", PER_SIZE, (6, 7, 8), (12, 12, 14)),

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import index_rows
+import live_rows
 import log_rows
 import peer_rows
 import query_rows
@@ -34,7 +35,7 @@ MEMORY = Path("/dev/shm")
 NOT_WRITTEN = "no benchmark yet"
 GROUPS: list[Callable[[Setting], None]] = [index_rows.put_rows, index_rows.select_rows, peer_rows.index_rows,
                                            peer_rows.call_row, log_rows.append_rows, log_rows.disk_row,
-                                           scan_rows.scan_rows, query_rows.query_row,
+                                           live_rows.live_rows, scan_rows.scan_rows, query_rows.query_row,
                                            query_rows.thread_row]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
-from rmq.logsegment import RESERVE_AHEAD, Segment, SegmentMaps
+from rmq.logsegment import RESERVE_AHEAD, Encode, FollowingSegment, Segment, SegmentMaps, encode_mapped
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
@@ -106,10 +106,12 @@ class CommitLog:
         self.tail = LogTail()  # stands on the last of `unsynced` or nowhere
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.unsynced: list[Segment] = []
+        self.encode: Encode = encode_mapped  # how rows get into a segment
         self._watch = DirectoryWatch(self.directories)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
-        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:]})
+        self.following = FollowingSegment(self._new_segment)
+        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:], *self.following.kept})
         self.unsynced_limit = max(1, room // 2)  # above it, some should be synced
         self.refresh()
 
@@ -204,13 +206,10 @@ class CommitLog:
         """End of the last segment's file: no byte of the log lies at or past it."""
         return self.segments[-1].end if self.segments else 0
 
-    def _create_segment(self, start: int) -> Segment:
+    def _new_segment(self, start: int) -> Segment:
         directory = self.directories[0]
         make_directory(directory)
-        segment = Segment(self._maps, directory / segment_name(start), start, self.segment_size, True)
-        segment.create()
-        self.segments.append(segment)
-        return segment
+        return self.segment(directory / segment_name(start), start)
 
     # ---- append ----
 
@@ -221,13 +220,13 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        if self.tail.append(batch, store_timestamp, queues):
+        if self.encode is encode_mapped and self.tail.append(batch, store_timestamp, queues):
             return self.tail.position
         phy_offset = self.tail.position
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row = 0
         while row < len(batch):
-            segment = self._known_segment(phy_offset) or self._create_segment(phy_offset)
+            segment = self._known_segment(phy_offset) or self.following.append_to(self.segments, phy_offset)
             position = phy_offset - segment.start
             fitting, used = batch.fit(row, self.segment_size - position)
             if whole and fitting < len(batch):
@@ -250,12 +249,13 @@ class CommitLog:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
             if first == stop:
+                file.take(file.size)
                 encode_blank(file.map, position)
             else:
-                batch.encode(file.map, segment.start, position, first, stop, store_timestamp, queues)
+                self.encode(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
         self.tail.reach(phy_offset, batch)
-        if plan:
+        if plan and self.encode is encode_mapped:
             self.tail.stand(file.map, file.map.guard, segment.start, file.reserved)
         return phy_offset
 
@@ -411,5 +411,5 @@ class CommitLog:
 
     def close(self) -> None:
         self.tail.release()
-        close_all(segment.close for segment in self.segments)
+        close_all(segment.close for segment in [*self.segments, *self.following.kept])
 

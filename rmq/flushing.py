@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmq._core._ownedlock import OwnedLock
-from rmq.config import StoreConfig
+from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
-from rmq.logsegment import Segment
+from rmq.logsegment import RecordWriter, Segment
+from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
+from rmq.preparing import Preparer
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
 from rmq.sidecar import SidecarMaker
@@ -41,8 +43,13 @@ class Flusher:
         self._failure: OSError | None = None
         self._is_untold = False  # nobody was told of the failure yet
         self._marks = marks
-        self._put_lock = put_lock  # before it, when both are held: the flush lock
+        self._put_lock = put_lock  # before it, when they are held: the flush lock, then the log lock
         self.flush_lock = OwnedLock()
+        self._log_lock = OwnedLock()  # one sync of segments at a time: the kernel tells of an error once
+        self._is_sync = config.flush_disk_type == SYNC_FLUSH
+        if self._is_sync:
+            store.log.encode = RecordWriter().encode
+        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=self._dispatch_if_due, failed=self._distrust)
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
@@ -100,17 +107,31 @@ class Flusher:
         tail = self._store.log.tail
         tail.last_timestamp = timestamp
         tail.behind += count
+        # With a sync to come they follow during it, unless it is late.
+        if tail.behind >= (2 * DISPATCH_BEHIND if self._is_sync and self.preparer.is_running else DISPATCH_BEHIND):
+            self._follow()
+        if tail.position >= self.preparer.due_at:
+            self.preparer.wake()
+
+    def _follow(self) -> None:
+        """dispatch, its failure kept for the next put. Call under the put lock."""
+        try:
+            self.dispatch()
+        except CorruptFileError as error:
+            self._dispatch_failure = error
+            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+        except OSError as error:
+            self._note(error)
+            self._is_untold = self.failure is not None
+            self._dispatch_failure = error  # these messages are stored; the next put tries again first
+            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+
+    def _dispatch_if_due(self) -> None:
+        tail = self._store.log.tail
         if tail.behind >= DISPATCH_BEHIND:
-            try:
-                self.dispatch()
-            except CorruptFileError as error:
-                self._dispatch_failure = error
-                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
-            except OSError as error:
-                self._note(error)
-                self._is_untold = self.failure is not None
-                self._dispatch_failure = error  # these messages are stored; the next put tries again first
-                logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+            with self._put_lock:
+                if tail.behind >= DISPATCH_BEHIND and self._dispatch_failure is None and not self._is_closed:
+                    self._follow()
 
     # ---- sync ----
 
@@ -124,12 +145,13 @@ class Flusher:
                 if self._synced >= end:
                     return
                 is_mine = self._is_syncing = True
-            with self.flush_lock:
+            with self._log_lock:
                 self._raise_failure()
                 with self._put_lock:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
-                for segment in segments:
-                    segment.file.sync()
+                if self._store.log.tail.behind >= DISPATCH_BEHIND:
+                    self.preparer.wake()
+                self._sync_segments([segment.file for segment in segments])
                 with self._put_lock:
                     self._store.log.drop_unsynced(segments)
                 target = position
@@ -142,6 +164,16 @@ class Flusher:
                     self._is_syncing = False
                     self._synced = max(self._synced, target)
                     self._sync_ends.notify_all()
+
+    def _sync_segments(self, files: list[MappedFile]) -> None:
+        """Nobody else's sync of a segment returns before a failure of this one is known. Raises OSError."""
+        with self._log_lock:
+            try:
+                for file in files:
+                    file.sync()
+            except OSError as error:
+                self.failure = self.failure or error
+                raise
 
     def relieve(self) -> None:
         """Sync the log when more segments than it may keep mapped are not synced. Not under the put lock."""
@@ -176,8 +208,7 @@ class Flusher:
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
-                for file in files:
-                    file.sync()
+                self._sync_segments(files)
                 for path in self._queue_files:
                     store.queues.files.sync(path)
                 for index_file in self._index_files:
@@ -201,6 +232,8 @@ class Flusher:
                     self._note(error)
                 self._written, self._known_queues = (-1, -1, -1, -1), known  # the next flush writes them
                 raise
+            if closing:
+                store.log.following.remove()
             self._flushed = end
             with self._sync_lock:
                 self._synced = max(self._synced, end)
@@ -228,7 +261,8 @@ class Flusher:
             except OSError:
                 if self.failure is not None:
                     raise
-            yield self._flushed
+            with self._log_lock:
+                yield self._flushed
 
     def sync_directory(self, path: Path) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""
@@ -242,6 +276,11 @@ class Flusher:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
         if error.errno not in PASSING or getattr(error, "failed_sync", False):
             self.failure = error
+
+    def _distrust(self, error: OSError) -> None:
+        """A sync off the put path failed: the next put or close tells."""
+        self.failure = self.failure or error
+        self._is_untold = True
 
     def tell(self) -> OSError | None:
         """The failure; from now on somebody knows of it."""
@@ -259,13 +298,13 @@ class Flusher:
 
     def check_not_nested(self) -> None:
         """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
-        if self._put_lock.is_mine() or self.flush_lock.is_mine():
+        if any(lock.is_mine() for lock in (self._put_lock, self.flush_lock, self._log_lock)):
             raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
                                "signal handler; raise an exception there instead")  # fmt: skip
 
     def close(self) -> None:
         """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""
-        with self.flush_lock, self._put_lock:
+        with self.flush_lock, self._log_lock, self._put_lock:
             self._is_closed = True
 
     def _raise_failure(self) -> None:
@@ -322,11 +361,13 @@ class Flusher:
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
                                         name="rmq-flush", daemon=True)  # fmt: skip
         self._thread.start()
+        self.preparer.start()
         _running.add(self)
 
     def stop(self) -> None:
-        """End the thread; a flush under way is finished."""
+        """End the threads; a flush under way is finished."""
         self._stop.set()
+        self.preparer.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._sidecars.stop()

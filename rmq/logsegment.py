@@ -11,14 +11,17 @@ from typing import Any
 
 from rmq._core import _layout as L
 from rmq._core._mapguard import lost_pages
+from rmq._core._putbatch import PutBatch
+from rmq._core._queuetable import QueueTable
 from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.mappedfile import MappedFile
-from rmq.segment import EXHAUSTED
+from rmq.segment import EXHAUSTED, remove_file
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
+WRITE_SIZE = 1024 * 1024  # so much is encoded before it is written, or one record
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
 
@@ -149,6 +152,84 @@ class Segment:
             file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+Encode = Callable[[PutBatch, MappedFile, int, int, int, int, int, QueueTable], None]
+
+
+def encode_mapped(batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
+                  store_timestamp: int, queues: QueueTable) -> None:  # fmt: skip
+    """Rows [first, stop) into a segment that begins at phy offset `start`, through its map."""
+    batch.encode(file.map, start, position, first, stop, store_timestamp, queues)
+
+
+class RecordWriter:
+    """The same by positioned writes, for a log that is synced after each put: a store through a map makes the kernel
+    write back the whole folio, a write only the blocks it touches.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(WRITE_SIZE)
+
+    def encode(self, batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
+               store_timestamp: int, queues: QueueTable) -> None:  # fmt: skip
+        """Whole records in order, so that a process that is killed leaves a beginning of them. Raises OSError."""
+        while first < stop:
+            while not (rows := batch.fit(first, len(self._buffer))[0]):
+                self._buffer = bytearray(2 * len(self._buffer))
+            rows = min(rows, stop - first)
+            size = batch.encode(self._buffer, start + position, 0, first, first + rows, store_timestamp, queues)
+            file.write(position, memoryview(self._buffer)[:size])
+            position += size
+            first += rows
+
+
+class FollowingSegment:
+    """The segment behind the last one: made before the log needs it, by another thread. Thread-safe."""
+
+    def __init__(self, make: Callable[[int], Segment]) -> None:
+        """make: a segment, as yet without a file, that begins at a phy offset."""
+        self._make = make
+        self._segment: Segment | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def kept(self) -> list[Segment]:
+        """It, if it was made."""
+        segment = self._segment
+        return [] if segment is None else [segment]
+
+    def prepare(self, segments: list[Segment]) -> Segment:
+        """Make it, behind the last of `segments`, unless it is there. OSError (ENOSPC)."""
+        with self._lock:
+            segment, start = self._segment, segments[-1].end
+            if segment is None or segment.start != start:
+                segment = self._made(start)
+                self._segment = segment
+        return segment
+
+    def append_to(self, segments: list[Segment], start: int) -> Segment:
+        """Add it to `segments`, made now if it was not. OSError (ENOSPC)."""
+        with self._lock:
+            segment = self._segment
+            if segment is None or segment.start != start:
+                segment = self._made(start)
+            segments.append(segment)
+            self._segment = None
+        return segment
+
+    def _made(self, start: int) -> Segment:
+        segment = self._make(start)
+        segment.create()
+        return segment
+
+    def remove(self) -> None:
+        """Remove its file, if it was made; durable. OSError."""
+        with self._lock:
+            segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+            remove_file(segment.path)
 
 
 class SegmentMaps:

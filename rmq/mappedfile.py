@@ -9,13 +9,23 @@ import logging
 import mmap
 import os
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from rmq._core._mapguard import MapGuard, lost_pages
 from rmq.errors import CorruptFileError
-from rmq.segment import allocate, create_file, open_regular, room_for_files, sync_directory, sync_file
+from rmq.segment import (
+    allocate,
+    create_file,
+    open_regular,
+    opened,
+    room_for_files,
+    sync_directory,
+    sync_file,
+    write_fully,
+)
 
 logger = logging.getLogger("rmq")
 
@@ -110,6 +120,10 @@ class MappedFile:
         self.path = path
         self.writable = writable
         self.reserved = 0  # bytes from the start that have blocks for sure
+        self.filled = 0  # bytes from the start whose blocks were written, if only with zeros; 0: not known
+        self._taken = 0  # behind it fill may write
+        self.warmed = 0  # bytes from the start that are in the page cache, or were
+        self._growing = threading.Lock()
         self._descriptor = -1
         flags = os.O_RDWR if writable else os.O_RDONLY
         descriptor = create_file(path) if create else open_regular(path, flags)
@@ -140,10 +154,48 @@ class MappedFile:
         """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more."""
         if end <= self.reserved:
             return
-        begin = max(begin, self.reserved) if self.reserved else begin
-        target = min(self.size, max(end, begin + ahead))
-        allocate(self._descriptor, begin, target - begin)
-        self.reserved = target
+        with self._growing:
+            begin = max(begin, self.reserved) if self.reserved else begin
+            target = min(self.size, max(end, begin + ahead))
+            if end > self.reserved:
+                allocate(self._descriptor, begin, target - begin)
+                self.reserved = target
+
+    def fill(self, used: int, count: int) -> None:
+        """Zeros on disk behind what is filled: about `count` bytes. The file is known to be zero from `used` on.
+
+        May run beside `write` and `sync`. OSError (ENOSPC), as of sync_file.
+        """
+        # The kernel tells of an error once per descriptor: this must not take it from a sync of records.
+        with opened(self.path, os.O_WRONLY) as descriptor:
+            with self._growing:
+                begin = max(used, self._taken, self.filled or self.data_end())
+                end = min(self.size, (begin // count + 1) * count)
+                write_fully(descriptor, bytes(end - begin), begin)
+                self.filled = end
+            sync_file(descriptor, getattr(os, "fdatasync", None))
+
+    def warm(self, used: int, buffer: bytearray) -> None:
+        """Bring the pages behind `used`, as many bytes as the buffer has, into the page cache in large folios: a store
+        through the map then finds them there. Changes nothing. OSError.
+        """
+        begin = max(self.warmed, used - used % len(buffer))
+        os.preadv(self._descriptor, [buffer], begin)
+        self.warmed = begin + len(buffer)
+
+    def take(self, end: int) -> None:
+        """From here on fill leaves alone what lies below a position."""
+        if end > self.filled:
+            with self._growing:
+                self._taken = max(self._taken, end)
+
+    def write(self, position: int, data: memoryview) -> None:
+        """Bytes at a position, not through the map. CorruptFileError when the file was truncated; OSError."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self.size:
+            raise CorruptFileError(self.path, size, "page is gone: the file was truncated while it was open")
+        self.take(position + len(data))
+        write_fully(self._descriptor, data, position)
 
     def data_end(self) -> int:
         """data_end of the file."""

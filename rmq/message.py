@@ -39,22 +39,25 @@ class PutResult(NamedTuple):
 class PutResults(Sequence[PutResult]):
     """Results of put_many and put_batch in put order; numpy columns under the names of PutResult's fields."""
 
-    def __init__(self, parts: list[tuple[Any, ...]]) -> None:
-        """parts: per chunk PutBatch.results() and the chunk's store timestamp."""
-        empty64, empty32 = np.empty(0, np.int64), np.empty(0, np.int32)
-        self.phy_offset: npt.NDArray[np.int64] = np.concatenate([empty64, *(part[0] for part in parts)])
-        self.queue_offset: npt.NDArray[np.int64] = np.concatenate([empty64, *(part[1] for part in parts)])
-        self.size: npt.NDArray[np.int32] = np.concatenate([empty32, *(part[2] for part in parts)])
-        self.queue_id: npt.NDArray[np.int32] = np.concatenate([empty32, *(part[3] for part in parts)])
-        self._topics: list[str] = [topic for part in parts for topic in part[4]]
-        self._hosts: list[bytes] = [host for part in parts for host in part[5]]
-        times = [np.full(len(part[0]), part[6], np.int64) for part in parts]
-        self.store_timestamp: npt.NDArray[np.int64] = np.concatenate([empty64, *times])
+    def __init__(self, part: tuple[Any, ...] | None = None) -> None:
+        """part: of a chunk, PutBatch.results() and its store timestamp; None: of no message."""
+        none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
+        nothing: tuple[Any, ...] = none64, none64, none32, none32, [], [], 0
+        phy_offset, queue_offset, size, queue_id, topics, hosts, time = part or nothing
+        self.phy_offset: npt.NDArray[np.int64] = phy_offset
+        self.queue_offset: npt.NDArray[np.int64] = queue_offset
+        self.size: npt.NDArray[np.int32] = size
+        self.queue_id: npt.NDArray[np.int32] = queue_id
+        self._topics: list[str] = topics
+        self._hosts: list[bytes] = hosts
+        self.store_timestamp: npt.NDArray[np.int64] = np.full(len(phy_offset), time, np.int64)
 
     @classmethod
     def joined(cls, parts: list[PutResults]) -> PutResults:
         """One result of several, in order."""
-        whole = cls([])
+        if len(parts) == 1:
+            return parts[0]
+        whole = cls()
         for name in ("phy_offset", "queue_offset", "size", "queue_id", "store_timestamp"):
             setattr(whole, name, np.concatenate([getattr(part, name) for part in (whole, *parts)]))
         whole._topics = [topic for part in parts for topic in part._topics]

@@ -252,7 +252,7 @@ class Store(StoreReader):
         items = list(messages)
         check_batch(items)
         if not items:
-            return PutResults([])
+            return PutResults()
         return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
 
     @overload
@@ -438,7 +438,7 @@ class Store(StoreReader):
 
 
 def _all_results(batch: PutBatch, timestamp: int) -> PutResults:
-    return PutResults([(*batch.results(), timestamp)])
+    return PutResults((*batch.results(), timestamp))
 
 
 def _no_results(batch: PutBatch, timestamp: int) -> None:

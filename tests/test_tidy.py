@@ -31,7 +31,7 @@ LAYERS = (
     {"sidecar"},
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
-    {"dispatch", "query", "scan", "geometry", "logend"},
+    {"dispatch", "query", "scan", "geometry", "logend", "preparing"},
     {"pull", "info", "recovery", "retention", "verification", "rebuilding"},
     {"flushing", "visible", "reading"},
     {"store"},

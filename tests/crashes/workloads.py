@@ -20,6 +20,7 @@ import rmq
 from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
+from rmq import preparing
 
 TOPICS = ("a", "b", "%RETRY%g")
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -242,6 +243,33 @@ def killed(run: Run) -> None:
         run.flush()
 
 
+def prepared(run: Run) -> None:
+    """What the thread rmq-prepare does, between puts: zeros ahead of the log, the next segment, removed at close."""
+    flush = run.rng.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
+    with steps_for_small_files(run.geometry.segment):
+        run.open(flush_disk_type=flush)
+        for _ in range(run.rng.randrange(5, 20)):
+            run.work(run.rng.choice((1, 2, 4)))
+            assert run.store is not None
+            run.store._flusher.preparer.work()
+        if run.rng.random() < 0.5:
+            run.close()
+
+
+@contextmanager
+def steps_for_small_files(segment: int) -> Iterator[None]:
+    """Parts of a segment in place of megabytes."""
+    names = {"FILL_STEP": 512, "FILL_AHEAD": segment // 4, "RESERVE_AHEAD": segment // 2}
+    before = {name: getattr(preparing, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(preparing, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(preparing, name, value)
+
+
 def again(run: Run) -> None:
     """On what a power loss left: recovery, in which the power may fail too, and what is put after it."""
     if run.rng.random() < 0.3:
@@ -255,9 +283,9 @@ def again(run: Run) -> None:
 
 WORKLOADS: dict[str, Callable[[Run], None]] = {
     "puts": puts, "many": many, "waits": waits, "sessions": sessions, "cleaned": cleaned, "killed": killed,
-    "again": again,
+    "prepared": prepared, "again": again,
 }  # fmt: skip
-FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed")
+FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed", "prepared")
 
 
 @dataclass

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log will be written into, made ready off the put path: blocks, their zeros, the next segment."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rmq.commitlog import CommitLog
+from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.logsegment import RESERVE_AHEAD, Segment
+
+logger = logging.getLogger("rmq")
+
+SMALLEST = 4 * 1024 * 1024  # segments below it are made by the put that needs them
+FILL_STEP = 1024 * 1024  # a sync of the log may have to wait for so many zeros
+FILL_AHEAD = 32 * 1024 * 1024
+WARM_AHEAD = 16 * 1024 * 1024
+NEVER = 2**63 - 1
+
+
+class Preparer:
+    """Keeps blocks ahead of the log's end, in the thread rmq-prepare; what it cannot do the next put does, or tells.
+
+    Under SYNC_FLUSH they are written with zeros: syncing a record then changes no metadata of the file. Else their
+    pages are brought into the cache: the first store into a folio of 2 MiB takes milliseconds.
+    """
+
+    def __init__(self, log: CommitLog, *, fills: bool, dispatch: Callable[[], None],
+                 failed: Callable[[OSError], None]) -> None:  # fmt: skip
+        """dispatch: called between steps, when it is due. failed: told of a sync that failed."""
+        self.due_at = NEVER  # the log's end from which on there is something to do
+        self._log = log
+        self._fills = fills
+        self._dispatch = dispatch
+        self._failed = failed
+        self._read = bytearray(FILL_STEP)
+        self._wake = threading.Event()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        if self._log.segment_size >= SMALLEST:
+            self.due_at = self._log.position + 1
+            self._thread = threading.Thread(target=self._run, name="rmq-prepare", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a step under way is finished."""
+        self._is_stopped, self.due_at = True, NEVER
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def wake(self) -> None:
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._is_stopped:
+            self._wake.wait()
+            self._wake.clear()
+            self.work()
+
+    def work(self) -> None:
+        """All that is to do now."""
+        self._dispatch()
+        while not self._is_stopped:
+            position = self._log.position
+            try:
+                if self.step():
+                    self._dispatch()
+                    continue
+            except (OSError, CorruptFileError, StoreClosedError) as error:
+                logger.warning("the log is not prepared: %s", error)
+            if self.due_at != NEVER:
+                self.due_at = position + FILL_AHEAD // 4
+            return
+
+    def step(self) -> bool:
+        """One piece of work, of some milliseconds; false when there is none."""
+        log, position = self._log, self._log.position
+        segment = log.segments[-1] if log.segments else None
+        if segment is None or not segment.start <= position < segment.end:
+            return False
+        if self._prepare(segment, position - segment.start):
+            return True
+        if segment.end - position > RESERVE_AHEAD:
+            return False
+        following = log.following.prepare(log.segments)
+        return self._prepare(following, 0)
+
+    def _prepare(self, segment: Segment, used: int) -> bool:
+        file = segment.file
+        if self._fills and file.filled < min(file.size, used + FILL_AHEAD):
+            try:
+                file.fill(used, FILL_STEP)
+            except OSError as error:
+                if getattr(error, "failed_sync", False):
+                    self._failed(error)
+                raise
+            return True
+        if file.reserved < min(file.size, used + RESERVE_AHEAD // 2):
+            file.reserve(used, min(file.size, used + RESERVE_AHEAD), 0)
+            return True
+        if not self._fills and file.warmed < min(file.size, used + WARM_AHEAD):
+            file.warm(used, self._read)
+            return True
+        return False

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written into is ready before it is needed, and what is written at a position is what a map would hold."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+
+import rmq
+import rmq.logsegment
+import rmq.preparing
+from rmq.mappedfile import MappedFile
+
+FAR = 2**31 - 1  # ms to the next timed flush
+SEGMENT = 256 * 1024
+FLUSHES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+
+
+def config(**fields: Any) -> rmq.StoreConfig:
+    sizes = {"mapped_file_size_commit_log": SEGMENT, "mapped_file_size_consume_queue": 2000, "max_hash_slot_num": 10,
+             "max_index_num": 3000, "flush_interval_commit_log": FAR}  # fmt: skip
+    return rmq.StoreConfig(**sizes | fields)
+
+
+def message(i: int, size: int = 50) -> rmq.Message:
+    return rmq.Message("T", b"%06d" % i + b"x" * size, keys=[f"key{i}"], queue_id=i % 2, born_timestamp=i)
+
+
+def opened(path: Path, mode: str = "a", **fields: Any) -> rmq.Store:
+    return rmq.open(path, mode, config=config(**fields), clock=lambda: 1_700_000_000_000)
+
+
+def log_files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((path / "commitlog").iterdir())}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that suit small files; the thread does nothing, `work` is called by hand."""
+    monkeypatch.setattr(rmq.preparing, "FILL_STEP", 8192)
+    monkeypatch.setattr(rmq.preparing, "FILL_AHEAD", 32768)
+    monkeypatch.setattr(rmq.preparing, "RESERVE_AHEAD", 65536)
+    monkeypatch.setattr(rmq.logsegment, "RESERVE_AHEAD", 65536)
+
+
+# ---- positioned writes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write_size", [1, 100, 1000, 1024 * 1024])
+def test_a_log_that_is_written_has_the_bytes_of_one_that_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_size: int
+) -> None:
+    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", write_size)
+    for flush in FLUSHES:
+        with opened(tmp_path / flush, flush_disk_type=flush) as store:
+            for i in range(0, 300, 10):
+                store.put(message(i, i * 3))
+                store.put_many([message(i + k, k * 1000) for k in range(1, 8)])
+                store.put_batch([rmq.Message("B", b"%d" % i, born_timestamp=i) for _ in range(3)])
+            store.put(message(0, 100_000))
+            store.put(message(1, SEGMENT - 500))
+    assert log_files(tmp_path / "SYNC_FLUSH") == log_files(tmp_path / "ASYNC_FLUSH")
+    assert len(log_files(tmp_path / "SYNC_FLUSH")) > 4
+    assert oracle.check_store(tmp_path / "SYNC_FLUSH", 10, 3000) == []
+
+
+@pytest.mark.parametrize("size", [0, 4096, SEGMENT - 1])
+def test_a_write_into_a_file_that_was_truncated_is_refused(tmp_path: Path, size: int) -> None:
+    store = opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH")
+    store.put(message(0))
+    os.truncate(tmp_path / "s/commitlog" / f"{0:020d}", size)
+    for _ in range(2):
+        with pytest.raises(rmq.CorruptFileError):
+            store.put(message(1))
+    assert (tmp_path / "s/commitlog" / f"{0:020d}").stat().st_size == size
+    with suppress(rmq.CorruptFileError):  # when it looks at a page that is gone
+        store.close()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("written", [0, 100, 4000])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, written: int
+) -> None:
+    real = os.pwrite
+    failures = []
+
+    def failing(descriptor: int, data: memoryview, position: int) -> int:
+        if written and not failures:
+            failures.append(1)
+            return real(descriptor, data[:written], position)
+        raise OSError(error, os.strerror(error))
+
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        store.put_many([message(i) for i in range(5)])
+        end = store.max_phy_offset
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", failing)
+            with pytest.raises(OSError, match=os.strerror(error)):
+                store.put_many([message(i) for i in range(50)])
+        assert store.max_phy_offset == end
+        assert store.put(message(5)).queue_offset == 2
+        assert [body[:6] for body in store.scan(columns=["body"]).read_all()["body"].to_pylist()] == [
+            b"%06d" % i for i in range(6)
+        ]
+    assert oracle.check_store(tmp_path / "s", 10, 3000) == []
+
+
+def test_a_put_does_not_wait_for_a_flush_that_syncs_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        store.put(message(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(store._queues.files, "sync", slow)
+            thread = threading.Thread(target=store.flush)
+            thread.start()
+            assert begun.wait(10)
+            assert [store.put(message(i)).queue_offset for i in range(1, 4)] == [0, 1, 1]
+            go_on.set()
+            thread.join()
+        assert store._marks.read().durable_phy_offset < store.max_phy_offset
+        store.flush()
+        assert store._marks.read().durable_phy_offset == store.max_phy_offset
+
+
+def test_a_failed_sync_that_a_flush_was_told_of_is_no_success_of_a_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of it once."""
+    begun, go_on, told = threading.Event(), threading.Event(), []
+    real = os.fdatasync
+
+    def failing(descriptor: int) -> None:
+        if begun.is_set():
+            real(descriptor)
+            return
+        begun.set()
+        assert go_on.wait(10)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def put() -> None:
+        try:
+            told.append(store.put(message(1)))
+        except OSError as error:
+            told.append(error)
+
+    store = opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH")
+    store.put(message(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        flush = threading.Thread(target=lambda: suppress_flush(store))
+        flush.start()
+        assert begun.wait(10)
+        thread = threading.Thread(target=put)
+        thread.start()
+        go_on.set()
+        thread.join()
+        flush.join()
+    assert [getattr(answer, "errno", answer) for answer in told] == [errno.EIO]
+    store.close()
+
+
+def suppress_flush(store: rmq.Store) -> None:
+    with suppress(OSError):
+        store.flush()
+
+
+# ---- zeros ahead -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used", [0, 1, 511, 4095, 4096, 8191, 8192, 8193, 65535, 65536])
+@pytest.mark.parametrize("taken", [0, 5000, 65536])
+def test_filling_touches_nothing_that_is_used(tmp_path: Path, used: int, taken: int) -> None:
+    file = MappedFile(tmp_path / "f", size=65536, writable=True, create=True)
+    file.map[:used] = b"\xff" * used
+    if taken:
+        file.take(taken)
+        file.map[:taken] = b"\xff" * taken
+    end = max(used, taken)
+    for _ in range(20):
+        file.fill(used, 8192)
+        assert bytes(file.map) == b"\xff" * end + bytes(65536 - end)
+    assert file.filled == 65536
+    assert file.data_end() == 65536
+    file.close()
+
+
+def test_puts_beside_a_thread_that_fills_keep_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq.preparing, "SMALLEST", 0)
+    monkeypatch.setattr(rmq.preparing, "FILL_STEP", 4096)
+    monkeypatch.setattr(rmq.preparing, "FILL_AHEAD", 16384)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        for i in range(3000):
+            store.put(message(i, i % 700))
+        store.put_many([message(i) for i in range(3000, 9000)])
+        bodies = store.scan(columns=["body"]).read_all()["body"].to_pylist()
+        assert [int(body[:6]) for body in bodies] == [*range(9000)]
+        assert [found.queue_offset for found in store.query("T", "key8999")] == [4499]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rmq-prepare"]
+    assert oracle.check_store(tmp_path / "s", 10, 3000) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_zeros_lie_ahead_under_sync_flush_only(tmp_path: Path) -> None:
+    for flush in FLUSHES:
+        with opened(tmp_path / flush, flush_disk_type=flush) as store:
+            store.put(message(0))
+            store._flusher.preparer.work()
+            file = store._log.segments[-1].file
+            assert file.reserved >= 32768
+            assert file.filled == (40960 if flush == "SYNC_FLUSH" else 0)
+            store.put(message(1, 100_000))
+            store._flusher.preparer.work()
+            assert file.filled == (139264 if flush == "SYNC_FLUSH" else 0)
+        with opened(tmp_path / flush, "r+", flush_disk_type=flush) as store:
+            store.put(message(2))
+            store._flusher.preparer.work()
+            assert store.scan().read_all().num_rows == 3
+
+
+@pytest.mark.usefixtures("small")
+def test_after_a_failed_sync_of_zeros_nothing_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of it once: records may be among what it has dropped."""
+    store = opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH")
+    store.put(message(0))
+
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        store._flusher.preparer.work()
+    with pytest.raises(rmq.StoreReadOnlyError, match="sync"):
+        store.put(message(1))
+    store.close()
+    with opened(tmp_path / "s", "r+") as store:
+        assert store.scan().read_all().num_rows == 1
+
+
+# ---- the next segment ------------------------------------------------------------------------------------
+
+
+def fill_to(store: rmq.Store, end: int) -> int:
+    """Put messages up to an end; how many."""
+    count = 0
+    while store.max_phy_offset < end:
+        store.put(message(0, 5000))
+        count += 1
+    return count
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_the_next_segment_is_there_before_it_is_needed_and_goes_at_close(tmp_path: Path, flush: str) -> None:
+    path = tmp_path / "s"
+    with opened(path, flush_disk_type=flush) as store:
+        fill_to(store, SEGMENT - 70_000)
+        store._flusher.preparer.work()
+        assert len(log_files(path)) == 1
+        fill_to(store, SEGMENT - 60_000)
+        store._flusher.preparer.work()
+        following = path / "commitlog" / f"{SEGMENT:020d}"
+        inode = following.stat().st_ino
+        assert following.read_bytes() == bytes(SEGMENT)
+        with rmq.open(path) as reader:
+            assert reader.scan().read_all() == store.scan().read_all()
+        assert rmq.verify(path, config=config()).is_sound
+        fill_to(store, SEGMENT + 1)
+        assert following.stat().st_ino == store._log.segments[-1].inode == inode
+        fill_to(store, 2 * SEGMENT - 60_000)
+        store._flusher.preparer.work()
+        assert len(log_files(path)) == 3
+        rows = store.scan().read_all()
+    assert len(log_files(path)) == 2
+    assert oracle.check_store(path, 10, 3000) == []
+    with rmq.open(path) as store:
+        assert store.scan().read_all() == rows
+
+
+@pytest.mark.usefixtures("small")
+def test_a_killed_writer_may_leave_the_next_segment(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    store = opened(path)
+    fill_to(store, SEGMENT - 60_000)
+    store._flusher.preparer.work()
+    rows = store.scan().read_all()
+    assert len(log_files(path)) == 2
+    with pytest.warns(ResourceWarning):
+        store.__del__()
+    with rmq.open(path) as reader:
+        assert reader.scan().read_all() == rows
+    with opened(path, "r+") as store:
+        assert store.scan().read_all() == rows
+        store._flusher.preparer.work()
+        fill_to(store, SEGMENT + 60_000)
+        store._flusher.preparer.work()
+    assert len(log_files(path)) == 2
+    assert oracle.check_store(path, 10, 3000) == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("call", ["posix_fallocate", "open", "fsync", "ftruncate"])
+def test_what_cannot_be_prepared_is_left_to_the_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    def failing(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(tmp_path / "s") as store:
+        count = fill_to(store, SEGMENT - 40_000)
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr(os, call, failing)
+            store._flusher.preparer.work()
+        assert "No space left" in caplog.text
+        assert len(log_files(tmp_path / "s")) == 1
+        count += fill_to(store, 2 * SEGMENT)
+        assert store.scan().read_all().num_rows == count
+    assert oracle.check_store(tmp_path / "s", 10, 3000) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq.preparing, "WARM_AHEAD", 32768)
+    with opened(tmp_path / "s") as store:
+        store.put(message(0, 9000))
+        store._flusher.preparer.work()
+        first = store._log.segments[-1].file
+        assert first.warmed == 49152
+        fill_to(store, SEGMENT - 10_000)
+        store._flusher.preparer.work()
+        assert first.warmed == SEGMENT
+        count = fill_to(store, SEGMENT + 1) + 1
+        assert store._log.segments[-1].file.warmed == 32768
+        assert store.scan().read_all().num_rows > count
