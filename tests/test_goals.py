@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import keyfiles
-from goals import GOALS, ROWS, Table
+from goals import CHECKED, GOALS, MARGIN, ROWS, Table
 from rounds import Round, interleaved
 
 
@@ -36,6 +36,31 @@ def test_what_did_not_run_is_never_passed() -> None:
     assert len(lines) == len(GOALS)
     assert [line.split("|")[1].strip() for line in lines if "not run: no anchor" not in line] == ["I11 lmdb get"]
     assert [line["pass"] for line in table.as_json(["I1"])] == ["not run: no anchor"]
+
+
+def test_a_check_fails_below_the_margin_only() -> None:
+    table = Table()
+    table.add("I1", "", [1.0], {"anchor": [MARGIN * 15]})
+    table.add("I1b", "", [1.0], {"anchor": [MARGIN * 9 - 0.01]})
+    table.skip("I2", "no anchor")
+    assert [line.name for line in table.short()] == ["I1b"]
+
+
+def test_of_two_runs_the_better_counts_for_each_row() -> None:
+    first, again = Table(), Table()
+    for part, ratio, later in (("100 B", 0.1, 0.7), ("1 KiB", 0.9, 0.2)):
+        first.add("C1", part, [1.0], {"memcpy": [ratio]})
+        again.add("C1", part, [1.0], {"memcpy": [later]})
+    again.skip("C1", "never instead of a figure")
+    first.skip("C1", "no figure")
+    first.take_better(again)
+    assert [line.ratio for line in first.chosen(["C1"])] == [0.7, 0.9, 0.0]
+    assert [line.name for line in first.short()] == []
+
+
+def test_what_is_checked_needs_no_jvm() -> None:
+    assert set(CHECKED) <= set(ROWS)
+    assert [goal.row for goal in GOALS if goal.row in CHECKED and "selectPhyOffset" in goal.what] == []
 
 
 def test_rounds_are_taken_in_turn_and_the_first_do_not_count() -> None:
