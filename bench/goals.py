@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -128,11 +128,13 @@ class Table:
     def short(self) -> list[Line]:
         return [line for line in self.lines.values() if line.falls_short]
 
-    def take_better(self, again: Table) -> None:
-        """Of a row that was measured twice the better time counts: noise only slows."""
+    def take_faster(self, again: Table) -> None:
+        """Of a row that was measured twice, each side's faster time counts: noise only slows, the anchor too."""
         for place, line in again.lines.items():
-            if not line.why_not and (self.lines[place].why_not or line.ratio > self.lines[place].ratio):
-                self.lines[place] = line
+            if not line.why_not:
+                first = self.lines[place]
+                ours, theirs = min(first.ours, line.ours), min(first.theirs, line.theirs)
+                self.lines[place] = replace(line, ours=ours, theirs=theirs, ratio=theirs / ours)
 
     def text(self, rows: Collection[str]) -> Iterator[str]:
         """Those rows, as Markdown."""

@@ -93,7 +93,7 @@ def checked(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
     if options.check and (short := setting.table.short()):
         rows = tuple(dict.fromkeys(line.goal.row for line in short))
         print(f"once more: {', '.join(rows)}", flush=True)
-        setting.table.take_better(run(options, rows, place, disk).table)
+        setting.table.take_faster(run(options, rows, place, disk).table)
     return setting
 
 

@@ -46,16 +46,16 @@ def test_a_check_fails_below_the_margin_only() -> None:
     assert [line.name for line in table.short()] == ["I1b"]
 
 
-def test_of_two_runs_the_better_counts_for_each_row() -> None:
+def test_of_two_runs_the_faster_counts_of_ours_and_of_the_anchor() -> None:
+    """A second run whose anchor was slowed down proves nothing."""
     first, again = Table(), Table()
-    for part, ratio, later in (("100 B", 0.1, 0.7), ("1 KiB", 0.9, 0.2)):
-        first.add("C1", part, [1.0], {"memcpy": [ratio]})
-        again.add("C1", part, [1.0], {"memcpy": [later]})
-    again.skip("C1", "never instead of a figure")
-    first.skip("C1", "no figure")
-    first.take_better(again)
-    assert [line.ratio for line in first.chosen(["C1"])] == [0.7, 0.9, 0.0]
-    assert [line.name for line in first.short()] == []
+    for table, ours, theirs in ((first, 2.0, 1.0), (again, 1.0, 5.0)):
+        table.add("C1", "100 B", [ours], {"memcpy": [theirs]})
+        table.add("I1", "", [1.0], {"anchor": [theirs]})
+        table.skip("C1", "not again")
+    first.take_faster(again)
+    found = [(line.name, line.ours, line.theirs, line.ratio) for line in first.chosen(["C1", "I1"])]
+    assert found == [("I1", 1, 1, 1), ("C1 100 B", 1, 1, 1), ("C1 1 KiB", 0, 0, 0), ("C1 4 KiB", 0, 0, 0)]
 
 
 def test_what_is_checked_needs_no_jvm() -> None:
