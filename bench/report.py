@@ -22,6 +22,7 @@ TEXT = ROOT / "bench" / "performance.md"
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "performance"
 SLOT = re.compile(r"^<!-- (\w+) -->$", re.M)  # where figures go
+SLOWEST = 3  # puts of each mode that are named
 Run = dict[str, Any]
 
 
@@ -65,13 +66,19 @@ def growth(run: Run) -> Iterator[str]:
 
 
 def latency(run: Run) -> Iterator[str]:
-    yield f"| Of {run['puts']:,} puts | us |"
-    yield "|---|---:|"
-    for percent, micros in run["percentiles_us"].items():
-        yield f"| p{percent} | {micros:,.1f} |"
+    names = [f"{name}_us" for name in ("p50", "p99", "p99_9", "worst")]
+    yield "| Mode | Puts | p50, us | p99, us | p99.9, us | worst, us |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for mode in run["modes"]:
+        yield f"| {mode['name']} | {mode['puts']:,} | {' | '.join(f'{mode[name]:,.1f}' for name in names)} |"
+    yield ""
+    for mode in run["modes"]:
+        yield from (f"* {mode['name']}, put {one['put']:,}: {one['us']:,.0f} us ({one['during']})"
+                    for one in mode["worst"][:SLOWEST])  # fmt: skip
 
 
-def draw(name: str, xs: list[float], lines: dict[str, list[float]], x_label: str, y_label: str) -> str:
+def draw(name: str, xs: list[float], lines: dict[str, list[float]], x_label: str, y_label: str,
+         is_log: bool = False) -> str:  # fmt: skip
     """A picture of docs/performance, and the line that shows it. The same figures give the same bytes."""
     import matplotlib as mpl
     from matplotlib import pyplot
@@ -82,8 +89,9 @@ def draw(name: str, xs: list[float], lines: dict[str, list[float]], x_label: str
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2))
     for label, ys in lines.items():
         axes.plot(xs, ys, marker="o", label=label)
-    axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
-    axes.set_ylim(bottom=0)
+    axes.set(xlabel=x_label, ylabel=y_label, xscale="log", yscale="log" if is_log else "linear")
+    if not is_log:
+        axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.tight_layout()
@@ -106,9 +114,10 @@ def growth_pictures(run: Run) -> Iterator[str]:
 
 
 def latency_picture(run: Run) -> Iterator[str]:
-    percentiles = {float(percent): micros for percent, micros in run["percentiles_us"].items() if float(percent) < 100}
-    beyond = [100 / (100 - percent) for percent in percentiles]
-    yield draw("latency", beyond, {"put": list(percentiles.values())}, "one put of so many is slower", "us")
+    """One put of so many takes longer than the line says."""
+    of = {"p50_us": 2.0, "p99_us": 100.0, "p99_9_us": 1000.0}
+    lines = {mode["name"]: [mode[name] for name in of] for mode in run["modes"]}
+    yield draw("latency", list(of.values()), lines, "one put of so many takes longer", "us", is_log=True)
 
 
 def page(runs: list[Run], grown: Run | None, late: Run | None) -> str:

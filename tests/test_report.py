@@ -51,4 +51,8 @@ def test_runs_of_different_machines_are_told_apart() -> None:
 def test_figures_become_tables() -> None:
     growth = {kind: {"1000": {"some": 1234.4}} for kind in ("batches", "keys", "segments")}
     assert "| 1,000 | 1,234 |" in list(report.growth(growth))
-    assert "| p99.9 | 5.0 |" in list(report.latency({"puts": 10, "percentiles_us": {"99.9": 5.0}, "worst": []}))
+    mode = {"name": "ASYNC_FLUSH", "puts": 1000, "p50_us": 1.0, "p99_us": 2.0, "p99_9_us": 3.0, "worst_us": 4000.0,
+            "worst": [{"put": 1234, "us": 4000.0, "during": "allocate 3.90 ms"}]}  # fmt: skip
+    lines = list(report.latency({"modes": [mode]}))
+    assert "| ASYNC_FLUSH | 1,000 | 1.0 | 2.0 | 3.0 | 4,000.0 |" in lines
+    assert lines[-1] == "* ASYNC_FLUSH, put 1,234: 4,000 us (allocate 3.90 ms)"
