@@ -12,34 +12,38 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop crash kill faults fuzz lint bench bench-quick bench-peers bench-latency docs build debug sanitize clean FORCE
+.PHONY: help demo test interop crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency bench-peers \
+    bench-growth performance-page docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 demo: $(VENV)/.demo ## run examples/flights.py
 	$(PY) examples/flights.py
 
 test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop` too
 	@tools/java.sh >/dev/null || true
-	$(PY) -m pytest -q -m 'slow or not slow' $(PYTEST_ARGS)
+	$(PY) -m pytest -q --synced -m 'slow or not slow' $(PYTEST_ARGS)
 
 interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
 	@tools/java.sh >/dev/null || true
-	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q -m interop $(PYTEST_ARGS)
+	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q --synced -m interop $(PYTEST_ARGS)
 
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
-	$(PY) -m pytest -q -rP --show-capture=stdout -m crash $(PYTEST_ARGS)
+	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m crash $(PYTEST_ARGS)
 
 kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers for a minute each
-	$(PY) -m pytest -q -rP --show-capture=stdout -m kill $(PYTEST_ARGS)
+	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m kill $(PYTEST_ARGS)
+
+levels: $(VENV)/.dev ## tests of compiled code at each set of instructions that this CPU has; two minutes
+	$(PY) -m pytest -q -rPs --show-capture=stdout -m slow tests/test_levels.py tests/test_crc.py
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
 	tools/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs 2
 
 faults: $(VENV)/.dev ## system calls fail one at a time, disks are full, limits are low; three minutes
-	$(PY) -m pytest -q -m faults $(PYTEST_ARGS)
+	$(PY) -m pytest -q --synced -m faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m ruff check .
@@ -56,10 +60,19 @@ bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in four minutes
 bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; three minutes
 	$(PY) bench/latency.py --json build/latency.json $(BENCH_ARGS)
 
+bench-check: $(VENV)/.bench ## an error when a row that needs no JVM falls below its goal; three minutes
+	$(PY) bench/run.py --check $(BENCH_ARGS)
+
 bench-peers: $(VENV)/.bench ## everything beside pure Python and databases; six minutes, build/bench.json
 	@mkdir -p build
 	$(PY) -m pytest bench -q --benchmark-only --benchmark-sort=name --benchmark-columns=median,max,rounds \
 	    --benchmark-json=build/bench.json -o tmp_path_retention_policy=failed $(PYTEST_ARGS)
+
+bench-growth: $(VENV)/.bench ## cost by batch size, keys of an index file, segments of a store; build/growth.json
+	$(PY) bench/growth.py --json build/growth.json
+
+performance-page: $(VENV)/.bench ## docs/performance.md from build/goals*.json, growth.json, latency.json
+	$(PY) bench/report.py $(filter-out %-quick.json,$(wildcard build/goals*.json))
 
 docs: $(VENV)/.dev ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from rounds import Taken
 
 PER_SIZE = ("100 B", "1 KiB", "4 KiB")  # of a body
+CHECKED = ("I3b", "I11", "I12", "C1", "C1b", "C4", "S1b")  # rows that need no JVM, by thread-CPU time
+MARGIN = 0.85  # of R that a check takes for the noise of a shared machine
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,15 @@ class Line:
     rounds: int = 0
 
     @property
+    def name(self) -> str:
+        return f"{self.goal.row} {self.goal.part}".strip()
+
+    @property
+    def falls_short(self) -> bool:
+        """Below R by more than noise. A row that did not run does not: it was not checked."""
+        return not self.why_not and self.ratio < MARGIN * self.goal.realistic
+
+    @property
     def verdict(self) -> str:
         if self.why_not:
             return f"not run: {self.why_not}"
@@ -117,19 +128,29 @@ class Table:
             if goal.row == row:
                 self.lines.setdefault((row, goal.part), Line(goal, why_not))
 
+    def short(self) -> list[Line]:
+        return [line for line in self.lines.values() if line.falls_short]
+
+    def take_faster(self, again: Table) -> None:
+        """Of a row that was measured twice, each side's faster time counts: noise only slows, the anchor too."""
+        for place, line in again.lines.items():
+            if not line.why_not:
+                first = self.lines[place]
+                ours, theirs = min(first.ours, line.ours), min(first.theirs, line.theirs)
+                self.lines[place] = replace(line, ours=ours, theirs=theirs, ratio=theirs / ours)
+
     def text(self, rows: Collection[str]) -> Iterator[str]:
         """Those rows, as Markdown."""
         yield "| Row | Ours / anchor | Ours, ns | Anchor, ns | | Ratio | Rounds | R | M | Pass |"
         yield "|---|---|---|---|---|---|---|---|---|---|"
         for line in self.chosen(rows):
             goal = line.goal
-            name = " ".join(filter(None, (goal.row, goal.part)))
             numbers = ["", "", "", "", ""]
             if not line.why_not:
                 numbers = [f"{line.ours:.1f}", f"{line.theirs:.1f}", line.anchor, f"**{ratio_text(line.ratio)}**",
                            f"{ratio_text(line.worst)} to {ratio_text(line.best)}"]  # fmt: skip
             goals = [f"{goal.realistic:g}", f"{goal.moonshot:g}"]
-            yield f"| {' | '.join([name, goal.what, *numbers, *goals, line.verdict])} |"
+            yield f"| {' | '.join([line.name, goal.what, *numbers, *goals, line.verdict])} |"
 
     def as_json(self, rows: Collection[str]) -> list[dict[str, Any]]:
         return [asdict(line) | {"pass": line.verdict} for line in self.chosen(rows)]

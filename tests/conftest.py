@@ -141,10 +141,21 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
     )  # fmt: skip
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--synced", action="store_true", help="syncs of the test process wait for the disk (make test)")
+
+
+def open_file(descriptor: int) -> None:
+    """Stands in for a sync in the developer loop: no test sees what a machine that goes on has not written yet."""
+    os.fstat(descriptor)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Processes that a shell starts in the background ignore SIGINT, and so would those that tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not config.getoption("--synced"):
+        os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
 
 
 @pytest.hookimpl(tryfirst=True)

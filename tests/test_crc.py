@@ -11,8 +11,7 @@ import textwrap
 import pytest
 
 from rmq._core._record import CPU_LEVEL
-
-LEVELS = ("plain", "v2", "vpclmul256", "vpclmul512")
+from rmq._core._record import CPU_LEVELS as LEVELS
 
 ALONE = """
     import ctypes, mmap, random, zlib
@@ -87,7 +86,15 @@ def test_a_crc_is_zlib_s_and_touches_no_byte_around(program: str, level: str) ->
     assert (done.returncode, done.stdout.strip()) == (0, level), done.stderr
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_that_the_cpu_lacks_is_not_used(level: str) -> None:
+    """The most that may be used is named, not what is: a CPU that has less does what it can."""
+    done = run(SAID, level)
+    assert done.returncode == 0, done.stderr
+    assert LEVELS.index(done.stdout.strip()) <= LEVELS.index(level)
+
+
 def test_an_unknown_level_is_told() -> None:
     done = run(SAID, "fast")
     assert done.returncode == 1
-    assert "RMQ_CPU must be one of plain, v2, vpclmul256, vpclmul512, got 'fast'" in done.stderr
+    assert "RMQ_CPU must be one of plain, v2, avx2, vpclmul256, vpclmul512, got 'fast'" in done.stderr

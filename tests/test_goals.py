@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import keyfiles
-from goals import GOALS, ROWS, Table
+from goals import CHECKED, GOALS, MARGIN, ROWS, Table
 from rounds import Round, interleaved
 
 
@@ -36,6 +36,31 @@ def test_what_did_not_run_is_never_passed() -> None:
     assert len(lines) == len(GOALS)
     assert [line.split("|")[1].strip() for line in lines if "not run: no anchor" not in line] == ["I11 lmdb get"]
     assert [line["pass"] for line in table.as_json(["I1"])] == ["not run: no anchor"]
+
+
+def test_a_check_fails_below_the_margin_only() -> None:
+    table = Table()
+    table.add("I1", "", [1.0], {"anchor": [MARGIN * 15]})
+    table.add("I1b", "", [1.0], {"anchor": [MARGIN * 9 - 0.01]})
+    table.skip("I2", "no anchor")
+    assert [line.name for line in table.short()] == ["I1b"]
+
+
+def test_of_two_runs_the_faster_counts_of_ours_and_of_the_anchor() -> None:
+    """A second run whose anchor was slowed down proves nothing."""
+    first, again = Table(), Table()
+    for table, ours, theirs in ((first, 2.0, 1.0), (again, 1.0, 5.0)):
+        table.add("C1", "100 B", [ours], {"memcpy": [theirs]})
+        table.add("I1", "", [1.0], {"anchor": [theirs]})
+        table.skip("C1", "not again")
+    first.take_faster(again)
+    found = [(line.name, line.ours, line.theirs, line.ratio) for line in first.chosen(["C1", "I1"])]
+    assert found == [("I1", 1, 1, 1), ("C1 100 B", 1, 1, 1), ("C1 1 KiB", 0, 0, 0), ("C1 4 KiB", 0, 0, 0)]
+
+
+def test_what_is_checked_needs_no_jvm() -> None:
+    assert set(CHECKED) <= set(ROWS)
+    assert [goal.row for goal in GOALS if goal.row in CHECKED and "selectPhyOffset" in goal.what] == []
 
 
 def test_rounds_are_taken_in_turn_and_the_first_do_not_count() -> None:

@@ -22,6 +22,7 @@ SCAN_BAD_RECORD_CRC: Final[int]
 SCAN_LOST_SECTOR: Final[int]
 SCAN_REASONS: Final[dict[int, str]]
 CPU_LEVEL: Final[str]
+CPU_LEVELS: Final[tuple[str, ...]]
 
 CHECK_BODY_CRC: Final[int]
 CHECK_RECORD_CRC: Final[int]

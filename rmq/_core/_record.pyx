@@ -29,9 +29,12 @@ cdef extern from "items.h" nogil:
     void rmq_place_item(const uint8_t *record, const uint8_t *item, int64_t n, rmq_place *places) noexcept
     void rmq_find_places(const uint8_t *record, int64_t position, int64_t n, rmq_place *places) noexcept
 
+cdef extern from "cpu.h" nogil:
+    int RMQ_CPU_LEVELS
+    int rmq_cpu_level
+    const char **rmq_cpu_names
+
 cdef extern from "crc32.h" nogil:
-    int rmq_crc_level
-    void rmq_crc_init(int most) noexcept
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) noexcept
@@ -55,12 +58,11 @@ cdef extern from *:
     void rmq_publish_i32(uint8_t *p, int32_t value) noexcept nogil
     void rmq_publish_i64(uint8_t *p, int64_t value) noexcept nogil
 
-cdef tuple CPU_LEVELS = ("plain", "v2", "vpclmul256", "vpclmul512")   # RMQ_CPU_* in crc32.h
+CPU_LEVELS = tuple([rmq_cpu_names[level].decode() for level in range(RMQ_CPU_LEVELS)])
 _most = os.environ.get("RMQ_CPU", "vpclmul512")
 if _most not in CPU_LEVELS:
     raise ImportError(f"RMQ_CPU must be one of {', '.join(CPU_LEVELS)}, got {_most!r}")
-rmq_crc_init(CPU_LEVELS.index(_most))
-CPU_LEVEL = CPU_LEVELS[rmq_crc_level]
+CPU_LEVEL = CPU_LEVELS[rmq_cpu_level]
 
 cdef uint8_t[64] ZEROS
 memset(ZEROS, 0, 64)

@@ -12,29 +12,11 @@
 #include <immintrin.h>
 #endif
 
-/* What the CPU is asked to do; each level runs where those after it do. */
-enum { RMQ_CPU_PLAIN, RMQ_CPU_V2, RMQ_CPU_VPCLMUL256, RMQ_CPU_VPCLMUL512 };
+#include "cpu.h"
 
 static uint32_t rmq_crc_table[8][256];
-static int rmq_crc_ready, rmq_crc_level;
 
-/* The highest level that this CPU and system have. */
-static int rmq_crc_best(void) {
-#if defined(__x86_64__)
-    if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return RMQ_CPU_PLAIN;
-    if (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2")) return RMQ_CPU_V2;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return RMQ_CPU_VPCLMUL256;
-    return RMQ_CPU_VPCLMUL512;
-#else
-    return RMQ_CPU_PLAIN;
-#endif
-}
-
-/* Use the best level, or `most` if that is lower. */
-static void rmq_crc_init(int most) {
-    const int best = rmq_crc_best();
-    rmq_crc_level = most < best ? most : best;
-    if (rmq_crc_ready) return;
+__attribute__((constructor)) static void rmq_crc_fill_table(void) {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t c = i;
         for (int k = 0; k < 8; k++) c = (c & 1) ? (c >> 1) ^ 0xEDB88320u : c >> 1;
@@ -43,7 +25,6 @@ static void rmq_crc_init(int most) {
     for (uint32_t i = 0; i < 256; i++)
         for (int t = 1; t < 8; t++)
             rmq_crc_table[t][i] = (rmq_crc_table[t - 1][i] >> 8) ^ rmq_crc_table[0][rmq_crc_table[t - 1][i] & 0xFF];
-    rmq_crc_ready = 1;
 }
 
 /* `crc` is the running value before the final inversion. */
@@ -249,9 +230,9 @@ RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const u
 /* The running value behind n more bytes. */
 static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_crc_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n);
-    if (n >= 128 && rmq_crc_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n);
-    if (n >= 16 && rmq_crc_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n);
+    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n);
+    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n);
+    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n);
 #endif
     return rmq_crc_by_table(crc, p, n);
 }
@@ -259,9 +240,9 @@ static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n) {
 /* The same, and the bytes are copied to dest. They do not overlap. */
 static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_crc_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n);
-    if (n >= 128 && rmq_crc_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n);
-    if (n >= 16 && rmq_crc_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n);
+    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n);
+    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n);
+    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n);
 #endif
     memcpy(dest, p, n);
     return rmq_crc_by_table(crc, p, n);

@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu.h"
 #include "utf8.h"
 
 #if defined(__SSE4_1__)
@@ -38,7 +39,7 @@ static inline uint32_t rmq_hash_bytes(const uint8_t *p, int64_t size, uint32_t h
     const uint8_t *end = p + size;
     uint32_t seen = 0;
 #if defined(__SSE4_1__)
-    if (size >= 16) {
+    if (size >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) {
         static const uint8_t last[32] = {0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
                                          0,    0,    0,    0,    0,    0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF,
                                          0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF};
@@ -58,7 +59,7 @@ static inline uint32_t rmq_hash_bytes(const uint8_t *p, int64_t size, uint32_t h
         *bits = _mm_movemask_epi8(all) ? 0x80 : 0;
         return rmq_sum_of_fours(sums);
     }
-    if (size >= 8) {
+    if (size >= 8 && rmq_cpu_level != RMQ_CPU_PLAIN) {
         uint64_t front, back;
         __builtin_memcpy(&front, p, 8);
         __builtin_memcpy(&back, end - 8, 8);

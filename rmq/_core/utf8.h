@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu.h"
+
 #define RMQ_REPLACEMENT 0xFFFDu
 
 static inline int rmq_not_continuation(uint8_t b) { return (b & 0xC0) != 0x80; }
@@ -81,7 +83,7 @@ static inline int rmq_has_separator(const uint8_t *p, int64_t size) {
     int64_t i = 0;
 #if defined(__SSE4_1__)
     const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2);
-    for (; i + 16 <= size; i += 16) {
+    for (; i + 16 <= size && rmq_cpu_level != RMQ_CPU_PLAIN; i += 16) {
         const __m128i bytes = _mm_loadu_si128((const __m128i *)(p + i));
         if (_mm_movemask_epi8(_mm_or_si128(_mm_cmpeq_epi8(bytes, one), _mm_cmpeq_epi8(bytes, two)))) return 1;
     }

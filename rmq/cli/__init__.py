@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import click
@@ -43,6 +45,21 @@ class Fault(Exception):
         self.code = code
 
 
+def _loaded(name: str) -> ModuleType:
+    """A module and all that it loads, which stay to the end: garbage is looked for among other objects only."""
+    if name in sys.modules:
+        return sys.modules[name]
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        module = import_module(name)
+        gc.freeze()
+    finally:
+        if is_enabled:
+            gc.enable()
+    return module
+
+
 class Verbs(click.Group):
     """The verbs, and one place where errors become a line and an exit code."""
 
@@ -52,7 +69,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(VERBS[cmd_name]), cmd_name)
+        command: click.Command = getattr(_loaded(VERBS[cmd_name]), cmd_name)
         return command
 
     def resolve_command(

@@ -143,14 +143,16 @@ class Source:
             ragged.append((row.number, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
             return "skip"
 
-        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=self._wanted.body is None)
+        is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
+        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=is_text)
         stream = pyarrow.csv.open_csv(
             blocks,
             read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_SIZE),
             parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True,
                                                    invalid_row_handler=note_ragged),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()),
-                                                       check_utf8=False, strings_can_be_null=False),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string() if is_text else pa.binary()),
+                check_utf8=False, strings_can_be_null=False),
         )  # fmt: skip
         following = 1
         try:
