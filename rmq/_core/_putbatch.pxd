@@ -38,6 +38,7 @@ cdef class PutBatch:
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
+    cdef void _stand_alone(self, Py_ssize_t i) noexcept
     cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1
     cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1
