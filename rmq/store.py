@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -211,11 +212,10 @@ class Store(StoreReader):
         self._marks.show(self._log.position)
         self._flusher.flush()
         if self.config.flush_disk_type != SYNC_FLUSH:
-            own, clock = self._clock is not system_clock, self._clock
-            self._putter = Putter(
-                put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail, queues=self._table,
-                batch=self._batch, marks=self._marks.view, clock=clock if own else time.time_ns,
-                ticks=1 if own else 1_000_000, behind_limit=DISPATCH_BEHIND, kind=PutResult)  # fmt: skip
+            clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
+            self._putter = Putter(put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail,
+                                  queues=self._table, batch=self._batch, marks=self._marks.view, clock=clock,
+                                  ticks=ticks, behind_limit=DISPATCH_BEHIND, kind=PutResult)  # fmt: skip
             self._release.callback(self._putter.close)
 
     # ---- putting ----
@@ -239,8 +239,9 @@ class Store(StoreReader):
         self._check_writable()
         if type(message) is not Message:
             raise TypeError(f"expected Message, got {type(message).__name__}")
-        return self._put_chunk(lambda batch: batch.load_one(message),
-                               lambda batch, timestamp: put_result(PutResult, message, batch, timestamp))  # fmt: skip
+        # No closure over the message: making one would cost every call.
+        return self._put_chunk(partial(PutBatch.load_one, message=message),
+                               partial(put_result, kind=PutResult, message=message))  # fmt: skip
 
     def put_batch(self, messages: Iterable[Message]) -> PutResults:
         """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.

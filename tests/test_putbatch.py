@@ -141,7 +141,7 @@ def test_a_result_has_the_fields_of_a_put_result(host: str) -> None:
     batch.load_one(message)
     encoded(batch, QueueTable())
     result = rmq.PutResult("T", 7, 0, 1000, batch.records_size, 5, oracle.offset_msg_id(oracle.encode_host(host), 1000))
-    assert put_result(rmq.PutResult, message, batch, 5) == result
+    assert put_result(batch, 5, kind=rmq.PutResult, message=message) == result
     batch.release()
     assert (len(batch), batch.records_size) == (0, 0)
 

@@ -392,4 +392,4 @@ def test_what_a_putter_is_made_of_is_checked() -> None:
         with pytest.raises(ValueError, match=r"ticks must|marks are shorter"):
             Putter(**parts | {name: value})
     with pytest.raises(ValueError, match="for one message"):
-        put_result(rmq.PutResult, rmq.Message("T", b""), parts["batch"], NOW)
+        put_result(parts["batch"], NOW, kind=rmq.PutResult, message=rmq.Message("T", b""))

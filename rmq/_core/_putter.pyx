@@ -82,7 +82,7 @@ cdef tuple _result(type kind, str topic, const PutRow *row, object store_timesta
     return items
 
 
-def put_result(type kind not None, Message message not None, PutBatch batch not None, store_timestamp):
+def put_result(PutBatch batch not None, store_timestamp, *, type kind not None, Message message not None):
     """The answer for the one message of a batch, as encoded: a PutResult, which is a tuple of seven."""
     if batch.count != 1 or not issubclass(kind, tuple):
         raise ValueError("a result is a tuple, for one message")
