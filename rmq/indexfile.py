@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, index_file_size
-from rmq._core._javahash import check_strings
 from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import StoreClosedError, StoreReadOnlyError
-from rmq.keys import arrow_strings, checked_max_num, hash_keys, int64_array, is_arrow, list_array
+from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.sidecar import open_sidecar
 
@@ -120,27 +119,18 @@ class IndexFile:
         """
         if not self._writable:
             raise StoreReadOnlyError(f"{self.path}: index file is open read only")
-        if is_arrow(keys):
-            starts, data = arrow_strings(keys)
-            check_strings(starts, len(data))
-            count = len(starts) - 1
-
-            def put(some: slice) -> int:
-                return self.view.put_strings(starts[some.start : some.stop + 1], data, offsets[some], times[some])
-        else:
-            hashes = hash_keys(keys)
-            count = len(hashes)
-
-            def put(some: slice) -> int:
-                return self.view.put(hashes[some], offsets[some], times[some])
-
+        hashes = hash_keys(keys)
         offsets = int64_array(phy_offsets, "phy_offsets")
         times = int64_array(store_timestamps, "store_timestamps")
-        if not count == len(offsets) == len(times):
+        if not len(hashes) == len(offsets) == len(times):
             raise ValueError("keys, phy_offsets and store_timestamps must have one length")
         done = 0
-        while done < count and (room := self._reserve()):
-            done += put(slice(done, min(count, done + room)))
+        while done < len(hashes):
+            room = self._reserve()
+            if room == 0:
+                break
+            stop = min(len(hashes), done + room)
+            done += self.view.put(hashes[done:stop], offsets[done:stop], times[done:stop])
         return done
 
     def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:

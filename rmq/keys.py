@@ -29,8 +29,8 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
         if keys.dtype.kind not in "SUO" or keys.ndim != 1:
             raise TypeError(f"keys must be text, got numpy {keys.dtype} of {keys.ndim} dimensions")
         keys = decoded_items(keys)
-    elif is_arrow(keys):
-        return hash_utf8_keys(*arrow_strings(keys), topic)
+    elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
+        return _hash_arrow(keys, topic)
     elif not isinstance(keys, Iterable):
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     return hash_str_keys(keys if isinstance(keys, list) else list(keys), topic)
@@ -76,13 +76,7 @@ def checked_max_num(max_num: Any) -> int:
     return min(int(max_num), MAX_ANSWERS)
 
 
-def is_arrow(keys: Any) -> bool:
-    return hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__")
-
-
-def arrow_strings(keys: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """(starts, data) of an Arrow string array of any kind: key i is data[starts[i]:starts[i + 1]], starts as Arrow's
-    offsets int32 or int64, not checked. TypeError and ValueError for other types and for nulls."""
+def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     import pyarrow as pa
 
     if hasattr(keys, "combine_chunks") and not isinstance(keys, pa.RecordBatch | pa.Table):
@@ -98,11 +92,11 @@ def arrow_strings(keys: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
     if array.null_count:  # asked of the plain array: a dictionary may hold null values
         raise ValueError(f"keys hold {array.null_count} nulls")
     _, offsets, data = array.buffers()
-    width = np.dtype(np.int32 if pa.types.is_string(array.type) else np.int64)
     if len(array) == 0:
-        return np.zeros(1, width), np.empty(0, np.uint8)
+        return np.empty(0, np.int32)
+    width = np.dtype(np.int32 if pa.types.is_string(array.type) else np.int64)
     starts = np.frombuffer(offsets, width, len(array) + 1, array.offset * width.itemsize)
-    return starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
 
 
 def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
@@ -124,7 +118,7 @@ def key_list(keys: Any) -> list[str]:
     """Keys as a list of str; TypeError and ValueError name the item."""
     if isinstance(keys, str):
         raise TypeError("keys must be a sequence of str, not one str")
-    if is_arrow(keys):
+    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
         import pyarrow as pa
 
         keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)

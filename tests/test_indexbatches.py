@@ -103,25 +103,6 @@ def test_keys_of_many_reservations_are_those_of_one(tmp_path: Path, monkeypatch:
         assert file.select_phy_offset_many(keys).to_pylist() == [[number] * (number < 2099) for number in range(3000)]
 
 
-@pytest.mark.parametrize("width", [np.int32, np.int64])
-@pytest.mark.parametrize("starts", [[-1, 1, 2], [0, 2, 1], [0, 1, 4], [3, 1, 2], [0, 4, 2], [0, -1, 2]])
-def test_strings_outside_their_bytes_are_not_put(tmp_path: Path, starts: list[int], width: type[np.integer[Any]],
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Not even those before them, however few entries are reserved at a time."""
-    monkeypatch.setattr("rmq.indexfile.RESERVE_AHEAD", 1)
-    monkeypatch.setattr("rmq.indexfile.arrow_strings", lambda _: (np.array(starts, width), data))
-    data, numbers = np.frombuffer(b"abc", np.uint8), np.arange(2)
-    with rmq.IndexFile(tmp_path / "s", "x", **TEN) as file:
-        with pytest.raises(ValueError, match="outside the data"):
-            file.put_keys(pa.array(["a", "b"]), numbers, numbers)
-        with pytest.raises(ValueError, match="outside the data"):
-            file.view.put_strings(np.array(starts, width), data, numbers, numbers)
-        for other in (np.zeros(2, width), np.zeros(4, width)):
-            with pytest.raises(ValueError, match="one length"):
-                file.view.put_strings(other, data, numbers, numbers)
-        assert file.index_count == 1
-
-
 PLAIN = ("T#a", 100, T0)
 ODD = [("T#a", np.int64(100), T0), ("T#a", 100, np.int32(1000)), ("T#a", True, T0), ("T#a", 1.5, T0),
        ("T#a", 2**63, T0), ("T#a", 100, -(2**63) - 1), ("T#a", None, T0), (b"T#a", 100, T0),

@@ -54,13 +54,6 @@ class IndexFileView:
         phy_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> int: ...
-    def put_strings(
-        self,
-        starts: npt.NDArray[np.int32] | npt.NDArray[np.int64],
-        data: _Buffer,
-        phy_offsets: npt.NDArray[np.int64],
-        store_timestamps: npt.NDArray[np.int64],
-    ) -> int: ...
     def put_one(self, key: object, phy_offset: object, store_timestamp: object) -> bool: ...
     def put_rows(
         self, batch: RecordBatch, row: int, key: int, *, index_tags: bool = False

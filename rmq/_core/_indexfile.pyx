@@ -11,9 +11,9 @@ from libc.string cimport memcmp, memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexput cimport KEYS_AHEAD, Pending, ask, put_hashed, put_pending, put_strings
+from rmq._core._indexput cimport KEYS_AHEAD, Pending, ask, put_hashed, put_pending
 from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk, walk_one
-from rmq._core._javahash cimport check_starts, hash_of_str, key_hash_of, rmq_hash_utf8
+from rmq._core._javahash cimport hash_of_str, key_hash_of, rmq_hash_utf8
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
 from rmq._core._sidecar cimport ANSWERED, DAMAGED, Outcome, SidecarView
@@ -189,34 +189,6 @@ cdef class IndexFileView:
         self._users += 1
         with nogil:
             count = put_hashed(&self._file, &key_hashes[0], &phy_offsets[0], &store_timestamps[0], count)
-        self._leave()
-        return count
-
-    def put_strings(self, starts not None, const uint8_t[::1] data not None, const int64_t[::1] phy_offsets not None,
-                    const int64_t[::1] store_timestamps not None):
-        """put of the whole index keys data[starts[i]:starts[i + 1]], UTF-8; starts: int32 or int64 array, one longer.
-
-        ValueError when they do not lie in order inside the data.
-        """
-        cdef const int32_t[::1] narrow = starts if starts.dtype == np.int32 else None
-        cdef const int64_t[::1] wide = None if narrow is not None else starts
-        cdef Py_ssize_t count = phy_offsets.shape[0]
-        cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
-        self._check_put()
-        if len(starts) != count + 1 or store_timestamps.shape[0] != count:
-            raise ValueError("strings, phy_offsets and store_timestamps must have one length")
-        if narrow is not None:
-            check_starts(&narrow[0], count, data.shape[0])
-        else:
-            check_starts(&wide[0], count, data.shape[0])
-        if count == 0:
-            return 0
-        self._users += 1
-        with nogil:
-            if narrow is not None:
-                count = put_strings(&self._file, &narrow[0], base, &phy_offsets[0], &store_timestamps[0], count)
-            else:
-                count = put_strings(&self._file, &wide[0], base, &phy_offsets[0], &store_timestamps[0], count)
         self._leave()
         return count
 

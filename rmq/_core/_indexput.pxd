@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries behind the last of one index file, many at a time."""
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t
 
 from rmq._core._indexwalk cimport IndexBytes
-from rmq._core._javahash cimport Start
 
 cdef enum:
     KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn
@@ -23,5 +22,3 @@ cdef void ask(const IndexBytes *file, Pending *entry, int32_t key_hash) noexcept
 cdef int put_pending(const IndexBytes *file, const Pending *block, int count) noexcept nogil
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,
                         const int64_t *store_timestamps, int64_t count) noexcept nogil
-cdef int64_t put_strings(const IndexBytes *file, const Start *starts, const uint8_t *data, const int64_t *phy_offsets,
-                         const int64_t *store_timestamps, int64_t count) noexcept nogil

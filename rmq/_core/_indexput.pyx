@@ -9,7 +9,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
 from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch, slot_of
-from rmq._core._javahash cimport Start, key_hash_of, rmq_hash_utf8
 
 cdef enum:
     ENTRIES_UNSEEN = 64             # beside a writer a slot may be ahead of the header by so many entries
@@ -103,33 +102,6 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
             if i + KEYS_AHEAD < fitting:
                 _ask(&bytes_, key_hashes[i + KEYS_AHEAD])
             _append(&bytes_, &tail, key_hashes[i], slot_of(&bytes_, key_hashes[i]), phy_offsets[i], store_timestamps[i])
-            i += 1
-        _count(&bytes_, &tail, phy_offsets[i - 1], store_timestamps[i - 1])
-    return fitting
-
-
-cdef int64_t put_strings(const IndexBytes *file, const Start *starts, const uint8_t *data, const int64_t *phy_offsets,
-                         const int64_t *store_timestamps, int64_t count) noexcept nogil:
-    """put_hashed of the UTF-8 strings data[starts[i]:starts[i + 1]], which are hashed on the way."""
-    cdef IndexBytes bytes_ = file[0]
-    cdef Tail tail
-    cdef int32_t[KEYS_AHEAD] hashes         # of the keys from i on
-    cdef int64_t fitting = _begin(&bytes_, &tail, count), i, stop = 0
-    cdef int32_t key_hash
-    for i in range(min(<int64_t>KEYS_AHEAD, fitting)):
-        hashes[i] = key_hash_of(rmq_hash_utf8(data + starts[i], starts[i + 1] - starts[i], 0))
-        _ask(&bytes_, hashes[i])
-    i = 0
-    while i < fitting:
-        stop = min(fitting, i + ENTRIES_UNSEEN)
-        while i < stop:
-            key_hash = hashes[i % KEYS_AHEAD]
-            _append(&bytes_, &tail, key_hash, slot_of(&bytes_, key_hash), phy_offsets[i], store_timestamps[i])
-            if i + KEYS_AHEAD < fitting:
-                key_hash = key_hash_of(rmq_hash_utf8(data + starts[i + KEYS_AHEAD],
-                                                     starts[i + KEYS_AHEAD + 1] - starts[i + KEYS_AHEAD], 0))
-                hashes[i % KEYS_AHEAD] = key_hash
-                _ask(&bytes_, key_hash)
             i += 1
         _count(&bytes_, &tail, phy_offsets[i - 1], store_timestamps[i - 1])
     return fitting

@@ -13,11 +13,6 @@ cdef extern from "utf8.h" nogil:
     int64_t rmq_utf8_repair(const uint8_t *p, int64_t size, uint8_t *out) noexcept
 
 
-ctypedef fused Start:               # of a string among the bytes of a column
-    int32_t
-    int64_t
-
-
 cdef inline int32_t key_hash_of(int32_t java_hash) noexcept nogil:
     """RocketMQ: IndexFile#indexKeyHashMethod. |hash|, and 0 for -2^31, whose absolute value is no int.
 
@@ -27,6 +22,5 @@ cdef inline int32_t key_hash_of(int32_t java_hash) noexcept nogil:
     return <int32_t>(((<uint32_t>java_hash ^ sign) - sign) & <uint32_t>0x7FFFFFFF)
 
 
-cdef int check_starts(const Start *starts, Py_ssize_t count, int64_t size) except -1
 cdef int32_t hash_of_str(object text, int32_t seed) except? -1
 cdef object decode_utf8(const uint8_t *p, int64_t size)

@@ -114,43 +114,27 @@ def hash_str_keys(list keys not None, topic=None):
     return result
 
 
-cdef int check_starts(const Start *starts, Py_ssize_t count, int64_t size) except -1:
-    """ValueError unless the strings [starts[i], starts[i + 1]), so many, lie in order inside of `size` bytes."""
-    cdef Py_ssize_t i
-    cdef bint is_wrong = (starts[0] < 0) | (starts[count] > size)
-    with nogil:
-        for i in range(count):
-            is_wrong |= starts[i + 1] < starts[i]
-    if is_wrong:
-        i = 0
-        while 0 <= starts[i] <= size and (i == 0 or starts[i] >= starts[i - 1]):
-            i += 1
-        raise ValueError(f"offsets[{i}] lies outside the data")
-    return 0
+ctypedef fused Offset:
+    int32_t
+    int64_t
 
 
-cdef void _hash_column(const Start *starts, Py_ssize_t count, const uint8_t *data, int64_t size, int32_t seed,
-                       int32_t *out) noexcept nogil:
-    """Hashes of data[starts[i]:starts[i + 1]]."""
+cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint8_t *data, int64_t size, int32_t seed,
+                             int32_t *out) noexcept nogil:
+    """Hashes of data[offsets[i]:offsets[i + 1]]; the number of the first offset outside the data, -1: none."""
     cdef Py_ssize_t i
+    cdef int64_t begin = offsets[0], end
+    if begin < 0 or begin > size:
+        return 0
     for i in range(count):
-        if <int64_t>starts[i] + BYTES_AHEAD < size:
-            rmq_prefetch(data + starts[i] + BYTES_AHEAD)
-        out[i] = key_hash_of(rmq_hash_utf8(data + starts[i], starts[i + 1] - starts[i], seed))
-
-
-def check_strings(starts not None, int64_t size):
-    """ValueError unless starts, an int32 or int64 array, are strings in order inside of `size` bytes."""
-    cdef const int32_t[::1] narrow
-    cdef const int64_t[::1] wide
-    if len(starts) == 0:
-        raise ValueError("offsets must hold at least one number")
-    if starts.dtype == np.int32:
-        narrow = starts
-        check_starts(&narrow[0], narrow.shape[0] - 1, size)
-    else:
-        wide = starts
-        check_starts(&wide[0], wide.shape[0] - 1, size)
+        end = offsets[i + 1]
+        if end < begin or end > size:
+            return i + 1
+        if begin + BYTES_AHEAD < size:
+            rmq_prefetch(data + begin + BYTES_AHEAD)
+        out[i] = key_hash_of(rmq_hash_utf8(data + begin, end - begin, seed))
+        begin = end
+    return -1
 
 
 def hash_utf8_keys(offsets not None, const uint8_t[::1] data not None, topic=None):
@@ -160,18 +144,21 @@ def hash_utf8_keys(offsets not None, const uint8_t[::1] data not None, topic=Non
     """
     cdef const int32_t[::1] narrow
     cdef const int64_t[::1] wide
-    cdef Py_ssize_t count = len(offsets) - 1
+    cdef Py_ssize_t count = len(offsets) - 1, wrong
     cdef int32_t seed = _seed_of(topic)
-    check_strings(offsets, data.shape[0])
+    if count < 0:
+        raise ValueError("offsets must hold at least one number")
     result = np.empty(max(count, 1), np.int32)
     cdef int32_t[::1] out = result
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     if offsets.dtype == np.int32:
         narrow = offsets
         with nogil:
-            _hash_column(&narrow[0], count, base, data.shape[0], seed, &out[0])
+            wrong = _hash_column[int32_t](&narrow[0], count, base, data.shape[0], seed, &out[0])
     else:
         wide = offsets
         with nogil:
-            _hash_column(&wide[0], count, base, data.shape[0], seed, &out[0])
+            wrong = _hash_column[int64_t](&wide[0], count, base, data.shape[0], seed, &out[0])
+    if wrong >= 0:
+        raise ValueError(f"offsets[{wrong}] lies outside the data")
     return result[:count]
