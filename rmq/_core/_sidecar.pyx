@@ -9,7 +9,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
@@ -25,7 +25,7 @@ cdef extern from "sidecar.h" nogil:
 
 cdef enum:
     KEYS_IN_FLIGHT = 64             # a power of two
-    ENTRIES_AT_A_TIME = 64          # the same when a sidecar is made
+    ENTRIES_AT_A_TIME = 64          # their buckets, then their items are asked of memory together
     ENTRIES_OF_A_STEP = 1 << 20     # between looks at whether to go on
     ITEMS_OF_A_BUCKET = 16          # at most, on average
 cdef int64_t INT64_LIMIT = 0x7FFFFFFFFFFFFFFF
