@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import keyfiles
-from goals import CHECKED, GOALS, MARGIN, ROWS, Table
+from goals import CHECKED, GOALS, MARGIN, OPEN, ROWS, Table
 from rounds import Round, interleaved
 
 
@@ -44,6 +44,14 @@ def test_a_check_fails_below_the_margin_only() -> None:
     table.add("I1b", "", [1.0], {"anchor": [MARGIN * 9 - 0.01]})
     table.skip("I2", "no anchor")
     assert [line.name for line in table.short()] == ["I1b"]
+
+
+def test_what_has_not_reached_its_goal_yet_is_shown_below_it_and_fails_no_check() -> None:
+    row, part = min(OPEN)
+    table = Table()
+    line = table.add(row, part, [1.0], {"anchor": [0.001]})
+    assert (line.verdict, table.short()) == ("BELOW", [])
+    assert {(goal.row, goal.part) for goal in GOALS if goal.row in CHECKED} >= OPEN
 
 
 def test_of_two_runs_the_faster_counts_of_ours_and_of_the_anchor() -> None:

@@ -386,12 +386,13 @@ cdef class IndexFileView:
             return None
         self._check()
         key_hash = key_hash_of(hash_of_str(key, 0))
-        self._users += 1
-        with nogil:
-            count = self._answer_one(&question, key_hash, few)
-        self._leave()
-        if count >= 0:
-            return [few[i] for i in range(count)]
+        if self.sidecar is None:
+            self._users += 1
+            with nogil:
+                count = self._answer_one(&question, key_hash, few)
+            self._leave()
+            if count >= 0:
+                return [few[i] for i in range(count)]
         question.is_raw, question.found = True, NULL
         try:
             self._answer(&question, &key_hash, 1, &count, &out)
