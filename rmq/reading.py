@@ -436,19 +436,27 @@ class StoreReader(ABC):
     @while_open
     def table(self, name: Literal["queues", "index", "topics", "segments"], *,
               topics: Iterable[str] | None = None) -> pa.RecordBatchReader:  # fmt: skip
-        """One of the store's own structures as a stream of Arrow batches: the units of its queues, the entries of its
-        index, its queues with their bounds, its segments. topics: of queues, those only. Columns: docs/api.md."""
+        """One of the store's own structures as a stream of Arrow batches.
+
+        "queues": topic, queue_id, queue_offset, phy_offset, size, tags_code of each unit. "index": file, entry, slot,
+        key_hash, phy_offset, store_timestamp of each entry, to the second; of a file's first entry RocketMQ counts
+        from elsewhere. "topics": topic, queue_id, min_queue_offset, max_queue_offset (exclusive) of each queue.
+        "segments": path, begin_phy_offset, end_phy_offset, first_store_timestamp. topics: of the first and third, those
+        only. Cost: one pass over the files; of "segments" one record read for each.
+        """
         import pyarrow as pa
 
         if name not in TABLES:
             raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
         batches: Iterator[pa.RecordBatch]
+        chosen = None if topics is None else set(topics)
         if name == "topics":
-            batches = queue_bounds(self.topics())
+            batches = queue_bounds({topic: queues for topic, queues in self.topics().items()
+                                    if chosen is None or topic in chosen})  # fmt: skip
         elif name == "queues":
             self._check_queues()
             self._derive()
-            batches = queue_units(self._queues, None if topics is None else set(topics))
+            batches = queue_units(self._queues, chosen)
         elif name == "index":
             if self._foreign_index is not None:
                 raise self._foreign_index

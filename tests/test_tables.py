@@ -44,6 +44,7 @@ def test_units_of_all_queues(store: rmq.Store) -> None:
 def test_topics_choose_queues(store: rmq.Store) -> None:
     assert store.table("queues", topics=["b"]).read_all().num_rows == 1
     assert store.table("queues", topics=[]).read_all().num_rows == 0
+    assert [row["topic"] for row in store.table("topics", topics=["b", "nix"]).read_all().to_pylist()] == ["b"]
 
 
 def test_entries_of_the_index(store: rmq.Store) -> None:

@@ -47,7 +47,7 @@ LARGER = {
     "rmq/_core/_indexfile.pyx": 570,  # one noun: what is put into a file, asked of it and restored in it
     "rmq/_core/_putbatch.pyx": 650,  # one noun: rows from a list and rows from columns go through the same checks
     "rmq/commitlog.py": 415,  # one noun: files, appending, reading, the end
-    "rmq/reading.py": 470,  # the public face: half of it docstrings
+    "rmq/reading.py": 478,  # the public face: half of it docstrings
     "rmq/store.py": 435,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors

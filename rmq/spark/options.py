@@ -275,10 +275,10 @@ class ReadOptions:
         if self["schemaMode"] == "kafka" and "columns" in self.given:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
         if self["table"] != "messages":
-            others = self.given - {"path", "paths", "table", "brokerConf", "subscribe", "subscribePattern",
-                                   "splitBytes"}  # fmt: skip
+            topics = {"subscribe", "subscribePattern"} if self["table"] in ("queues", "topics") else set()
+            others = self.given - {"path", "paths", "table", "brokerConf"} - topics
             if others:
-                raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are for messages")
+                raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are not for it")
 
     def check_stream(self) -> None:
         """ValueError for options that a stream has not."""

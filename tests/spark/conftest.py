@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def java_home() -> str | None:
+    """Of the Java that there is, else of the one that tools/java.sh installs."""
+    place = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{place}/bin" if place else None)
+    if java is not None:
+        return str(Path(java).resolve().parent.parent)
     done = subprocess.run([ROOT / "tools" / "java.sh"], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -61,7 +61,8 @@ def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
     ({"endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "only one of them"),
     ({"keys": "k"}, "subscribe must say"),
     ({"schemaMode": "kafka", "columns": "body"}, "the schema of schemaMode=kafka is fixed"),
-    ({"table": "index", "tags": "A"}, "table=index: options tags are for messages"),
+    ({"table": "queues", "tags": "A"}, "table=queues: options tags are not for it"),
+    ({"table": "index", "subscribe": "a"}, "table=index: options subscribe are not for it"),
 ], ids=str)  # fmt: skip
 def test_a_wrong_value_is_an_error_that_names_the_option(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
