@@ -12,8 +12,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency bench-peers \
-    bench-growth performance-page docs build debug sanitize clean FORCE
+.PHONY: help demo test interop spark crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency \
+    bench-peers bench-growth performance-page docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -29,6 +29,9 @@ test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop`
 interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
 	@tools/java.sh >/dev/null || true
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q --synced -m interop $(PYTEST_ARGS)
+
+spark: $(VENV)/.dev ## stores on Spark; needs Java 17 or newer
+	$(PY) -m pytest -q -m 'slow or not slow' tests/spark $(PYTEST_ARGS)
 
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
 	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m crash $(PYTEST_ARGS)

@@ -54,6 +54,7 @@ class IndexFile:
         writable = mode != "r"
         size = index_file_size(max_hash_slot_num, max_index_num)
         create = mode == "x" or (mode == "a" and not self.path.exists())
+        self.slot_num = max_hash_slot_num
         self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
         self._writable = writable
         self._view: IndexFileView | None = None
@@ -222,6 +223,13 @@ class IndexFile:
         first, last = (np.searchsorted(matched["hash"], hashes, side) for side in ("left", "right"))
         values = [matched["phy_offset"][i:j] for i, j in zip(first.tolist(), last.tolist(), strict=True)]
         return last - first, np.concatenate([np.empty(0, np.int64), *values]).astype(np.int64)
+
+    @guarded
+    def entries(self, first: int, last: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64],
+                                                      npt.NDArray[np.int32]]:  # fmt: skip
+        """Key hashes, phy offsets and seconds since begin_timestamp of the entries [first, last), copied."""
+        raw = np.frombuffer(self._file.map, _ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE)
+        return raw["hash"].astype(np.int32), raw["phy_offset"].astype(np.int64), raw["seconds"].astype(np.int32)
 
     @guarded
     def reset(self, header: bytes) -> str:

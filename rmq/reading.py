@@ -19,7 +19,7 @@ from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import ConsumeQueue
+from rmq.consumequeue import ConsumeQueue, Units
 from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
@@ -33,6 +33,7 @@ from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, sea
 from rmq.query import QueryManyResult, QueryResult, ambiguous_records, carriers, find, load_sound, messages_at, unwrap
 from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
+from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -356,6 +357,20 @@ class StoreReader(ABC):
         return pull_units(self._log, queue, (low, high), self._derived_end(), place, limit, wanted)
 
     @while_open
+    def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:
+        """Up to `limit` units of a queue from a queue offset on: phy offsets, sizes, tags codes, as NumPy arrays.
+
+        Empty when there is no such queue or offset. Cost: one read of the queue's files, the log is not touched.
+        """
+        queue = self._queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            raise UnsupportedFormatError(self.path, "units of a batch consume queue", "pull reads them")
+        place = int64_offset(queue_offset, "queue_offset")
+        if queue is None or not queue.min_offset <= place < queue.max_offset:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        return queue.read(place, min(limit, queue.max_offset - place))
+
+    @while_open
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
         """Queue offset by store timestamp (int ms or aware datetime), exact on non-decreasing times.
 
@@ -417,6 +432,39 @@ class StoreReader(ABC):
                                  end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
                                  check_crc=check_crc, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
+
+    @while_open
+    def table(self, name: Literal["queues", "index", "topics", "segments"], *,
+              topics: Iterable[str] | None = None) -> pa.RecordBatchReader:  # fmt: skip
+        """One of the store's own structures as a stream of Arrow batches.
+
+        "queues": topic, queue_id, queue_offset, phy_offset, size, tags_code of each unit. "index": file, entry, slot,
+        key_hash, phy_offset, store_timestamp of each entry, to the second; of a file's first entry RocketMQ counts
+        from elsewhere. "topics": topic, queue_id, min_queue_offset, max_queue_offset (exclusive) of each queue.
+        "segments": path, begin_phy_offset, end_phy_offset, first_store_timestamp. topics: of the first and third, those
+        only. Cost: one pass over the files; of "segments" one record read for each.
+        """
+        import pyarrow as pa
+
+        if name not in TABLES:
+            raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
+        batches: Iterator[pa.RecordBatch]
+        chosen = None if topics is None else set(topics)
+        if name == "topics":
+            batches = queue_bounds({topic: queues for topic, queues in self.topics().items()
+                                    if chosen is None or topic in chosen})  # fmt: skip
+        elif name == "queues":
+            self._check_queues()
+            self._derive()
+            batches = queue_units(self._queues, chosen)
+        elif name == "index":
+            if self._foreign_index is not None:
+                raise self._foreign_index
+            self._uncovered()
+            batches = index_entries(self._index)
+        else:
+            batches = log_segments(self._log, self._log_end())
+        return pa.RecordBatchReader.from_batches(table_schema(name), self._while_open(batches))
 
     def _while_open(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         following = while_open(lambda store: next(batches, None))

@@ -142,7 +142,7 @@ def metadata(contents: Mapping[str, bytes]) -> Message:
 
 
 def test_wheel_is_the_package_and_its_compiled_modules(contents: dict[str, bytes]) -> None:
-    sources = source_files("rmq")
+    sources = source_files("rmq") | source_files("pyspark_rmq")
     compiled = {path.removesuffix(".pyx") for path in sources if path.endswith(".pyx")}
     wanted = {path for path in sources if path.endswith((".py", ".pyi", "/py.typed"))}
     wanted |= {module + sysconfig.get_config_var("EXT_SUFFIX") for module in compiled}
@@ -172,7 +172,7 @@ def test_sdist_is_enough_to_build_and_to_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = [PurePosixPath(member.name) for member in archive if member.isfile()]
     names = {path.relative_to(f"rmq-{rmq.__version__}").as_posix() for path in members}
-    for folder in ("rmq", "tests", "examples", "docs", "bench", "tools"):
+    for folder in ("rmq", "pyspark_rmq", "tests", "examples", "docs", "bench", "tools"):
         assert {name for name in names if name.startswith(f"{folder}/")} == source_files(folder)
     top = {"CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
            "mkdocs.yml", "pyproject.toml", "setup.py"}  # fmt: skip

@@ -115,7 +115,7 @@ demo)
 dev)
     [ -e "$VENV/.built" ] || "$0" build
     extras="project['project']['optional-dependencies']"
-    mapfile -t needed < <(requirements "$extras['dev'] + $extras['docs']")
+    mapfile -t needed < <(requirements "$extras['dev'] + $extras['spark'] + $extras['docs']")
     install "${needed[@]}"
     touch "$VENV/.dev"
     ;;

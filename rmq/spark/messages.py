@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading one split of a store's log on an executor, for batch and stream alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from rmq.config import StoreConfig
+from rmq.errors import RmqError
+from rmq.spark.opened import check_version, forget, opened
+from rmq.spark.options import ReadOptions
+from rmq.spark.schema import kafka_batch, native_batch, sources_of
+from rmq.spark.selection import Selection
+from rmq.splits import Split
+from rmq.store import Store
+from rmq.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+KEYS_AT_ONCE = 1000
+
+
+class SplitPartition(InputPartition):
+    """One range of one store's log, and what is wanted of it. planned_by: rmq's version on the driver."""
+
+    def __init__(self, split: Split, selection: Selection) -> None:
+        super().__init__(split)
+        self.split, self.selection = split, selection
+        self.planned_by = __version__
+
+
+class KeysPartition(InputPartition):
+    """Messages of one store that carry one of some keys and stand in front of `end` of the log."""
+
+    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection) -> None:
+        super().__init__(path)
+        self.path, self.keys, self.end, self.selection = path, keys, end, selection
+        self.planned_by = __version__
+
+
+class NoPartition(InputPartition):
+    """Nothing: Spark takes an empty list for one partition of None."""
+
+
+def store_of(path: str, options: ReadOptions) -> Store:
+    """The store, open in this worker."""
+    given = options["brokerConf"]
+    return opened(path, None if given is None else StoreConfig.from_broker_conf(given))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of what partitions() planned, in log order."""
+    if not isinstance(partition, SplitPartition | KeysPartition):
+        return
+    path = partition.split.path if isinstance(partition, SplitPartition) else partition.path
+    selection = partition.selection
+    check_version(partition.planned_by, path)
+    mode = asked["schemaMode"]
+    wanted = sources_of(target.names, mode)
+    columns = list(dict.fromkeys([*wanted, *selection.columns])) or ["phy_offset"]
+    shape = kafka_batch if mode == "kafka" else native_batch
+    store = store_of(path, asked)
+    try:
+        found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
+            queried(store, partition, columns, asked)  # fmt: skip
+        for batch in found:
+            kept = selection.keep(batch)
+            if len(kept):
+                yield shape(kept, target, path)
+    except (RmqError, OSError):
+        forget(path)
+        raise
+
+
+def scanned(store: Store, partition: SplitPartition, columns: list[str],
+            asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    split, selection = partition.split, partition.selection
+    yield from store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
+                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
+                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
+                          on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+
+
+def queried(store: Store, partition: KeysPartition, columns: list[str],
+            asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Each message once, though it has several of the keys."""
+    import pyarrow as pa
+
+    keys, selection = partition.keys, partition.selection
+    names, seen = list(dict.fromkeys([*columns, "phy_offset"])), set[int]()
+    for topic in selection.topics or ():
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            table = store.query_many(topic, list(keys[first : first + KEYS_AT_ONCE]), begin=selection.begin,
+                                     end=selection.end, limit=None, columns=names).table  # fmt: skip
+            for batch in table.to_batches(max_chunksize=asked["batchRows"]):
+                wanted = []
+                for phy_offset in batch.column("phy_offset").to_pylist():
+                    wanted.append(phy_offset < partition.end and phy_offset not in seen)
+                    seen.add(phy_offset)
+                yield batch.filter(pa.array(wanted, pa.bool_()))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which messages of a store a read asks for, resolved once on the driver; and the ranges of the log they lie in."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq.pull import tag_set
+from rmq.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
+from rmq.spark.staging import pending_begin
+from rmq.splits import CLOCK_SLACK
+from rmq.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOREVER = 2**63 - 1
+Bounds = dict[str, dict[int, tuple[int, int]]]
+
+
+class DataLossError(ValueError):
+    """Messages that were asked for are not in the store any more."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """topics None: the whole log. bounds: per queue [first, last) queue offsets; None: whatever the split holds.
+
+    begin, end: store timestamp in ms, both inclusive. Picklable; filters the batches of a scan.
+    """
+
+    topics: tuple[str, ...] | None = None
+    bounds: Bounds | None = None
+    begin: int | None = None
+    end: int | None = None
+    tags: frozenset[str] | None = None
+    _table: list[Any] = field(default_factory=list, compare=False, repr=False)
+
+    @classmethod
+    def of_options(cls, topics: tuple[str, ...] | None, bounds: Bounds | None, options: ReadOptions) -> Selection:
+        """With the times and tags that the options say."""
+        tags, end = tag_set(options["tags"]), options["endingTimestamp"]
+        return cls(topics, bounds, options["startingTimestamp"], None if end is None else end - 1,
+                   None if tags is None else frozenset(tags))  # fmt: skip
+
+    @property
+    def columns(self) -> list[str]:
+        """What a batch must have to be filtered."""
+        return (["topic", "queue_id", "queue_offset", "sys_flag"] if self.bounds is not None else []) + \
+            (["tags"] if self.tags is not None else [])  # fmt: skip
+
+    def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The wanted rows. Time and topic are the scan's own business."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self.tags is not None:
+            batch = batch.filter(pc.is_in(batch.column("tags"), pa.array(sorted(self.tags), pa.string())))
+        if self.bounds is not None and len(batch):
+            batch = batch.filter(pa.array(self._within(batch)))
+        return batch
+
+    def _within(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        assert self.bounds is not None
+        names, keys, lows, highs = self._sorted_bounds(self.bounds)
+        coded = batch.column("topic").dictionary_encode()
+        codes = np.array([names.get(name, -1) for name in coded.dictionary.to_pylist()], np.int64)
+        topic = codes[coded.indices.to_numpy(zero_copy_only=False)]
+        wanted = (topic << 32) | (batch.column("queue_id").to_numpy().astype(np.int64) & 0xFFFFFFFF)
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        offset = batch.column("queue_offset").to_numpy()
+        has_unit = np.isin(batch.column("sys_flag").to_numpy() & _TRANSACTION_TYPE, _WITH_UNIT)
+        within: npt.NDArray[np.bool_] = (topic >= 0) & has_unit & (keys[place] == wanted) \
+            & (offset >= lows[place]) & (offset < highs[place])  # fmt: skip
+        return within
+
+    def _sorted_bounds(self, bounds: Bounds) -> tuple[dict[str, int], Any, Any, Any]:
+        if not self._table:
+            names = {name: number for number, name in enumerate(sorted(bounds))}
+            rows = sorted((names[name] << 32 | queue, low, high)
+                          for name, queues in bounds.items() for queue, (low, high) in queues.items())  # fmt: skip
+            table = np.array(rows or [(-1, 0, 0)], np.int64)
+            self._table.append((names, table[:, 0], table[:, 1], table[:, 2]))
+        found: tuple[dict[str, int], Any, Any, Any] = self._table[0]
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags)
+
+
+_TRANSACTION_TYPE = 0x3 << 2
+_WITH_UNIT = (0, 0x2 << 2)  # no transaction, or committed
+
+
+def select(store: Store, options: ReadOptions) -> Selection:
+    """The selection of a batch read of one store, as it stands now."""
+    topics = chosen_topics(store, options)
+    offsets = {"startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
+    bounds = None
+    if "assign" in options.given or offsets & options.given:
+        bounds = _bounds(store, topics, options)
+        topics = tuple(bounds)
+    return Selection.of_options(topics, bounds, options)
+
+
+def chosen_topics(store: Store, options: ReadOptions) -> tuple[str, ...] | None:
+    if options["subscribe"] is not None:
+        return tuple(options["subscribe"])
+    if options["assign"] is not None:
+        return tuple(options["assign"])
+    if options["subscribePattern"] is not None:
+        return tuple(name for name in store.topics() if options["subscribePattern"].fullmatch(name))
+    return None
+
+
+def chosen_queues(store: Store, topics: tuple[str, ...] | None, options: ReadOptions) -> Bounds:
+    """(min, max) queue offset of each queue that the options choose and the store has.
+
+    What Spark is appending and has not committed is not counted.
+    """
+    assigned, pending = options["assign"], pending_begin(str(store.path))
+    chosen = {name: {number: place for number, place in queues.items()
+                     if assigned is None or number in assigned.get(name, ())}
+              for name, queues in store.topics().items() if topics is None or name in topics}  # fmt: skip
+    if pending is None:
+        return chosen
+    return {name: {number: (low, first_behind(store, (name, number), range(low, high), pending))
+                   for number, (low, high) in queues.items()} for name, queues in chosen.items()}  # fmt: skip
+
+
+def phy_offset_of(store: Store, topic: str, queue: int, offset: int) -> int:
+    """Where a message lies in the log; behind everything when the queue does not have it."""
+    phy_offsets, _, _ = store.units(topic, queue, offset, 1)
+    return int(phy_offsets[0]) if len(phy_offsets) else FOREVER
+
+
+def first_behind(store: Store, queue: tuple[str, int], span: range, place: int) -> int:
+    """First offset of a queue in `span` whose message lies at or behind a place of the log; span.stop: none does.
+    Cost: a binary search."""
+    return span.start + bisect.bisect_left(span, place, key=lambda offset: phy_offset_of(store, *queue, offset))
+
+
+def starts(store: Store, queues: Bounds, options: ReadOptions) -> Offsets:
+    """Where each queue begins by startingOffsets or startingOffsetsByTimestamp."""
+    return _places(store, queues, options, "startingOffsets", options["startingOffsets"])
+
+
+def _bounds(store: Store, topics: tuple[str, ...] | None, options: ReadOptions) -> Bounds:
+    queues = chosen_queues(store, topics, options)
+    first = _places(store, queues, options, "startingOffsets", options["startingOffsets"])
+    last = _places(store, queues, options, "endingOffsets", options["endingOffsets"])
+    bounds: Bounds = {}
+    for topic, numbers in queues.items():
+        for queue, (low, high) in numbers.items():
+            begin, end = first[topic][queue], last[topic][queue]
+            if options["failOnDataLoss"] and begin < low:
+                raise DataLossError(f"startingOffsets: {topic} queue {queue} begins at {low}, {begin} is gone; "
+                                    "failOnDataLoss=false reads what is left")  # fmt: skip
+            bounds.setdefault(topic, {})[queue] = max(begin, low), min(end, high)
+    return bounds
+
+
+def _places(store: Store, queues: Bounds, options: ReadOptions, name: str, given: str | Offsets) -> Offsets:
+    times = options[f"{name}ByTimestamp"]
+    unknown = [f"{topic} queue {queue}" for topic, numbers in _explicit(times, given).items() for queue in numbers
+               if queue not in queues.get(topic, {})]  # fmt: skip
+    if unknown and options["failOnDataLoss"]:
+        raise DataLossError(f"option {name}: the store has no {', '.join(unknown)}")
+    places: Offsets = {}
+    for topic, numbers in queues.items():
+        for queue, (low, high) in numbers.items():
+            default = low if name == "startingOffsets" else high
+            if times is not None:
+                time = times.get(topic, {}).get(queue)
+                place = default if time is None else store.search_offset(topic, queue, time)
+            elif isinstance(given, str):
+                place = low if given == "earliest" else high
+            else:
+                place = given.get(topic, {}).get(queue, default)
+            places.setdefault(topic, {})[queue] = low if place == EARLIEST else high if place == LATEST else place
+    return places
+
+
+def _explicit(times: Offsets | None, given: str | Offsets) -> Offsets:
+    return times or (given if isinstance(given, dict) else {})
+
+
+def ranges(store: Store, selection: Selection) -> list[tuple[int, int]]:
+    """The ranges of the log, as it stands now, in which messages of a selection can lie."""
+    low, high = log_bounds(store) if selection.bounds is None else log_range(store, selection.bounds)
+    found = [(low, high)] if low < high else []
+    if selection.begin is None and selection.end is None:
+        return found
+    rows = store.table("segments").read_all()
+    begins = rows["begin_phy_offset"].to_pylist()
+    times = rows["first_store_timestamp"].cast("int64").to_pylist()
+    kept: list[tuple[int, int]] = []
+    for at, (begin, time) in enumerate(zip(begins, times, strict=True)):
+        end = begins[at + 1] if at + 1 < len(begins) else FOREVER
+        following = times[at + 1] if at + 1 < len(times) else None
+        if selection.end is not None and time is not None and time - CLOCK_SLACK > selection.end:
+            continue
+        if selection.begin is not None and following is not None and following + CLOCK_SLACK < selection.begin:
+            continue
+        begin, end = max(begin, low), min(end, high)
+        if begin < end:
+            if kept and kept[-1][1] == begin:
+                begin = kept.pop()[0]
+            kept.append((begin, end))
+    return kept
+
+
+def log_bounds(store: Store) -> tuple[int, int]:
+    """All of the log, less what Spark is appending and has not committed."""
+    pending = pending_begin(str(store.path))
+    return store.min_phy_offset, store.max_phy_offset if pending is None else min(pending, store.max_phy_offset)
+
+
+def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:
+    """The part of the log from the first to the last message of some queues' ranges."""
+    low, high = log_bounds(store)
+    first, last = high, low
+    for topic, queues in bounds.items():
+        for queue, (begin, end) in queues.items():
+            if begin < end:
+                head = store.pull(topic, queue, begin, 1).messages
+                tail = store.pull(topic, queue, end - 1, 1).messages
+                first = min(first, head[0].phy_offset) if head else low
+                last = max(last, tail[0].phy_offset + tail[0].size) if tail else high
+    return first, last

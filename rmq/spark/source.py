@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spark's data source `rmq`: spark.read.format("rmq"). Batches cross to Spark as Arrow, of exactly its types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from rmq.scan import COLUMNS
+from rmq.spark.messages import KeysPartition, NoPartition, SplitPartition, arrow_schema, read_partition, store_of
+from rmq.spark.opened import check_version
+from rmq.spark.options import ReadOptions
+from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
+from rmq.spark.selection import log_bounds, ranges, select
+from rmq.spark.staging import roots
+from rmq.spark.stream import StreamReader
+from rmq.spark.write import BatchWriter, StreamWriter
+from rmq.splits import plan
+from rmq.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StorePartition(InputPartition):
+    """A whole store, for the tables of its structures."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+        self.planned_by = __version__
+
+
+class RmqDataSource(DataSource):
+    """Apache RocketMQ's message stores as tables and streams. Options: docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rmq"
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._given = options
+
+    @property
+    def asked(self) -> ReadOptions:
+        return ReadOptions.parse(self._given)
+
+    def schema(self) -> str:
+        asked = self.asked
+        return ddl(offered(asked), asked.has_store_column)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return BatchWriter(self._given, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return StreamWriter(self._given, schema, overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        asked = self.asked
+        check_subset(schema, asked)
+        asked.check_stream()
+        return StreamReader(asked, schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        asked = self.asked
+        check_subset(schema, asked)
+        return MessageReader(asked, schema) if asked["table"] == "messages" else TableReader(asked, schema)
+
+
+def offered(asked: ReadOptions) -> dict[str, str]:
+    """Columns and their types that a read offers without a schema of the user's."""
+    if asked["table"] != "messages":
+        return TABLES_DDL[asked["table"]]
+    if asked["schemaMode"] == "kafka":
+        return kafka_ddl(asked["includeHeaders"])
+    return native_ddl(asked["columns"] or COLUMNS)
+
+
+def check_subset(schema: StructType, asked: ReadOptions) -> None:
+    """ValueError for a user's schema with columns or types that there are not."""
+    known = dict(offered(asked))
+    if asked["table"] == "messages":
+        known |= kafka_ddl(True) if asked["schemaMode"] == "kafka" else native_ddl([*COLUMNS, "raw_body",
+                                                                                    "raw_properties"])  # fmt: skip
+    if asked.has_store_column:
+        known[STORE] = "string"
+    for column in schema.fields:
+        if column.name not in known:
+            raise ValueError(f"schema: no column {column.name!r}; there are {', '.join(known)}")
+        if column.dataType.simpleString() != known[column.name]:
+            raise ValueError(f"schema: column {column.name!r} is {known[column.name]}, "
+                             f"not {column.dataType.simpleString()}")  # fmt: skip
+
+
+def stores_of(asked: ReadOptions) -> list[str]:
+    """Stores and, of directories that Spark wrote, the shards that were committed."""
+    return [root for path in asked.paths for root in roots(path)]
+
+
+class MessageReader(DataSourceReader):
+    """Messages of one or several stores. What it reads is fixed when partitions() is called."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+        self._asked = asked
+        self._target = arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        asked = self._asked
+        parts: list[InputPartition] = []
+        for path in stores_of(asked):
+            store = store_of(path, asked)
+            selection = select(store, asked)
+            if asked["keys"] is not None:
+                parts.append(KeysPartition(path, asked["keys"], log_bounds(store)[1], selection))
+                continue
+            splits = plan(path, ranges(store, selection), split_bytes=asked["splitBytes"],
+                          min_partitions=-(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
+            parts += [SplitPartition(split, selection) for split in splits]
+        return parts or [NoPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._asked, self._target)
+
+
+class TableReader(DataSourceReader):
+    """Units, entries, queues or segments of one or several stores, a partition for each store."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+        self._asked = asked
+        self._target = arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        return [StorePartition(path) for path in stores_of(self._asked)] or [NoPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, StorePartition):
+            return
+        check_version(partition.planned_by, partition.path)
+        asked = self._asked
+        store = store_of(partition.path, asked)
+        topics = asked["subscribe"]
+        if asked["subscribePattern"] is not None:
+            topics = [name for name in store.topics() if asked["subscribePattern"].fullmatch(name)]
+        for batch in store.table(asked["table"], topics=topics):
+            yield native_batch(batch, self._target, partition.path)

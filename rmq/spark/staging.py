@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tasks have written becomes part of a directory of stores, or of one store: all of it, once.
+
+    <path>/rmq/spark/staging/<job>/<partition>.<attempt>.<id>    whole small stores, one for each task attempt
+    <path>/rmq/spark/commits/<job>.json                          the job's shards: with this file it has happened
+    <path>/rmq/spark/commits/<job>.intent                        mode=single: staged whole, its append is under way
+    <path>/part-<partition>-<job>                                shards; readers take those that a commit names
+
+Nothing else tells: staged stores and shards without a commit are leftovers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
+from rmq.segment import make_directory, read_file, sync_directory, write_atomically
+from rmq.store import Store
+from rmq.store import open as open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OWN = Path("rmq", "spark")
+A_DAY = 86400.0
+MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
+_SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
+_STAGED = re.compile(r"\d{5,10}\.\d{1,10}\.\w{1,32}", re.ASCII)
+SAME_ROW = ["topic", "queue_id", "flag", "born_timestamp", "body_crc", "raw_body", "raw_properties"]
+PUT_COLUMNS = ["topic", "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host", "reconsume_times",
+               "prepared_transaction_offset", "raw_body", "raw_properties"]  # fmt: skip
+STAGED_COLUMNS = [*PUT_COLUMNS, "body_crc"]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A job that has happened; number: its place among those of its directory."""
+
+    job: str
+    number: int
+    overwrite: bool
+    shards: tuple[str, ...]
+    rows: int
+
+    @classmethod
+    def read(cls, marker: Path) -> Commit:
+        """CorruptFileError for what is no marker: later jobs remove what it names."""
+        found = read_json(marker)
+        shards, numbers = found.get("shards"), (found.get("number"), found.get("rows"))
+        if not (isinstance(shards, list) and all(type(number) is int and number >= 0 for number in numbers)
+                and all(isinstance(name, str) and _SHARD.fullmatch(name) for name in shards)):  # fmt: skip
+            raise CorruptFileError(marker, 0, "no marker of a job")
+        return cls(marker.stem, found["number"], found.get("overwrite") is True, tuple(shards), found["rows"])
+
+
+@dataclass(frozen=True)
+class Intent:
+    """An append to one store: where it began in the log, and which staged stores it takes."""
+
+    begin: int
+    staged: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Intent:
+        """CorruptFileError for what is none."""
+        found = read_json(path)
+        begin, staged = found.get("begin"), found.get("staged")
+        if not (type(begin) is int and 0 <= begin < 2**63 and isinstance(staged, list)
+                and all(isinstance(name, str) and _STAGED.fullmatch(name) for name in staged)):  # fmt: skip
+            raise CorruptFileError(path, 0, "no intent of an append")
+        return cls(begin, tuple(staged))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(path, MARKER_LIMIT))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptFileError(path, 0, "no JSON object")
+    return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one task has staged. name: None when it had no rows."""
+
+    partition: int
+    name: str | None
+    rows: int
+
+
+class Staging:
+    """The protocol of one job in one directory. job: the same for all tasks and for each try of a stream's batch."""
+
+    def __init__(self, path: str, job: str) -> None:
+        self.path, self.job = Path(path), job
+        self.directory = self.path / OWN / "staging" / job
+        self._commits = self.path / OWN / "commits"
+        self.marker = self._commits / f"{job}.json"
+        self.intent = self._commits / f"{job}.intent"
+
+    @property
+    def is_committed(self) -> bool:
+        return self.marker.exists()
+
+    def commit_shards(self, written: list[Written], *, overwrite: bool = False) -> None:
+        """Publish the staged stores as shards. A job that has happened is left as it is."""
+        with self.locked():
+            if not self.is_committed:
+                shards = [self._publish(item.partition, item.name) for item in _in_order(written) if item.name]
+                sync_directory(self.path)
+                self._mark(overwrite, shards, sum(item.rows for item in written))
+            self._drop_replaced()
+            self.drop()
+
+    def _publish(self, partition: int, name: str) -> str:
+        staged, shard = self.directory / name, self.path / f"part-{partition:05d}-{self.job}"
+        if staged.exists():
+            shutil.rmtree(shard, ignore_errors=True)  # of a try that did not get to the marker
+            os.rename(staged, shard)
+        elif not shard.exists():
+            raise FileNotFoundError(f"{staged} is not to be seen here: the driver and all executors need {self.path}")
+        return shard.name
+
+    def commit_single(self, written: list[Written], config: StoreConfig | None = None) -> None:
+        """Append the staged stores' messages to the store at `path`, in the order of partitions.
+
+        config: of a store that is not there yet. OSError and others after the append has begun: it is finished by the
+        next write or by clean_staging, the rows must not be written again.
+        """
+        with self.locked():
+            finish_interrupted(self.path)
+            if not self.is_committed:
+                names = [item.name for item in _in_order(written) if item.name]
+                with open_store(self.path, "a", config=None if is_store(self.path) else config) as store:
+                    store.flush()
+                    self._write(self.intent, {"begin": store.max_phy_offset, "staged": names})
+                    try:
+                        self.append(store)
+                    except BaseException as error:
+                        error.add_note(f"{self.path}: the append has begun; clean_staging or the next write ends it")
+                        raise
+            self.drop()
+
+    def append(self, store: Store) -> None:
+        """Append what the intent says and was not appended yet; then the job has happened."""
+        intent = Intent.read(self.intent)
+        present, rows = Appended(store, intent.begin), 0
+        for name in intent.staged:
+            with open_store(self.directory / name) as staged:
+                for batch in staged.scan(columns=STAGED_COLUMNS):
+                    missing = present.skip(batch)
+                    rows += len(batch)
+                    if len(missing):
+                        store.put_many(missing.select(PUT_COLUMNS), results=False)
+        store.flush()
+        self._mark(False, [], rows)
+        self.intent.unlink()
+        sync_directory(self._commits)
+
+    def drop(self) -> None:
+        """Remove what this job has staged, unless its append is under way."""
+        if not self.intent.exists():
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Remove what a job that failed has left, unless it has happened or its append is under way."""
+        with self.locked():
+            if not self.is_committed:
+                for shard in self.path.glob(f"part-*-{self.job}"):
+                    shutil.rmtree(shard, ignore_errors=True)
+            self.drop()
+
+    def _drop_replaced(self) -> None:
+        """Shards and markers of before the last overwrite go."""
+        known = commits(self.path)
+        last = last_overwrite(known)
+        for commit in known:
+            if commit.number < last:
+                for shard in commit.shards:
+                    shutil.rmtree(self.path / shard, ignore_errors=True)
+                (self._commits / f"{commit.job}.json").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One driver at a time."""
+        make_directory(self._commits)
+        with (self.path / OWN / "commit.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _mark(self, overwrite: bool, shards: list[str], rows: int) -> None:
+        number = max((commit.number for commit in commits(self.path)), default=0) + 1
+        self._write(self.marker, {"number": number, "overwrite": overwrite, "shards": shards, "rows": rows})
+
+    def _write(self, target: Path, content: dict[str, Any]) -> None:
+        write_atomically(target, json.dumps(content).encode())
+
+
+def _in_order(written: list[Written]) -> list[Written]:
+    return sorted(written, key=lambda item: item.partition)
+
+
+def is_store(path: Path) -> bool:
+    return (path / "commitlog").is_dir()
+
+
+class Appended:
+    """Messages behind a place of a store that an interrupted append may have left there, in order."""
+
+    def __init__(self, store: Store, begin: int) -> None:
+        self._is_over = begin >= store.max_phy_offset
+        self._rows = (row for batch in store.scan(begin_phy_offset=begin, end_phy_offset=store.max_phy_offset,
+                                                  columns=SAME_ROW) for row in batch.to_pylist())  # fmt: skip
+
+    def skip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that are not there yet. Messages that others put meanwhile stand in between."""
+        if self._is_over:
+            return batch
+        for number, row in enumerate(batch.select(SAME_ROW).to_pylist()):
+            if row not in self._rows:  # goes on behind the one found before
+                self._is_over = True
+                return batch.slice(number)
+        return batch.slice(len(batch))
+
+
+def commits(path: Path) -> list[Commit]:
+    """What has happened in a directory, in its order."""
+    found = []
+    for marker in (path / OWN / "commits").glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+            found.append(Commit.read(marker))
+    return sorted(found, key=lambda commit: commit.number)
+
+
+def last_overwrite(known: list[Commit]) -> int:
+    return max((commit.number for commit in known if commit.overwrite), default=0)
+
+
+def roots(path: str) -> list[str]:
+    """The stores of a directory: itself, or the shards that commits name since the last overwrite."""
+    known = [] if is_store(Path(path)) else commits(Path(path))
+    if not known:
+        return [path]
+    last = last_overwrite(known)
+    return [os.path.join(path, shard) for commit in known if commit.number >= last for shard in commit.shards]
+
+
+def check_target(path: str, mode: str) -> None:
+    """ValueError when shards shall go into a store, or one store among shards."""
+    if mode == "shards" and is_store(Path(path)):
+        raise ValueError(f"{path} is a store: mode=single appends to it, shards need a directory of their own")
+    if mode == "single" and any(commit.shards for commit in commits(Path(path))):
+        raise ValueError(f"{path} is a directory of shards: mode=single needs a store or a new directory")
+
+
+def pending_begin(path: str) -> int | None:
+    """Where an append that is under way, or was interrupted, began in a store's log; None: there is none."""
+    places = []
+    for intent in (Path(path) / OWN / "commits").glob("*.intent"):
+        with contextlib.suppress(FileNotFoundError):
+            places.append(Intent.read(intent).begin)
+    return min(places, default=None)
+
+
+def finish_interrupted(path: Path) -> int:
+    """Finish appends that were decided and not finished; returns how many. The lock is the caller's."""
+    intents = sorted((path / OWN / "commits").glob("*.intent"))
+    for intent in intents:
+        staging = Staging(str(path), intent.stem)
+        if staging.is_committed:
+            intent.unlink()
+        else:
+            Intent.read(intent)
+            with open_store(path, "r+") as store:
+                staging.append(store)
+        staging.drop()
+    return len(intents)
+
+
+def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
+    """Finish appends that were interrupted, and remove what jobs that ended without commit have left in a directory.
+
+    older_than: seconds since the last change of what may go; jobs at work must be younger. Returns the paths that were
+    removed, [] when Spark never wrote there. Raises OSError, CorruptFileError of a marker, and of mode=single's store
+    what opening it raises.
+    """
+    root, limit = Path(path), time.time() - older_than
+    removed: list[str] = []
+    if not (root / OWN).is_dir():
+        return removed
+    with Staging(path, "").locked():
+        finish_interrupted(root)
+        named = {shard for commit in commits(root) for shard in commit.shards}
+        shards = [] if is_store(root) else [item for item in root.glob("part-*-*") if item.name not in named]
+        for item in [*(root / OWN / "staging").glob("*"), *shards]:
+            if item.stat().st_mtime <= limit:
+                shutil.rmtree(item)
+                removed.append(str(item))
+    return removed

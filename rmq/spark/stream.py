@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""spark.readStream.format("rmq"): offsets for each queue in Kafka's JSON shape, batches that are ranges of the log.
+
+A batch takes the messages of all queues up to one place of the log, so that it reads each byte once.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmq.spark.messages import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
+from rmq.spark.options import Offsets, ReadOptions, per_queue
+from rmq.spark.selection import (
+    Bounds,
+    DataLossError,
+    Selection,
+    chosen_queues,
+    chosen_topics,
+    first_behind,
+    log_range,
+    phy_offset_of,
+    starts,
+)
+from rmq.spark.staging import roots
+from rmq.splits import plan
+from rmq.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+try:  # PySpark 4.2
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # 4.1 knows no limits and asks for all there is
+
+    class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in one process of the driver for a run of a query. Offsets: {topic: {queue id: queue offset}}.
+
+    Of several stores a topic's name stands behind its store's path: path/topic.
+    """
+
+    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+        for path in asked.paths:
+            if roots(path) != [path]:
+                raise ValueError(f"{path} is a directory of shards, a stream reads stores: "
+                                 "option paths with the stores themselves, or write with mode=single")  # fmt: skip
+        self._asked = asked
+        self._target = arrow_schema(schema)
+        self._initial: dict[str, Any] | None = None
+        self._target_end: dict[str, Any] | None = None
+        self._is_pinned = asked["startingOffsets"] != "latest"
+
+    # ---- offsets ----
+
+    def _queues(self, path: str) -> tuple[Store, Bounds]:
+        store = store_of(path, self._asked)
+        return store, chosen_queues(store, chosen_topics(store, self._asked), self._asked)
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            found = {}
+            for path in self._asked.paths:
+                store, queues = self._queues(path)
+                found.update(self._as_json(path, starts(store, queues, self._asked)))
+            self._initial = found
+        return self._initial
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        if not self._is_pinned and start is not None and start == self._initial:
+            self._is_pinned = True  # an empty batch 0 writes `latest` down in the checkpoint
+            return start
+        end = self._target_end or self._available()
+        if start is None or limit is None or isinstance(limit, ReadAllAvailable):
+            return self._not_before(start, end)
+        begin, limited = dict(start), {}
+        for path in self._asked.paths:
+            first, last = self._of_store(path, begin), self._of_store(path, end)
+            limited.update(self._as_json(path, limited_offsets(store_of(path, self._asked), first, last, limit)))
+        return self._not_before(start, limited)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._available()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows, size = self._asked["maxOffsetsPerTrigger"], self._asked["maxBytesPerTrigger"]
+        return ReadMaxRows(rows) if rows is not None else ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target_end = self._available()
+
+    def _available(self) -> dict[str, Any]:
+        found = {}
+        for path in self._asked.paths:
+            _, queues = self._queues(path)
+            highs = {topic: {queue: high for queue, (_, high) in numbers.items()} for topic, numbers in queues.items()}
+            found.update(self._as_json(path, highs))
+        return found
+
+    def _as_json(self, path: str, offsets: Offsets) -> dict[str, Any]:
+        prefix = f"{path}/" if self._asked.has_store_column else ""
+        return {prefix + topic: {str(queue): place for queue, place in queues.items()}
+                for topic, queues in offsets.items()}  # fmt: skip
+
+    def _of_store(self, path: str, offsets: dict[str, Any]) -> Offsets:
+        found = per_queue("startingOffsets", offsets)
+        if not self._asked.has_store_column:
+            return found
+        return {name.rpartition("/")[2]: queues for name, queues in found.items() if name.rpartition("/")[0] == path}
+
+    @staticmethod
+    def _not_before(start: dict[str, Any] | None, end: dict[str, Any]) -> dict[str, Any]:
+        """Offsets never go back; what the store has lost stays as it was, for partitions() to judge."""
+        merged = {topic: dict(queues) for topic, queues in (start or {}).items()}
+        for topic, queues in end.items():
+            for queue, place in queues.items():
+                known = merged.setdefault(topic, {})
+                known[queue] = max(place, known.get(queue, place))
+        return merged
+
+    # ---- batches ----
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        asked = self._asked
+        parts: list[InputPartition] = []
+        for path in asked.paths:
+            store, queues = self._queues(path)
+            bounds = batch_bounds(path, queues, self._of_store(path, start), self._of_store(path, end),
+                                  fail=asked["failOnDataLoss"])  # fmt: skip
+            selection = Selection.of_options(tuple(bounds), bounds, asked)
+            first, last = log_range(store, bounds)
+            splits = plan(path, [(first, last)] if first < last else [], split_bytes=asked["splitBytes"],
+                          min_partitions=asked["minPartitions"])  # fmt: skip
+            parts += [SplitPartition(split, selection) for split in splits]
+        return parts or [NoPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._asked, self._target)
+
+    def commit(self, end: dict[str, Any]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fail: bool) -> Bounds:
+    """Per queue [first, last) of a batch. A queue that is not in `start` is new: all of it is wanted.
+
+    DataLossError when the store has not all of that any more and `fail`; else what is left.
+    """
+    bounds: Bounds = {}
+    for topic, numbers in end.items():
+        for queue, last in numbers.items():
+            first = start.get(topic, {}).get(queue, 0)
+            low, high = queues.get(topic, {}).get(queue, (0, 0))
+            if first >= last:
+                continue
+            if fail and (first < low or last > high):
+                raise DataLossError(f"{path}: {topic} queue {queue} has offsets {low} to {high}, the stream goes on "
+                                    f"from {first} to {last}; failOnDataLoss=false takes what is left")  # fmt: skip
+            bounds.setdefault(topic, {})[queue] = max(first, low), max(min(last, high), low)
+    return bounds
+
+
+def limited_offsets(store: Store, start: Offsets, end: Offsets, limit: ReadLimit) -> Offsets:
+    """Offsets of all queues at one place of the log: as far as a limit on rows or bytes lets a batch go, at least
+    one message. Cost: a binary search over the log, with one in each queue at each step."""
+    lowest = store.topics()
+    spans = {}
+    for topic, numbers in end.items():
+        for queue, last in numbers.items():
+            low, _ = lowest.get(topic, {}).get(queue, (0, 0))
+            spans[topic, queue] = range(max(low, start.get(topic, {}).get(queue, 0)), last)
+    wanted = {key: span for key, span in spans.items() if span}
+    if not wanted or not isinstance(limit, ReadMaxBytes | ReadMaxRows):
+        return end
+    first = min(phy_offset_of(store, *key, span.start) for key, span in wanted.items())
+    if isinstance(limit, ReadMaxBytes):
+        place = first + max(1, limit.max_bytes)
+    else:
+        rows = max(1, limit.max_rows)
+        if sum(map(len, wanted.values())) <= rows:
+            return end
+
+        def rows_before(here: int) -> int:
+            return sum(first_behind(store, key, span, here) - span.start for key, span in wanted.items())
+
+        places = range(first + 1, store.max_phy_offset + 1)
+        place = places[bisect.bisect_right(places, rows, key=rows_before) - 1]
+    limited = {topic: dict(numbers) for topic, numbers in end.items()}
+    for (topic, queue), span in wanted.items():
+        limited[topic][queue] = first_behind(store, (topic, queue), span, place)
+    return limited

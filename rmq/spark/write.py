@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""df.write.format("rmq") and the stream sink: each task writes a small store, the driver publishes all of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from rmq.config import StoreConfig
+from rmq.segment import make_directory, sync_directory
+from rmq.spark.options import WriteOptions
+from rmq.spark.staging import Staging, Written, check_target
+from rmq.store import open as open_store
+
+PLAIN = {"rmq.body": "plain"}  # `body` is no compressed one, whatever sys_flag says; `raw_body` is as stored
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass
+class TaskMessage(WriterCommitMessage):
+    job: str
+    written: Written
+
+
+class Task:
+    """One task's part: rows to a store of its own, below the job's staging directory."""
+
+    def __init__(self, asked: WriteOptions, schema: StructType) -> None:
+        check_target(asked.path, asked["mode"])
+        self.asked = asked
+        self.columns = asked.columns_of(schema.fieldNames())
+
+    def run(self, job: str, batches: Iterator[pa.RecordBatch]) -> TaskMessage:
+        context = TaskContext.get()
+        assert context is not None
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        filled = (batch for batch in batches if len(batch))
+        first = next(filled, None)
+        if first is None:
+            return TaskMessage(job, Written(partition, None, 0))
+        directory = Staging(self.asked.path, job).directory
+        make_directory(directory)
+        name = f"{partition:05d}.{attempt}.{uuid.uuid4().hex[:12]}"  # Spark's own numbers come again after a restart
+        place = directory / f"{name}.tmp"
+        try:
+            with open_store(place, "x", config=self._config()) as store:
+                rows = 0
+                for batch in chain([first], filled):
+                    rows += store.put_many(self._messages(batch, rows), topic=self._topic, columns=self.columns,
+                                           results=False)  # fmt: skip
+            os.rename(place, directory / name)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        sync_directory(directory)
+        return TaskMessage(job, Written(partition, name, rows))
+
+    def _config(self) -> StoreConfig:
+        config = StoreConfig(**self.asked.geometry)
+        return replace(config, message_index_enable=False) if self.asked["mode"] == "single" else config
+
+    @property
+    def _topic(self) -> str | None:
+        return None if "topic" in self.columns else self.asked["topic"]
+
+    def _messages(self, batch: pa.RecordBatch, done: int) -> pa.RecordBatch:
+        """Fields of messages only; rows without a queue of their own go to `queues` queues in turn."""
+        batch = batch.select(list(dict.fromkeys(self.columns.values())))
+        if "queue_id" not in self.columns:
+            numbers = np.arange(done, done + len(batch)) % self.asked["queues"]
+            batch = batch.append_column("queue_id", pa.array(numbers, pa.int32()))
+        return batch.replace_schema_metadata(PLAIN)
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    return [message.written for message in messages if isinstance(message, TaskMessage)]
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """The job's name is made when it is planned: tasks and commit share it."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._asked = asked = WriteOptions.parse(options)
+        if overwrite and asked["mode"] == "single":
+            raise ValueError("mode=single: only append; overwrite replaces the shards of a directory")
+        self._task, self._overwrite = Task(asked, schema), overwrite  # no file is touched before a task has rows
+        self._staging = Staging(asked.path, uuid.uuid4().hex)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.run(self._staging.job, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        publish(self._staging, self._asked, _written(messages), self._overwrite)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._staging.abandon()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Spark makes a new one for each batch, and another for its commit: the job's name is query and batch."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._asked = asked = WriteOptions.parse(options)
+        if overwrite:
+            raise ValueError("a stream appends: output mode append")
+        self._task = Task(asked, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise ValueError(f"Spark names no query and batch ({QUERY_ID}, {BATCH_ID})")
+        return self._task.run(f"{query}-{int(batch):010d}", iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        for job in _jobs(messages):
+            publish(Staging(self._asked.path, job), self._asked, _written(messages), False)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        for job in _jobs(messages):
+            Staging(self._asked.path, job).abandon()
+
+
+def _jobs(messages: Sequence[WriterCommitMessage | None]) -> set[str]:
+    return {message.job for message in messages if isinstance(message, TaskMessage)}
+
+
+def publish(staging: Staging, asked: WriteOptions, written: list[Written], overwrite: bool) -> None:
+    """What the tasks have staged is in the directory, or in its one store, when this returns."""
+    if asked["mode"] == "single":
+        staging.commit_single(written, StoreConfig(**asked.geometry))
+    else:
+        staging.commit_shards(written, overwrite=overwrite)

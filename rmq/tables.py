@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store's own structures as Arrow batches: units of queues, entries of the index, queues, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rmq.commitlog import CommitLog
+from rmq.index import Index
+from rmq.query import messages_at
+from rmq.queueset import QueueSet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_ROWS = 65536
+
+
+def table_schema(name: str) -> pa.Schema:
+    """Arrow schema of one of TABLES."""
+    import pyarrow as pa
+
+    text, long, time = pa.string(), pa.int64(), pa.timestamp("ms", tz="UTC")
+    fields = {
+        "queues": [("topic", text), ("queue_id", pa.int32()), ("queue_offset", long), ("phy_offset", long),
+                   ("size", pa.int32()), ("tags_code", long)],
+        "index": [("file", text), ("entry", pa.int32()), ("slot", pa.int32()), ("key_hash", pa.int32()),
+                  ("phy_offset", long), ("store_timestamp", time)],
+        "topics": [("topic", text), ("queue_id", pa.int32()), ("min_queue_offset", long), ("max_queue_offset", long)],
+        "segments": [("path", text), ("begin_phy_offset", long), ("end_phy_offset", long),
+                     ("first_store_timestamp", time)],
+    }  # fmt: skip
+    return pa.schema(fields[name])
+
+
+TABLES = ("queues", "index", "topics", "segments")
+
+
+def _batch(name: str, columns: list[object]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    schema = table_schema(name)
+    arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type)
+              for column, field in zip(columns, schema, strict=True)]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(text), count)
+
+
+def queue_units(queues: QueueSet, topics: Collection[str] | None) -> Iterator[pa.RecordBatch]:
+    """Units of the queues in their order, as they stand in the files and, of a reader, behind them."""
+    for (topic, queue_id), queue in sorted(queues.queues.items()):
+        if topics is not None and topic not in topics:
+            continue
+        first, last = queue.min_offset, queue.max_offset
+        while first < last:
+            phy_offsets, sizes, tags = queue.read(first, min(BATCH_ROWS, last - first))
+            count = len(phy_offsets)
+            if not count:
+                break
+            numbers = np.arange(first, first + count)
+            yield _batch("queues", [_repeated(topic, count), np.full(count, queue_id, np.int32), numbers, phy_offsets,
+                                    sizes, tags])  # fmt: skip
+            first += count
+
+
+def index_entries(index: Index) -> Iterator[pa.RecordBatch]:
+    """Entries of all index files, oldest first. store_timestamp: as the file has it, in whole seconds."""
+    for file in index.files:
+        entry, count = 1, file.index_count
+        while entry < count:
+            last = min(entry + BATCH_ROWS, count)
+            hashes, phy_offsets, seconds = file.entries(entry, last)
+            times = file.begin_timestamp + seconds.astype(np.int64) * 1000
+            yield _batch("index", [_repeated(file.path.name, last - entry), np.arange(entry, last, dtype=np.int32),
+                                   (hashes % file.slot_num).astype(np.int32), hashes, phy_offsets, times])  # fmt: skip
+            entry = last
+
+
+def queue_bounds(topics: dict[str, dict[int, tuple[int, int]]]) -> Iterator[pa.RecordBatch]:
+    """One row for each queue. topics: as Store.topics gives it."""
+    rows = [(topic, queue_id, low, high)
+            for topic, queues in topics.items() for queue_id, (low, high) in queues.items()]  # fmt: skip
+    yield _batch("topics", [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * 4)
+
+
+def log_segments(log: CommitLog, log_end: int) -> Iterator[pa.RecordBatch]:
+    """One row for each segment that holds records. first_store_timestamp: of its first record."""
+    segments = [segment for segment in log.segments if segment.start < log_end]
+    starts = np.array([segment.start for segment in segments], np.int64)
+    first = messages_at(log, starts, log_end)
+    times = [first[start].store_timestamp if start in first else None for start in starts.tolist()]
+    yield _batch("segments", [[str(segment.path) for segment in segments], starts,
+                              [min(segment.end, log_end) for segment in segments], times])  # fmt: skip

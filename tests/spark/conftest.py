@@ -1,0 +1,80 @@
+"""One Spark session for all tests, and stores for it to read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+from spark.orders import TIME, orders
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LOG4J = """\
+rootLogger.level = off
+"""
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def java_home() -> str | None:
+    """Of the Java that there is, else of the one that tools/java.sh installs."""
+    place = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{place}/bin" if place else None)
+    if java is not None:
+        return str(Path(java).resolve().parent.parent)
+    done = subprocess.run([ROOT / "tools" / "java.sh"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """local[2]. Java is installed when missing and that can be done; else the tests fail: they hide no gap."""
+    home = java_home()
+    if home is None:
+        pytest.fail("Spark needs Java 17 or newer: tools/java.sh installs it as root on a machine with apt-get")
+    from pyspark.sql import SparkSession
+
+    place = tmp_path_factory.mktemp("spark")
+    (place / "log4j2.properties").write_text(LOG4J)
+    old = dict(os.environ)
+    os.environ |= {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+                   "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    session = (
+        SparkSession.builder.master("local[2,3]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(place))
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.python.worker.faulthandler.enabled", "true")
+        .config("spark.sql.execution.pyspark.udf.faulthandler.enabled", "true")
+        .config("spark.driver.extraJavaOptions", f"{JVM} -Dlog4j2.configurationFile={place}/log4j2.properties")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(old)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4,000 orders in four queues, a ms apart, then ten messages of another topic; segments of 64 KiB."""
+    path = tmp_path_factory.mktemp("stores") / "a"
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20 * 1000,
+                             max_hash_slot_num=1000, max_index_num=4000)  # fmt: skip
+    clock = iter(range(TIME, 2**62))
+    with rmq.open(path, "x", config=config, clock=lambda: next(clock)) as made:
+        for message in orders():
+            made.put(message)
+        made.put_many([rmq.Message("other", b"x", queue_id=7)] * 10)
+    return path

@@ -1,0 +1,128 @@
+"""Look-ups as functions of Spark: what they answer is what the store's own calls answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmq
+import rmq.spark
+from spark.orders import COUNT, TIME
+
+pytestmark = pytest.mark.spark
+KEYS = [*(f"o-{number}" for number in range(0, COUNT, 37)), "c-7", "nix", "", "o-1#", "emoji-\U0001f600", None]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return spark.createDataFrame([(key,) for key in KEYS], "key string")
+
+
+def answers(frame: Any, function: Any) -> dict[str | None, Any]:
+    return {row[0]: row[1] for row in frame.select("key", function("key")).collect()}
+
+
+@pytest.mark.parametrize("limit", [1, 32, None])
+def test_exact_offsets_are_those_of_query(store: Path, frame: Any, limit: int | None) -> None:
+    found = answers(frame, rmq.spark.offsets(str(store), "orders", max_offsets=limit))
+    with rmq.open(store) as opened:
+        expected = {key: [message.phy_offset for message in opened.query("orders", key, limit=limit)]
+                    for key in KEYS if key is not None} | {None: None}  # fmt: skip
+    assert found == expected
+    assert len(found["c-7"]) == min(limit or COUNT, COUNT // 100)
+
+
+def test_raw_offsets_are_those_of_the_index(store: Path, frame: Any) -> None:
+    found = answers(frame, rmq.spark.offsets(str(store), "orders", exact=False))
+    asked = [key for key in KEYS if key is not None]
+    with rmq.open(store) as opened:
+        expected = opened.select_phy_offset_many("orders", asked).to_pylist()
+    assert found == dict(zip(asked, expected, strict=True)) | {None: None}
+
+
+def test_a_time_range_bounds_the_answers(store: Path, frame: Any) -> None:
+    function = rmq.spark.offsets(str(store), "orders", begin=TIME + 1000, end=TIME + 2999, max_offsets=None)
+    found = answers(frame, function)
+    assert len(found["c-7"]) == 20
+    assert found["o-0"] == []
+
+
+def test_messages_are_rows_for_inline(spark: Any, store: Path, frame: Any) -> None:
+    from pyspark.sql import functions as F
+
+    function = rmq.spark.messages(str(store), "orders", columns=["phy_offset", "body", "keys", "store_timestamp"])
+    rows = frame.select("key", F.inline(function("key"))).where("key in ('o-37', 'c-7')").collect()
+    with rmq.open(store) as opened:
+        expected = {(key, message.phy_offset, message.body, message.keys) for key in ("o-37", "c-7")
+                    for message in opened.query("orders", key, limit=32)}  # fmt: skip
+    assert {(row.key, row.phy_offset, bytes(row.body), tuple(row["keys"])) for row in rows} == expected
+    assert frame.where("key = 'nix'").select(F.inline(function("key"))).collect() == []
+
+
+def test_sql_functions(spark: Any, store: Path) -> None:
+    rmq.spark.register(spark, str(store), "orders")
+    row = spark.sql("SELECT rmq_offsets('o-1') a, rmq_key_hash('orders#o-1') b, rmq_slot('orders#o-1') c, "
+                    "rmq_slot(NULL) d, rmq_parse_id('7F00000100002A9F00000000000000FF') e, rmq_parse_id('x') f, "
+                    "size(rmq_messages('c-1')) g").first()  # fmt: skip
+    hashed = rmq.index_key_hash("orders#o-1")
+    assert (row.b, row.c, row.d, row.f, row.g) == (hashed, hashed % 5_000_000, None, None, 32)
+    assert row.e.asDict() == {"store_host": "127.0.0.1:10911", "phy_offset": 255}
+    assert len(row.a) == 1
+    spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION orders_at(k STRING) RETURNS TABLE(phy_offset BIGINT, body BINARY) "
+              "RETURN SELECT phy_offset, body FROM (SELECT inline(rmq_messages(k)))")  # fmt: skip
+    rows = spark.sql("SELECT k.id, m.body FROM VALUES ('o-1'), ('o-2') k(id), LATERAL orders_at(k.id) m").collect()
+    assert {(row.id, bytes(row.body)) for row in rows} == {("o-1", b"body 1"), ("o-2", b"body 2")}
+
+
+def test_bytes_that_are_no_utf_8_have_no_answers(spark: Any, store: Path) -> None:
+    function = rmq.spark.offsets(str(store), "orders")
+    rows = spark.sql("SELECT cast(X'6FFF' AS STRING) key UNION ALL SELECT 'o-5'").select(function("key")).collect()
+    assert sorted(len(row[0]) for row in rows) == [0, 1]
+
+
+def test_lookup_join_has_a_row_for_each_pair(spark: Any, store: Path, frame: Any) -> None:
+    joined = rmq.spark.lookup_join(frame.selectExpr("1 AS one", "key"), str(store), "orders", key="key",
+                                   columns=["body", "uniq_key"])  # fmt: skip
+    assert joined.columns == ["one", "key", "body", "uniq_key"]
+    with rmq.open(store) as opened:
+        expected = sorted((key, message.body) for key in KEYS if key is not None
+                          for message in opened.query("orders", key, limit=None))  # fmt: skip
+    assert sorted((row.key, bytes(row.body)) for row in joined.collect()) == expected
+
+
+@pytest.mark.parametrize(("options", "message"), [({"key": "nix"}, "df has no column 'nix'"),
+    ({"key": "key", "columns": ["nix"]}, "no column 'nix'")], ids=str)  # fmt: skip
+def test_a_join_on_what_there_is_not_is_an_error(store: Path, frame: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rmq.spark.lookup_join(frame, str(store), "orders", **options)
+
+
+def test_a_join_names_columns_that_both_sides_have(store: Path, frame: Any) -> None:
+    with pytest.raises(ValueError, match="df has body too"):
+        rmq.spark.lookup_join(frame.selectExpr("key", "key AS body"), str(store), "orders", key="key", columns=["body"])
+
+
+def test_wrong_arguments_are_errors_at_once(store: Path) -> None:
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        rmq.spark.offsets(str(store), "orders", max_offsets=0)
+    with pytest.raises(ValueError, match="exact=False"):
+        rmq.spark.offsets(str(store), "orders", max_offsets=None, exact=False)
+    with pytest.raises(TypeError, match="path must be str"):
+        rmq.spark.offsets(store, "orders")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_sliced_arrays_and_nulls_keep_their_places(store: Path, kind: pa.DataType) -> None:
+    from rmq.spark.functions import Probe, answered
+
+    probe = Probe(str(store), "orders", None, None, 32, None)
+    keys = pa.array(["skipped", "o-1", None, "o-2", None], kind)[1:]
+    found = answered(keys, probe.raw_offsets)
+    with rmq.open(store) as opened:
+        one, two = opened.select_phy_offset_many("orders", ["o-1", "o-2"]).to_pylist()
+    assert found.to_pylist() == [one, None, two, None]
+    assert answered(pa.array([], kind), probe.raw_offsets).to_pylist() == []
+    assert answered(pa.array([None], kind), probe.raw_offsets).to_pylist() == [None]

@@ -1,0 +1,47 @@
+"""Who may import PySpark, and that what plans and publishes needs none."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema", "rmq.spark.opened",
+           "rmq.spark.staging", "rmq.splits", "rmq.tables"]  # fmt: skip
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_only_spark_s_own_rooms_import_pyspark() -> None:
+    rooms = {path.parent.relative_to(ROOT).as_posix() for folder in ("rmq", "pyspark_rmq")
+             for path in (ROOT / folder).rglob("*.py") if "pyspark" in imported(path)}  # fmt: skip
+    assert rooms <= {"rmq/spark", "pyspark_rmq"}
+
+
+def test_planning_and_publishing_import_no_pyspark() -> None:
+    program = ("import sys, importlib\n"
+               "for name in sys.argv[1:]: importlib.import_module(name)\n"
+               "print('pyspark' in sys.modules)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program, *WITHOUT], cwd=ROOT, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.spark
+def test_the_room_that_spark_looks_for_raises_nothing_without_pyspark() -> None:
+    program = ("import sys; sys.modules['pyspark.sql.datasource'] = None\n"
+               "import pyspark_rmq; print(hasattr(pyspark_rmq, 'DefaultSource'))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

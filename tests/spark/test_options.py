@@ -1,0 +1,82 @@
+"""Options of the data source: every name, every wrong value, without Spark."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rmq.spark.options import OPTIONS, ReadOptions
+
+
+def parse(**options: str) -> ReadOptions:
+    return ReadOptions.parse({"path": "/s"} | options)
+
+
+def test_names_are_taken_in_any_case() -> None:
+    assert parse(STARTINGOFFSETS="latest", splitbytes="65536")["startingOffsets"] == "latest"
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    assert parse().values == {option.name: option.default for option in OPTIONS} | {"path": "/s"}
+
+
+def test_an_unknown_option_is_an_error_that_lists_the_names() -> None:
+    with pytest.raises(ValueError, match="no option 'subscribes'") as caught:
+        parse(subscribes="a")
+    assert all(option.name in str(caught.value) for option in OPTIONS)
+
+
+def test_what_spark_adds_by_itself_is_no_unknown_option() -> None:
+    assert parse(checkpointLocation="/c").given == {"path"}
+
+
+def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
+    with pytest.raises(ValueError, match=r"WITH .path=.*CREATE TEMPORARY VIEW"):
+        ReadOptions.parse({})
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"table": "nix"}, "option table: 'nix' is none of messages"),
+    ({"startingOffsets": "{"}, "option startingOffsets: no JSON"),
+    ({"startingOffsets": '{"a": 3}'}, "is not of the form"),
+    ({"startingOffsets": '{"a": {"x": 3}}'}, "is not of the form"),
+    ({"startingOffsets": '{"a": {"0": -3}}'}, "is not of the form"),
+    ({"startingOffsets": '{"a": {"0": true}}'}, "is not of the form"),
+    ({"startingOffsets": '[1]'}, "is not of the form"),
+    ({"assign": '{"a": 0}'}, "is not of the form"),
+    ({"assign": '{"a": [-1]}'}, "is not of the form"),
+    ({"subscribePattern": "("}, "is no regular expression"),
+    ({"splitBytes": "10"}, "option splitBytes: '10' is no number from 65536"),
+    ({"splitBytes": "1e9"}, "option splitBytes"),
+    ({"batchRows": "0"}, "option batchRows"),
+    ({"batchRows": "9" * 30}, "option batchRows"),
+    ({"verifyCrc": "yes"}, "option verifyCrc: 'yes' is none of true, false"),
+    ({"columns": "body,nix"}, "no column 'nix'"),
+    ({"columns": '["body"'}, "option columns: no JSON"),
+    ({"columns": "[1]"}, "no JSON list of texts"),
+    ({"subscribe": "a", "assign": '{"a": [0]}'}, "only one of subscribe"),
+    ({"startingTimestamp": "1", "startingOffsets": "latest"}, "only one of them"),
+    ({"endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "only one of them"),
+    ({"keys": "k"}, "subscribe must say"),
+    ({"schemaMode": "kafka", "columns": "body"}, "the schema of schemaMode=kafka is fixed"),
+    ({"table": "queues", "tags": "A"}, "table=queues: options tags are not for it"),
+    ({"table": "index", "subscribe": "a"}, "table=index: options subscribe are not for it"),
+], ids=str)  # fmt: skip
+def test_a_wrong_value_is_an_error_that_names_the_option(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse(**options)
+
+
+@pytest.mark.parametrize("options", [{"endingOffsets": "latest"}, {"endingTimestamp": "5"}, {"table": "topics"}],
+                         ids=str)  # fmt: skip
+def test_a_stream_has_no_end(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="not for streams"):
+        parse(**options).check_stream()
+
+
+@pytest.mark.parametrize(("text", "value"), [("a,b", ("a", "b")), (" a , ,b", ("a", "b")), ('["a,b"]', ("a,b",)),
+                                             ("", ())])  # fmt: skip
+def test_lists_are_names_with_commas_between_or_json(text: str, value: Any) -> None:
+    assert parse(subscribe=text)["subscribe"] == value

@@ -1,0 +1,120 @@
+"""Which messages a read asks for and where they lie, resolved without Spark's JVM."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.spark.options import ReadOptions
+from rmq.spark.selection import DataLossError, ranges, select
+from rmq.splits import Split, plan
+from spark.orders import COUNT, TIME
+
+
+def read(path: Path, **options: str) -> list[dict[str, Any]]:
+    """What all partitions of a batch read together give."""
+    asked = ReadOptions.parse({"path": str(path), "splitBytes": "65536"} | options)
+    rows: list[dict[str, Any]] = []
+    with rmq.open(path) as store:
+        chosen = pickle.loads(pickle.dumps(select(store, asked)))
+        for split in plan(str(path), ranges(store, chosen), split_bytes=asked["splitBytes"]):
+            for batch in store.scan(topics=chosen.topics, begin=chosen.begin, end=chosen.end,
+                                    begin_phy_offset=split.begin, end_phy_offset=split.end):  # fmt: skip
+                rows += chosen.keep(batch).to_pylist()
+    return rows
+
+
+def numbers(path: Path, **options: str) -> list[int]:
+    return [int(dict(row["properties"])["n"]) for row in read(path, **options) if row["topic"] == "orders"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 65536, 10**9])
+def test_splits_of_any_size_give_each_message_once(store: Path, size: int) -> None:
+    with rmq.open(store) as opened:
+        end = opened.max_phy_offset
+        count = min(200, -(-end // size))
+        splits = plan(str(store), [(0, end)], split_bytes=-(-end // count))
+        assert splits[0].begin == 0
+        assert splits[-1].end == end
+        found = [offset for split in splits
+                 for offset in opened.scan(begin_phy_offset=split.begin, end_phy_offset=split.end,
+                                           columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()]  # fmt: skip
+        assert found == opened.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+
+
+def test_at_least_as_many_partitions_as_wanted() -> None:
+    assert len(plan("s", [(0, 100)], min_partitions=7)) == 7
+    assert plan("s", [(0, 2)], min_partitions=7) == [Split("s", 0, 1), Split("s", 1, 2)]
+    assert plan("s", []) == plan("s", [(5, 5)]) == []
+
+
+def test_the_whole_log_without_a_topic(store: Path) -> None:
+    assert len(read(store)) == COUNT + 10
+
+
+@pytest.mark.parametrize(("options", "count"), [
+    ({"subscribe": "orders"}, COUNT), ({"subscribe": "orders,other"}, COUNT + 10),
+    ({"subscribe": "nix"}, 0), ({"subscribePattern": "oth.*"}, 10), ({"subscribePattern": "th"}, 0),
+    ({"assign": '{"orders": [1, 3]}'}, COUNT // 2), ({"assign": '{"orders": [9]}'}, 0),
+    ({"tags": "A"}, COUNT // 2), ({"tags": "A || B"}, COUNT), ({"tags": "*"}, COUNT + 10)], ids=str)  # fmt: skip
+def test_topics_queues_and_tags_choose(store: Path, options: dict[str, str], count: int) -> None:
+    assert len(read(store, **options)) == count
+
+
+def test_offsets_of_queues_are_a_half_open_range(store: Path) -> None:
+    found = numbers(store, subscribe="orders", startingOffsets='{"orders": {"0": 10, "1": -1, "2": -2, "3": 5}}',
+                    endingOffsets='{"orders": {"0": 12, "2": 1, "3": -2}}')  # fmt: skip
+    assert found == [2, 40, 44]
+
+
+def test_times_are_a_half_open_range(store: Path) -> None:
+    assert numbers(store, startingTimestamp=str(TIME + 100), endingTimestamp=str(TIME + 103)) == [100, 101, 102]
+
+
+def test_times_of_queues_begin_at_the_first_message_then_or_later(store: Path) -> None:
+    times = f'{{"orders": {{"0": {TIME + 3990}, "1": {TIME + 3990}, "2": {TIME + 9999}, "3": {TIME + 9999}}}}}'
+    assert numbers(store, subscribe="orders", startingOffsetsByTimestamp=times) == [3992, 3993, 3996, 3997]
+
+
+def test_a_time_range_reads_few_segments(tmp_path: Path) -> None:
+    """Segments that begin an hour and more outside are left out."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096)
+    clock = iter(TIME + number * 600_000 for number in range(1000))
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: next(clock)) as store:
+        for number in range(500):
+            store.put(rmq.Message("t", b"x" * 200, properties={"n": str(number)}))
+        asked = ReadOptions.parse({"path": "s", "startingTimestamp": str(TIME + 200 * 600_000),
+                                   "endingTimestamp": str(TIME + 201 * 600_000)})  # fmt: skip
+        selection = select(store, asked)
+        found = ranges(store, selection)
+        assert len(found) == 1
+        assert found[0][1] - found[0][0] <= 4 * 4096
+        rows = store.scan(begin=selection.begin, end=selection.end, begin_phy_offset=found[0][0],
+                          end_phy_offset=found[0][1]).read_all()  # fmt: skip
+        assert [dict(row)["n"] for row in rows["properties"].to_pylist()] == ["200"]
+
+
+def test_an_offset_that_was_cleaned_away_is_data_loss(tmp_path: Path) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 10)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("t", b"x" * 200, properties={"n": "1"}) for _ in range(100)])
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").unlink()
+    with rmq.open(tmp_path / "s") as store:
+        low = store.topics()["t"][0][0]
+        assert low > 0
+        given = {"path": "s", "subscribe": "t", "startingOffsets": '{"t": {"0": 0}}'}
+        with pytest.raises(DataLossError, match=f"begins at {low}, 0 is gone"):
+            select(store, ReadOptions.parse(given))
+        kept = select(store, ReadOptions.parse(given | {"failOnDataLoss": "false"}))
+        assert kept.bounds == {"t": {0: (low, 100)}}
+
+
+def test_a_queue_that_is_not_there_is_data_loss(store: Path) -> None:
+    given = {"subscribe": "orders", "startingOffsets": '{"orders": {"17": 0}}'}
+    with pytest.raises(DataLossError, match="the store has no orders queue 17"):
+        read(store, **given)
+    assert len(read(store, **given, failOnDataLoss="false")) == COUNT

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store.table and Store.units: a store's own structures, as they stand in its files and behind them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rmq
+
+TIME = 1_700_000_000_000
+COUNT = 500
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=20 * 40,
+                         max_hash_slot_num=50, max_index_num=200)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 messages a second apart, a key each, in three queues of "a"; one of "b" without a key."""
+    root = tmp_path_factory.mktemp("tables") / "s"
+    clock = iter(range(TIME, 2**62, 1000))
+    with rmq.open(root, "x", config=CONFIG, clock=lambda: next(clock)) as store:
+        for number in range(COUNT):
+            store.put(rmq.Message("a", b"x", keys=f"k{number}", tags="A", queue_id=number % 3))
+        store.put(rmq.Message("b", b"y"))
+    return root
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[rmq.Store]:
+    with rmq.open(path) as opened:
+        yield opened
+
+
+def test_units_of_all_queues(store: rmq.Store) -> None:
+    rows = store.table("queues").read_all().to_pylist()
+    records = store.scan(columns=["topic", "queue_id", "queue_offset", "phy_offset", "size", "tags"]).read_all()
+    expected = sorted(records.to_pylist(), key=lambda row: (row["topic"], row["queue_id"], row["queue_offset"]))
+    for row in expected:
+        row["tags_code"] = ord(row.pop("tags") or "\0")
+    assert rows == expected
+
+
+def test_topics_choose_queues(store: rmq.Store) -> None:
+    assert store.table("queues", topics=["b"]).read_all().num_rows == 1
+    assert store.table("queues", topics=[]).read_all().num_rows == 0
+    assert [row["topic"] for row in store.table("topics", topics=["b", "nix"]).read_all().to_pylist()] == ["b"]
+
+
+def test_entries_of_the_index(store: rmq.Store) -> None:
+    rows = store.table("index").read_all().to_pylist()
+    assert len({row["file"] for row in rows}) == 3
+    phy_offsets = store.scan(topics=["a"], columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+    assert [row["phy_offset"] for row in rows] == phy_offsets
+    assert [row["key_hash"] for row in rows] == [rmq.index_key_hash(f"a#k{number}") for number in range(COUNT)]
+    assert all(row["slot"] == row["key_hash"] % 50 for row in rows)
+    assert [row["entry"] for row in rows[:3]] == [1, 2, 3]
+    late = [round(row["store_timestamp"].timestamp()) - TIME // 1000 - number for number, row in enumerate(rows)]
+    firsts = [number for number, row in enumerate(rows) if row["entry"] == 1]
+    # RocketMQ counts a file's first entry from the end of the file before, all others from its own beginning.
+    assert late == [int(number in firsts[1:]) for number in range(COUNT)]
+
+
+def test_bounds_and_segments(store: rmq.Store, path: Path) -> None:
+    assert [tuple(row.values()) for row in store.table("topics").read_all().to_pylist()] == [
+        ("a", 0, 0, 167), ("a", 1, 0, 167), ("a", 2, 0, 166), ("b", 0, 0, 1)]  # fmt: skip
+    rows = store.table("segments").read_all().to_pylist()
+    names = sorted((path / "commitlog").iterdir())[: len(rows)]
+    assert [row["path"] for row in rows] == list(map(str, names))
+    assert [row["begin_phy_offset"] for row in rows] == [int(name.name) for name in names]
+    assert rows[-1]["end_phy_offset"] == store.max_phy_offset
+    assert round(rows[0]["first_store_timestamp"].timestamp() * 1000) == TIME
+
+
+@pytest.mark.parametrize("name", ["queues", "index", "topics", "segments"])
+def test_an_empty_store_has_empty_tables(tmp_path: Path, name: str) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as empty:
+        assert empty.table(name).read_all().num_rows == 0  # type: ignore[arg-type]
+
+
+def test_what_a_writer_has_just_put_is_there(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as writer, rmq.open(tmp_path / "s") as reader:
+        writer.put(rmq.Message("a", b"x", keys="k"))
+        for store in (writer, reader):
+            assert [store.table(name).read_all().num_rows for name in ("queues", "topics", "segments")] == [1, 1, 1]
+        assert writer.table("index").read_all().num_rows == 1
+
+
+def test_a_table_that_there_is_not_is_an_error(store: rmq.Store) -> None:
+    with pytest.raises(ValueError, match="name must be one of queues, index, topics, segments, got 'nix'"):
+        store.table("nix")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("offset", "limit", "count"), [(0, 1, 1), (0, 39, 39), (0, 40, 40), (0, 41, 41), (39, 3, 3),
+    (166, 5, 1), (167, 1, 0), (10**15, 1, 0), (-1, 1, 0), (0, 0, 0)], ids=str)  # fmt: skip
+def test_units_of_one_queue(store: rmq.Store, offset: int, limit: int, count: int) -> None:
+    phy_offsets, sizes, tags = store.units("a", 0, offset, limit)
+    assert len(phy_offsets) == len(sizes) == len(tags) == count
+    pulled = store.pull("a", 0, max(offset, 0), max(limit, 1)).messages[:count]
+    assert [(m.phy_offset, m.size) for m in pulled] == list(zip(phy_offsets.tolist(), sizes.tolist(), strict=True))
+
+
+def test_units_of_a_queue_that_there_is_not(store: rmq.Store) -> None:
+    assert [len(part) for part in store.units("nix", 0, 0, 5)] == [0, 0, 0]
+    assert [len(part) for part in store.units("a", 9, 0, 5)] == [0, 0, 0]
