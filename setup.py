@@ -34,9 +34,12 @@ if SANITIZE:
     compile_args += [*flags, "-g", "-fno-omit-frame-pointer"]
     link_args += flags
 
+sources = sorted(Path("rmq/_core").glob("*.pyx"))
+SHARED = "rmq._core._cyutility"  # what Cython brings along for memoryviews, once for all modules
+modules = [(f"rmq._core.{source.stem}", source) for source in sources] + [(SHARED, Path("rmq/_core/_cyutility.c"))]
 extensions = [
     Extension(
-        f"rmq._core.{source.stem}",
+        name,
         [source.as_posix()],
         include_dirs=["rmq/_core", numpy.get_include()],
         depends=[header.as_posix() for header in sorted(Path("rmq/_core").glob("*.h"))],
@@ -44,9 +47,9 @@ extensions = [
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
-    for source in sorted(Path("rmq/_core").glob("*.pyx"))
+    for name, source in modules
 ]
-if not extensions:
+if len(extensions) == 1:
     raise SystemExit("setup.py: no rmq/_core/*.pyx here; without its compiled modules rmq would install and not work")
 
 setup(
@@ -54,6 +57,7 @@ setup(
     ext_modules=cythonize(
         extensions,
         build_dir="build/cython",
+        shared_utility_qualified_name=SHARED,
         compiler_directives={
             "language_level": 3,
             "boundscheck": DEBUG,
