@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ from setting import Setting
 
 import rmq
 from rmq._core._record import CPU_LEVEL
+from rmq.preparing import FILL_AHEAD
 
 PIECE = 1024**2
 SINGLE = 10_000  # messages put one by one
@@ -206,11 +208,22 @@ def disk_row(setting: Setting) -> None:
         made = bytes(records.record_size * count)
         mapped = Mapped(setting.disk / "mapped")
         with rmq.open(setting.disk / "store", "x", config=config, clock=lambda: START) as store:
+            store.put_many(messages)
+            until_zeroed(store)
             setting.add("C5", timed(count * commits, repeated(commits, store.put_many, messages), WALL),
                         {"mmap and msync": timed(count * commits, repeated(commits, mapped.put, made), WALL)},
                         part)  # fmt: skip
         mapped.close()
         shutil.rmtree(setting.disk / "store")
+
+
+def until_zeroed(store: rmq.Store) -> None:
+    """Wait for the zeros ahead of the log's end that a store in use has: else they fall into the first rounds."""
+    ends = time.monotonic() + 10
+    file = store._log.segments[-1].file
+    while file.filled < FILL_AHEAD:
+        assert time.monotonic() < ends, "nothing writes zeros ahead of the log"
+        time.sleep(0.01)
 
 
 def repeated(times: int, call: Callable[[Any], Any], argument: Any) -> Callable[[int], Callable[[], None]]:
