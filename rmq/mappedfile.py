@@ -198,8 +198,11 @@ class MappedFile:
         write_fully(self._descriptor, data, position)
 
     def data_end(self) -> int:
-        """data_end of the file."""
-        return data_end(self.path, self.size)
+        """data_end of the file; all of a file that was removed since, as by a recovery beside a reader."""
+        try:
+            return data_end(self.path, self.size)
+        except FileNotFoundError:
+            return self.size
 
     def check(self) -> None:
         """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""

@@ -346,3 +346,12 @@ def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypa
         count = fill_to(store, SEGMENT + 1) + 1
         assert store._log.segments[-1].file.warmed == 32768
         assert store.scan().read_all().num_rows > count
+
+
+def test_a_file_that_a_recovery_removed_under_a_reader_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 100 + bytes(8092))
+    file = MappedFile(path)
+    path.unlink()
+    assert file.data_end() == 8192
+    file.close()

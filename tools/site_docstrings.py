@@ -31,8 +31,9 @@ class Docstrings(griffe.Extension):
         for parent in _objects(pkg):
             if parent.is_module and isinstance(parent.filepath, Path) and parent.filepath.suffix != ".py":
                 stub = parent.filepath.with_name(f"{parent.name}.pyi")
-                code = stub.read_text(encoding="utf-8")
-                _take_signatures(parent, griffe.visit(parent.name, stub, code, parent=parent.parent))
+                if stub.exists():  # not of the module that Cython makes for all others
+                    code = stub.read_text(encoding="utf-8")
+                    _take_signatures(parent, griffe.visit(parent.name, stub, code, parent=parent.parent))
             if parent.name == "__init__":
                 parent.docstring = None  # a class says all in its own
             if parent.docstring is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.spark import opened
 from spark.orders import TIME, orders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,6 +31,14 @@ def java_home() -> str | None:
         return str(Path(java).resolve().parent.parent)
     done = subprocess.run([ROOT / "tools" / "java.sh"], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_let_go_of() -> Iterator[None]:
+    """What a test read without Spark's workers stays open in the process of the tests, as it would in a worker."""
+    yield
+    for path, _ in list(opened._stores):
+        opened.forget(path)
 
 
 @pytest.fixture(scope="session")
