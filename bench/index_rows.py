@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -17,7 +16,7 @@ import peers
 import pyarrow as pa
 from anchor import RocketMQ
 from keyfiles import KeyFile
-from rounds import ROUNDS, WALL, WARM, timed
+from rounds import ROUNDS, WALL, WARM, timed, together
 from sample import START
 from setting import Setting
 
@@ -291,26 +290,14 @@ def beside_the_floor(setting: Setting, file: rmq.IndexFile, present: KeyFile) ->
 def two_threads(setting: Setting, file: rmq.IndexFile, present: KeyFile) -> None:
     """The same keys, by one thread and by two that have half each; so often that it counts little when the second
     begins on the other core."""
+    def select(keys: Any) -> None:
+        for _ in range(TURNS):
+            file.select_phy_offset_many(keys)
+
     def make(number: int, threads: int) -> Callable[[], None]:
         part = SELECTS // threads
-        asked = [present.arrow(number * SELECTS + at * part, part) for at in range(threads)]
-        barrier = threading.Barrier(threads + 1)
-
-        def work(keys: Any) -> None:
-            barrier.wait()
-            for _ in range(TURNS):
-                file.select_phy_offset_many(keys)
-
-        workers = [threading.Thread(target=work, args=(keys,)) for keys in asked]
-        for worker in workers:
-            worker.start()
-
-        def run() -> None:
-            barrier.wait()
-            for worker in workers:
-                worker.join()
-
-        return run
+        return together([functools.partial(select, present.arrow(number * SELECTS + at * part, part))
+                         for at in range(threads)])  # fmt: skip
 
     count = SELECTS * TURNS
     setting.add("I9", timed(count, lambda number: make(number, 2), WALL),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import keyfiles
 import pyarrow as pa
 from keyfiles import KeyFile
 from records import CONFIG, SEGMENT, TOPIC, make_records
-from rounds import ROUNDS, WALL, WARM, Round, timed
+from rounds import ROUNDS, WALL, WARM, Round, timed, together
 from sample import START
 from scan_rows import Filled
 from setting import Setting
@@ -105,23 +104,3 @@ def thread_row(setting: Setting) -> None:
     assert rmq.verify(path, config=config).is_sound
     setting.add("T1", check(2), {"1 thread": check(1)}, "verify")
     shutil.rmtree(path)
-
-
-def together(calls: list[Callable[[], Any]]) -> Callable[[], None]:
-    """All of them, a thread each; the threads are there when the time begins."""
-    barrier = threading.Barrier(len(calls) + 1)
-
-    def work(call: Callable[[], Any]) -> None:
-        barrier.wait()
-        call()
-
-    workers = [threading.Thread(target=work, args=(call,)) for call in calls]
-    for worker in workers:
-        worker.start()
-
-    def run() -> None:
-        barrier.wait()
-        for worker in workers:
-            worker.join()
-
-    return run

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,3 +41,23 @@ def interleaved(contenders: Mapping[str, Round], rounds: int = ROUNDS, warm: int
             if number >= warm:
                 taken[name].append(nanos)
     return taken
+
+
+def together(calls: list[Callable[[], Any]]) -> Callable[[], None]:
+    """All of them, a thread each; the threads are there when the time begins."""
+    barrier = threading.Barrier(len(calls) + 1)
+
+    def work(call: Callable[[], Any]) -> None:
+        barrier.wait()
+        call()
+
+    workers = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for worker in workers:
+        worker.start()
+
+    def run() -> None:
+        barrier.wait()
+        for worker in workers:
+            worker.join()
+
+    return run
