@@ -39,7 +39,7 @@ crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_S
 kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers for a minute each
 	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m kill $(PYTEST_ARGS)
 
-levels: $(VENV)/.dev ## tests of compiled code at each set of instructions that this CPU has; two minutes
+levels: $(VENV)/.dev ## tests of compiled code at each set of instructions that this CPU has; five minutes
 	$(PY) -m pytest -q -rPs --show-capture=stdout -m slow tests/test_levels.py tests/test_crc.py
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
@@ -53,17 +53,17 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m mypy
 	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
-bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; 25 minutes, build/goals.json
+bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; four minutes, build/goals.json
 	@tools/java.sh >/dev/null || true
 	$(PY) bench/run.py --json build/goals.json $(BENCH_ARGS)
 
-bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in four minutes
+bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in two minutes
 	$(PY) bench/run.py --quick --json build/goals-quick.json $(BENCH_ARGS)
 
-bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; three minutes
+bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; a minute
 	$(PY) bench/latency.py --json build/latency.json $(BENCH_ARGS)
 
-bench-check: $(VENV)/.bench ## an error when a row that needs no JVM falls below its goal; three minutes
+bench-check: $(VENV)/.bench ## an error when a row that needs no JVM falls below its goal; one to three minutes
 	$(PY) bench/run.py --check $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.bench ## everything beside pure Python and databases; six minutes, build/bench.json

@@ -30,6 +30,7 @@ logger = logging.getLogger("rmq")
 
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
+DISPATCH_SOON = 500  # under SYNC_FLUSH: from then on they follow while a sync is under way
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -107,8 +108,7 @@ class Flusher:
         tail = self._store.log.tail
         tail.last_timestamp = timestamp
         tail.behind += count
-        # With a sync to come they follow during it, unless it is late.
-        if tail.behind >= (2 * DISPATCH_BEHIND if self._is_sync and self.preparer.is_running else DISPATCH_BEHIND):
+        if tail.behind >= DISPATCH_BEHIND:
             self._follow()
         if tail.position >= self.preparer.due_at:
             self.preparer.wake()
@@ -127,10 +127,10 @@ class Flusher:
             logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
 
     def _dispatch_if_due(self) -> None:
-        tail = self._store.log.tail
-        if tail.behind >= DISPATCH_BEHIND:
+        tail, due = self._store.log.tail, DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND
+        if tail.behind >= due:
             with self._put_lock:
-                if tail.behind >= DISPATCH_BEHIND and self._dispatch_failure is None and not self._is_closed:
+                if tail.behind >= due and self._dispatch_failure is None and not self._is_closed:
                     self._follow()
 
     # ---- sync ----
@@ -149,7 +149,7 @@ class Flusher:
                 self._raise_failure()
                 with self._put_lock:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
-                if self._store.log.tail.behind >= DISPATCH_BEHIND:
+                if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
                     self.preparer.wake()
                 self._sync_segments([segment.file for segment in segments])
                 with self._put_lock:

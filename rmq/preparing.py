@@ -40,10 +40,6 @@ class Preparer:
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None
-
     def start(self) -> None:
         if self._log.segment_size >= SMALLEST:
             self.due_at = self._log.position + 1

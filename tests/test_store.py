@@ -84,8 +84,10 @@ def test_a_read_sees_every_returned_put(tmp_path: Path, read: str, put: str) -> 
             assert READS[read](store, i, result), f"{read} after {put} {i}"
 
 
-def test_queues_and_index_lag_at_most_a_thousand_records(tmp_path: Path) -> None:
-    config = rmq.StoreConfig(max_hash_slot_num=1000, max_index_num=100_000, flush_interval_commit_log=FAR)
+@pytest.mark.parametrize("how", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_queues_and_index_lag_at_most_a_thousand_records(tmp_path: Path, how: str) -> None:
+    config = rmq.StoreConfig(max_hash_slot_num=1000, max_index_num=100_000, flush_interval_commit_log=FAR,
+                             flush_disk_type=how)  # fmt: skip
 
     def assert_lag(puts: int) -> None:
         units = oracle.read_queues(tmp_path / "s").get(("T", 0), [])
