@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         parse_offset_msg_id,
         parse_uniq_key,
     )
+    from rmq.parallel import scan_map
     from rmq.query import QueryManyResult, QueryResult
     from rmq.retention import CleanResult, RemovedFile
     from rmq.scan import LostRange
@@ -74,6 +75,7 @@ __all__ = [
     "open",
     "parse_offset_msg_id",
     "parse_uniq_key",
+    "scan_map",
     "verify",
 ]
 
@@ -86,6 +88,7 @@ _HOMES = {
     "rmq.info": ("StoreInfo",),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",
                     "parse_uniq_key"),
+    "rmq.parallel": ("scan_map",),
     "rmq.query": ("QueryManyResult", "QueryResult"),
     "rmq.retention": ("CleanResult", "RemovedFile"),
     "rmq.scan": ("LostRange",),

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rmq._core._message import to_ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SPLIT_BYTES = 128 * 1024 * 1024
 CLOCK_SLACK = 3_600_000  # ms that the clock of a store may have gone back between two segments
@@ -14,12 +19,11 @@ CLOCK_SLACK = 3_600_000  # ms that the clock of a store may have gone back betwe
 class Planned(Protocol):
     """What planning needs of an open store."""
 
-    path: object
-
     @property
     def min_phy_offset(self) -> int: ...
     @property
     def max_phy_offset(self) -> int: ...
+    def table(self, name: Literal["segments"]) -> pa.RecordBatchReader: ...
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,33 @@ def plan(path: str, ranges: list[tuple[int, int]], *, split_bytes: int = SPLIT_B
         borders = [begin + (end - begin) * number // count for number in range(count + 1)] if count else []
         splits += [Split(path, first, last) for first, last in pairwise(borders)]
     return splits
+
+
+def time_ranges(store: Planned, begin: Any, end: Any, low: int | None = None,
+                high: int | None = None) -> list[tuple[int, int]]:  # fmt: skip
+    """Ranges of the log, as it stands now, in [low, high) in which messages stored from `begin` to `end` can lie.
+
+    begin, end: inclusive, ms or aware datetime, None: open. low, high: of the log when None. Cost: one record read for
+    each segment when a time is given.
+    """
+    low = store.min_phy_offset if low is None else low
+    high = store.max_phy_offset if high is None else high
+    if begin is None and end is None:
+        return [(low, high)] if low < high else []
+    earliest = None if begin is None else to_ms(begin, "begin")
+    latest = None if end is None else to_ms(end, "end")
+    rows = store.table("segments").read_all()
+    begins = [*rows["begin_phy_offset"].to_pylist(), high]
+    times = [*rows["first_store_timestamp"].cast("int64").to_pylist(), None]
+    kept: list[tuple[int, int]] = []
+    for (first, last), (time, following) in zip(pairwise(begins), pairwise(times), strict=True):
+        if latest is not None and time is not None and time - CLOCK_SLACK > latest:
+            continue
+        if earliest is not None and following is not None and following + CLOCK_SLACK < earliest:
+            continue
+        first, last = max(first, low), min(last, high)
+        if first < last:
+            if kept and kept[-1][1] == first:
+                first = kept.pop()[0]
+            kept.append((first, last))
+    return kept

@@ -24,7 +24,7 @@ ALLOWLIST = "tests/stubtest-allowlist.txt"
 
 # A module imports only from rows above it in this list. The picture: docs/architecture.md.
 LAYERS = (
-    {"errors", "config", "paths", "version"},
+    {"errors", "config", "paths", "version", "pool"},
     {"_core"},
     {"segment", "message", "columns", "keys"},
     {"mappedfile", "checkpoint", "lock", "topics"},
@@ -35,6 +35,7 @@ LAYERS = (
     {"pull", "info", "recovery", "retention", "tables", "verification", "rebuilding"},
     {"flushing", "visible", "reading"},
     {"store"},
+    {"parallel"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
     {"__main__"},

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmq.spark.functions import lookup_join, messages, offsets, register
+    from rmq.spark.jobs import scan_map
     from rmq.spark.staging import clean_staging
 
-__all__ = ["clean_staging", "lookup_join", "messages", "offsets", "register"]
+__all__ = ["clean_staging", "lookup_join", "messages", "offsets", "register", "scan_map"]
+_HOMES = {"clean_staging": "staging", "scan_map": "jobs"}  # the others: functions
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rmq.spark' has no attribute {name!r}")
-    home = "staging" if name == "clean_staging" else "functions"
-    return getattr(import_module(f"rmq.spark.{home}"), name)
+    return getattr(import_module(f"rmq.spark.{_HOMES.get(name, 'functions')}"), name)

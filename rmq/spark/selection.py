@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rmq.pull import tag_set
 from rmq.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 from rmq.spark.staging import pending_begin
-from rmq.splits import CLOCK_SLACK
+from rmq.splits import time_ranges
 from rmq.store import Store
 
 if TYPE_CHECKING:
@@ -193,26 +193,7 @@ def _explicit(times: Offsets | None, given: str | Offsets) -> Offsets:
 def ranges(store: Store, selection: Selection) -> list[tuple[int, int]]:
     """The ranges of the log, as it stands now, in which messages of a selection can lie."""
     low, high = log_bounds(store) if selection.bounds is None else log_range(store, selection.bounds)
-    found = [(low, high)] if low < high else []
-    if selection.begin is None and selection.end is None:
-        return found
-    rows = store.table("segments").read_all()
-    begins = rows["begin_phy_offset"].to_pylist()
-    times = rows["first_store_timestamp"].cast("int64").to_pylist()
-    kept: list[tuple[int, int]] = []
-    for at, (begin, time) in enumerate(zip(begins, times, strict=True)):
-        end = begins[at + 1] if at + 1 < len(begins) else FOREVER
-        following = times[at + 1] if at + 1 < len(times) else None
-        if selection.end is not None and time is not None and time - CLOCK_SLACK > selection.end:
-            continue
-        if selection.begin is not None and following is not None and following + CLOCK_SLACK < selection.begin:
-            continue
-        begin, end = max(begin, low), min(end, high)
-        if begin < end:
-            if kept and kept[-1][1] == begin:
-                begin = kept.pop()[0]
-            kept.append((begin, end))
-    return kept
+    return time_ranges(store, selection.begin, selection.end, low, high)
 
 
 def log_bounds(store: Store) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     (place / "log4j2.properties").write_text(LOG4J)
     old = dict(os.environ)
     os.environ |= {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
-                   "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+                   "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}  # fmt: skip
     session = (
         SparkSession.builder.master("local[2,3]")
         .config("spark.ui.enabled", "false")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks on several processes of this machine. Whole-store jobs take a Runner, so that Spark can be one too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+AHEAD = 2  # tasks for each process that are begun or wait
+
+
+class Runner(Protocol):
+    """Runs a task for each item, somewhere; answers in the order of items. Both must be picklable."""
+
+    def __call__(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]: ...
+
+
+def in_processes(count: int | None = None) -> Runner:
+    """A Runner of `count` processes, None: one for each core this process may use. One process: this one.
+
+    They are spawned: a script that calls this at its top level needs `if __name__ == "__main__":`, and task and items
+    must be importable there. Raises what a task raises, and ChildProcessError when a process died.
+    """
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+        raise TypeError(f"processes must be int, got {type(count).__name__}")
+    if count is not None and count < 1:
+        raise ValueError(f"processes must be at least 1, got {count}")
+    wanted = count or len(os.sched_getaffinity(0))
+
+    def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+        workers = min(wanted, len(items))
+        return map(task, items) if workers <= 1 else _spawned(workers, task, items)
+
+    return run
+
+
+def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
+    running: deque[Future[Answer]] = deque()
+    left = iter(items)
+    try:
+        for _ in range(len(items)):
+            while len(running) < workers * AHEAD and (item := next(left, _NOTHING)) is not _NOTHING:
+                running.append(pool.submit(task, item))  # type: ignore[arg-type]
+            yield running.popleft().result()
+    except BrokenProcessPool:
+        raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
+                                "`if __name__ == \"__main__\":`") from None  # fmt: skip
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_NOTHING = object()
+
+
+def _begin() -> None:
+    """Ctrl-C is the parent's business, and without a parent there is none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole-store jobs on Spark: the tasks that `rmq.pool` runs in processes, one for each partition."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from rmq.config import StoreConfig
+from rmq.errors import RmqError
+from rmq.parallel import ScanTask, plan_scan
+from rmq.pool import Answer, Item, Runner
+from rmq.spark.opened import check_version, forget, opened
+from rmq.splits import SPLIT_BYTES
+from rmq.version import __version__
+
+ANSWERS = "number bigint, answer binary"
+
+
+def on_executors(spark: SparkSession) -> Runner:
+    """A Runner of whole-store jobs: one task for each item, answers come when all are done.
+
+    What the tasks read and write must be seen by all executors at the same path.
+    """
+
+    def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+        planned_by = __version__
+
+        def answers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in _numbers(batches):
+                check_version(planned_by, f"{getattr(task, '__name__', 'job')} {number}")
+                answer = pickle.dumps(task(items[number]))
+                yield pa.RecordBatch.from_arrays([pa.array([number]), pa.array([answer], pa.binary())],
+                                                 names=["number", "answer"])  # fmt: skip
+
+        if not items:
+            return
+        rows = spark.range(0, len(items), 1, len(items)).mapInArrow(answers, ANSWERS).collect()
+        for row in sorted(rows):
+            yield pickle.loads(row.answer)
+
+    return run
+
+
+def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+             schema: StructType | str, *, split_bytes: int = SPLIT_BYTES, min_partitions: int = 1,
+             config: StoreConfig | None = None, **options: Any) -> DataFrame:  # fmt: skip
+    """The rows that function(batches) yields for each part of a store: only they cross to Spark, not the messages.
+
+    batches: an iterator of the part's Arrow record batches, as `Store.scan` with the same options gives them (topics,
+    begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose types
+    are Spark's. A part is a partition; together they are the store as it stands now, each message once.
+    """
+    tasks = plan_scan(path, config=config, split_bytes=split_bytes, min_partitions=min_partitions, **options)
+    planned_by = __version__
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            yield from mapped(tasks[number], function, planned_by)
+
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(work, schema)
+
+
+def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+           planned_by: str) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    path = task.split.path
+    check_version(planned_by, path)
+    try:
+        yield from function(iter(task.batches(opened(path, task.config))))
+    except (RmqError, OSError):
+        forget(path)
+        raise

@@ -1,0 +1,144 @@
+"""scan_map: parts of a store on several processes; together they are one scan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmq
+from rmq.pool import in_processes
+from rmq.splits import time_ranges
+
+TIME = 1_700_000_000_000
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 messages two minutes apart, in segments of 64 KiB."""
+    made = tmp_path_factory.mktemp("parallel") / "store"
+    clock = iter(range(TIME, 2**62, 120_000))
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=100, max_index_num=8000)
+    with rmq.open(made, "x", config=config, clock=lambda: next(clock)) as store:
+        for number in range(COUNT):
+            store.put(rmq.Message("ab"[number % 2], b"%d" % number, keys=f"k{number}"))
+    return made
+
+
+def bodies(batches: Iterator[pa.RecordBatch]) -> list[bytes]:
+    return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+
+def process_of(batches: Iterator[pa.RecordBatch]) -> int:
+    return os.getpid()
+
+
+def raises(batches: Iterator[pa.RecordBatch]) -> None:
+    raise rmq.CorruptFileError("a", 7, "reason")
+
+
+def dies(batches: Iterator[pa.RecordBatch]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("split_bytes", [3001, 65536, 2**40])
+def test_parts_together_are_one_scan_in_its_order(path: Path, processes: int, split_bytes: int) -> None:
+    parts = list(rmq.scan_map(path, bodies, processes=processes, split_bytes=split_bytes))
+    assert [body for part in parts for body in part] == [b"%d" % number for number in range(COUNT)]
+    assert len(parts) >= (100 if split_bytes == 3001 else processes)
+
+
+def test_options_are_those_of_scan(path: Path) -> None:
+    found = rmq.scan_map(path, bodies, processes=1, topics=iter(["b"]), begin=TIME + 120_000, end=TIME + 600_000,
+                         columns=iter(["body"]), split_bytes=5000)  # fmt: skip
+    assert [body for part in found for body in part] == [b"1", b"3", b"5"]
+    with pytest.raises(ValueError, match="nope"):
+        rmq.scan_map(path, bodies, columns=["nope"])
+    with pytest.raises(TypeError, match="colums"):
+        rmq.scan_map(path, bodies, colums=["body"])
+    with pytest.raises(TypeError, match="function"):
+        rmq.scan_map(path, "bodies")  # type: ignore[arg-type]
+
+
+def test_segments_outside_of_the_time_range_are_not_planned(path: Path) -> None:
+    with rmq.open(path) as store:
+        rows = store.table("segments").read_all().to_pylist()
+        begins = [row["begin_phy_offset"] for row in rows]
+        middle = int(rows[2]["first_store_timestamp"].timestamp() * 1000)
+        [(first, last)] = time_ranges(store, middle, middle)
+        assert begins.index(first) == 1  # a clock may have gone back for up to an hour
+        assert begins.index(last) == 3
+        assert time_ranges(store, None, None) == [(0, store.max_phy_offset)]
+        assert time_ranges(store, None, TIME - 10**9) == []
+        assert time_ranges(store, middle, None, begins[2] + 5, begins[4]) == [(begins[2] + 5, begins[4])]
+
+
+@pytest.mark.slow
+def test_the_parts_run_in_processes_of_their_own(path: Path) -> None:
+    found = set(rmq.scan_map(path, process_of, processes=2, split_bytes=3000))
+    assert os.getpid() not in found
+    assert 1 <= len(found) <= 2
+    assert set(rmq.scan_map(path, process_of, processes=1)) == {os.getpid()}
+
+
+@pytest.mark.slow
+def test_errors_of_a_part_come_as_they_are_and_a_killed_process_is_told(path: Path) -> None:
+    with pytest.raises(rmq.CorruptFileError, match="a: byte 7: reason"):
+        list(rmq.scan_map(path, raises, processes=2))
+    with pytest.raises(ChildProcessError, match="killed"):
+        list(rmq.scan_map(path, dies, processes=2))
+
+
+def test_an_empty_store_has_no_parts(tmp_path: Path) -> None:
+    rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)).close()
+    assert list(rmq.scan_map(tmp_path / "s", bodies)) == []
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), ("2", TypeError)])
+def test_a_strange_number_of_processes_is_an_error(count: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="processes"):
+        in_processes(count)  # type: ignore[arg-type]
+
+
+def test_one_process_needs_no_pickling() -> None:
+    assert list(in_processes(1)(lambda number: number + 1, [1, 2])) == [2, 3]
+    assert list(in_processes(4)(double, [])) == []
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent("""
+        import os, sys, time
+        from rmq.pool import in_processes
+
+        def task(number):
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+
+        if __name__ == "__main__":
+            list(in_processes(2)(task, [1, 2]))
+        """))
+    root = Path(__file__).resolve().parent.parent
+    job = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True,
+                           env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
+    assert job.stdout is not None
+    for _ in range(2):
+        job.stdout.readline()
+    job.kill()
+    job.wait(20)
+    assert job.stdout.read() == ""  # the end of the pipe: no process holds it any more
+    job.stdout.close()
