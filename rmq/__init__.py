@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from rmq.parallel import scan_map
     from rmq.query import QueryManyResult, QueryResult
+    from rmq.rebuilding import RebuildResult, rebuild
     from rmq.retention import CleanResult, RemovedFile
     from rmq.scan import LostRange
     from rmq.store import Store, open
@@ -58,6 +59,7 @@ __all__ = [
     "PutResults",
     "QueryManyResult",
     "QueryResult",
+    "RebuildResult",
     "RemovedFile",
     "RmqError",
     "Store",
@@ -75,6 +77,7 @@ __all__ = [
     "open",
     "parse_offset_msg_id",
     "parse_uniq_key",
+    "rebuild",
     "scan_map",
     "verify",
 ]
@@ -90,6 +93,7 @@ _HOMES = {
                     "parse_uniq_key"),
     "rmq.parallel": ("scan_map",),
     "rmq.query": ("QueryManyResult", "QueryResult"),
+    "rmq.rebuilding": ("RebuildResult", "rebuild"),
     "rmq.retention": ("CleanResult", "RemovedFile"),
     "rmq.scan": ("LostRange",),
     "rmq.store": ("Store", "open"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,9 +22,6 @@ from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import ConsumeQueue
-from rmq.index import Index
-from rmq.queueset import QueueSet
 
 logger = logging.getLogger("rmq")
 
@@ -32,13 +30,37 @@ BATCH_ROWS = 4096
 BATCH_BYTES = 8 * 1024 * 1024
 
 
-class Dispatcher:
+Queue = TypeVar("Queue", bound="UnitSink")
+
+
+class UnitSink(Protocol):
+    """A queue, as ConsumeQueue."""
+
+    def append(self, first: int, data: bytes, fill: bool = False) -> None: ...
+
+
+class QueueSink(Protocol[Queue]):
+    """The queues, as QueueSet."""
+
+    def open(self, topic: str, queue_id: int) -> Queue: ...
+    def touch(self, queue: Queue) -> None: ...
+
+
+class KeySink(Protocol):
+    """The index, as Index."""
+
+    def end(self) -> tuple[int, int]: ...
+    def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]: ...
+
+
+class Dispatcher(Generic[Queue]):
     """Moves queues and index up to the log's end. queue_phy_offset, index_phy_offset: how far each has come.
 
     index_key: keys of the record at index_phy_offset that are in the index already.
     """
 
-    def __init__(self, log: CommitLog, queues: QueueSet, index: Index | None, config: StoreConfig) -> None:
+    def __init__(self, log: CommitLog, queues: QueueSink[Queue], index: KeySink | None,
+                 config: StoreConfig) -> None:  # fmt: skip
         self.queue_phy_offset = 0
         self.index_phy_offset = 0
         self.index_key = 0
@@ -49,7 +71,7 @@ class Dispatcher:
         self._queues = queues
         self._index = index
         self._table = QueueTable()
-        self._by_number: list[ConsumeQueue | None] = []
+        self._by_number: list[Queue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
         self._checks = PARSE_PROPERTIES | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
@@ -87,7 +109,7 @@ class Dispatcher:
             if self._index is not None:
                 self.index_phy_offset = max(self.index_phy_offset, end)
 
-    def _queue(self, number: int) -> ConsumeQueue | None:
+    def _queue(self, number: int) -> Queue | None:
         """The queue of a number in the table; None when its topic cannot name a directory."""
         while len(self._by_number) <= number:
             topic, queue_id = self._table.queue(len(self._by_number))
@@ -117,7 +139,7 @@ class Dispatcher:
         self.last_store_timestamp = batch.store_timestamp(len(batch) - 1)
         self.queue_phy_offset = batch.next_phy_offset
 
-    def _add_entries(self, index: Index, batch: RecordBatch) -> None:
+    def _add_entries(self, index: KeySink, batch: RecordBatch) -> None:
         row = batch.row_at(self.index_phy_offset)
         while row < len(batch):
             self.index_phy_offset = batch.phy_offset(row)

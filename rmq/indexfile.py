@@ -32,7 +32,7 @@ logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024
-_ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 
 
 class IndexFile:
@@ -125,6 +125,12 @@ class IndexFile:
         times = int64_array(store_timestamps, "store_timestamps")
         if not len(hashes) == len(offsets) == len(times):
             raise ValueError("keys, phy_offsets and store_timestamps must have one length")
+        return self.put_hashes(hashes, offsets, times)
+
+    @guarded
+    def put_hashes(self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64],
+                   times: npt.NDArray[np.int64]) -> int:  # fmt: skip
+        """put_keys of keys whose hashes are known."""
         done = 0
         while done < len(hashes):
             room = self._reserve()
@@ -217,7 +223,7 @@ class IndexFile:
 
         Reads all those entries: about 0.1 s for a full file of default size.
         """
-        entries = np.frombuffer(self._file.map, _ENTRY, max(1, index_count), self._entries_at)[1:]
+        entries = np.frombuffer(self._file.map, ENTRY, max(1, index_count), self._entries_at)[1:]
         matched = entries[np.isin(entries["hash"], hashes)]
         matched = matched[np.argsort(matched["hash"], kind="stable")]
         first, last = (np.searchsorted(matched["hash"], hashes, side) for side in ("left", "right"))
@@ -228,7 +234,7 @@ class IndexFile:
     def entries(self, first: int, last: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64],
                                                       npt.NDArray[np.int32]]:  # fmt: skip
         """Key hashes, phy offsets and seconds since begin_timestamp of the entries [first, last), copied."""
-        raw = np.frombuffer(self._file.map, _ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE)
+        raw = np.frombuffer(self._file.map, ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE)
         return raw["hash"].astype(np.int32), raw["phy_offset"].astype(np.int64), raw["seconds"].astype(np.int32)
 
     @guarded

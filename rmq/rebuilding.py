@@ -1,21 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is derived, made again on demand: sidecars."""
+"""What is derived, made again on demand: queues and index from the log, sidecars from index files."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq._core._record import SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
+from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.geometry import check_readable, require_directory, settle_config
+from rmq.deriving import Derived, derive
+from rmq.errors import CorruptFileError, StoreLockedError, UnsupportedFormatError
+from rmq.geometry import check_readable, check_writable, require_directory, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.marks import read_meta
+from rmq.lock import StoreLock
+from rmq.logend import find_end, look_behind, was_left_alone
+from rmq.marks import Manifest, Mark, Marks, holder_pid, read_meta, write_manifest
 from rmq.paths import StorePaths, sidecar_path
+from rmq.pool import Runner, in_processes
+from rmq.queueset import QueueSet
+from rmq.segment import make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar
+from rmq.store import open as open_store
+
+logger = logging.getLogger("rmq")
+
+STAGED, REPLACED = "rebuild", "replaced"  # below <store>/rmq/, while a rebuild is at work
+PARTS = ("consumequeue", "index")
+
+
+class RebuildResult(NamedTuple):
+    """path: the directory in which consumequeue/ and index/ are new."""
+
+    path: str
+    queue_count: int
+    unit_count: int
+    index_file_count: int
+    key_count: int
 
 
 class RebuiltFile(NamedTuple):
@@ -24,6 +54,184 @@ class RebuiltFile(NamedTuple):
     path: str
     size: int
     reason: str
+
+
+def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *,
+            config: StoreConfig | None = None, processes: int | None = None) -> RebuildResult:  # fmt: skip
+    """Make queues and index of a store again, from nothing but its log, on `processes` processes.
+
+    output None: in the store, which nobody may have open for writing. The new files are whole and on disk before an old
+    one is touched; a crash at any moment leaves a store that opens as before. One that was not closed is opened for
+    writing first, and so recovered. output: a new or empty directory gets consumequeue/ and index/; the store is only
+    read, may be read only, and may have a writer.
+    Queues whose messages have all been cleaned away keep their files, so that their offsets go on. Index files are
+    named by the time of their first message; sidecars of replaced ones go.
+    processes: as of `scan_map`. Cost: one pass over the log and one over its keys; disk for the new files and 20 bytes
+    for each key. Raises CorruptFileError for a damaged log, StoreLockedError, UnsupportedFormatError for queues that
+    are not written here, FileExistsError, ValueError as `rmq.open`, OSError, ChildProcessError; then nothing changed.
+    """
+    return rebuild_by(in_processes(processes), path, output, config)
+
+
+def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None,
+               config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
+    """`rebuild` with tasks that run elsewhere."""
+    require_directory(Path(path))
+    asked = config or StoreConfig()
+    paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
+    if not paths.looks_like_store():
+        raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
+    check_readable(paths)
+    check_writable(paths)
+    if output is not None:
+        return _rebuild_into(run, paths, Path(output).absolute(), asked)
+    if paths.abort.exists():
+        open_store(path, "r+", config=config).close()
+    with closing(StoreLock(paths.lock, lambda: holder_pid(paths))):
+        if paths.abort.exists():
+            raise StoreLockedError(paths.root, holder_pid(paths))  # a writer came, and died
+        return _rebuild_in_place(run, paths, asked)
+
+
+def _rebuild_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConfig) -> RebuildResult:
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"{target}: exists and is not empty")
+    make_directory(target)
+    staged = target / f".{STAGED}"
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, staged, ignore_errors=True)
+        source = _Source(paths, asked)
+        stack.callback(source.log.close)
+        derived = source.derive(run, staged)
+        for part in PARTS:
+            os.rename(staged / part, target / part)
+    sync_directory(target)
+    return _result(target, derived)
+
+
+def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> RebuildResult:
+    staged, replaced = paths.own / STAGED, paths.own / REPLACED
+    for leftover in (staged, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, staged, ignore_errors=True)
+        source = _Source(paths, asked)
+        stack.callback(source.log.close)
+        derived = source.derive(run, staged)
+        parts = PARTS if source.config.message_index_enable else PARTS[:1]
+        make_directory(replaced)
+        for part in parts:
+            if (paths.root / part).exists():
+                os.rename(paths.root / part, replaced / part)
+            os.rename(staged / part, paths.root / part)  # a crash before it: the next open derives the part again
+        sync_directory(paths.root)
+        source.write_marks(derived)
+        for old in index_paths(replaced / "index"):
+            sidecar = sidecar_path(paths.index / old.name)
+            if sidecar is not None:
+                sidecar.unlink(missing_ok=True)
+        shutil.rmtree(replaced)
+    return _result(paths.root, derived)
+
+
+def _result(path: Path, derived: Derived) -> RebuildResult:
+    return RebuildResult(str(path), len(derived.extents), derived.unit_count, len(derived.index_files),
+                         derived.key_count)  # fmt: skip
+
+
+class _Source:
+    """The log that queues and index are made of, and what the store knows of them."""
+
+    def __init__(self, paths: StorePaths, asked: StoreConfig) -> None:
+        """Raises CorruptFileError when the log does not end as it must."""
+        meta = read_meta(paths)
+        self.config, _ = settle_config(paths, asked, meta)
+        self._paths = paths
+        self._mark = _read_mark(paths) if meta is not None else None
+        self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
+        try:
+            self._end = _log_end(self.log, self._mark)
+        except BaseException:
+            self.log.close()
+            raise
+
+    def derive(self, run: Runner, target: Path) -> Derived:
+        """New consumequeue/ and index/ below target, on disk."""
+        starts = [segment.start for segment in self.log.segments if segment.start < self._end]
+        derived = derive(self._paths.commit_logs, starts, self._end, target, self.config, run)
+        if self.log.min_phy_offset:
+            self._keep_cleaned(target / "consumequeue", derived)
+        return derived
+
+    def _keep_cleaned(self, target: Path, derived: Derived) -> None:
+        """Copy queues of which no message is left: their next offset stands nowhere else."""
+        queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=False,
+                          is_exact=False)  # fmt: skip
+        with closing(queues):
+            for topic, queue_id in _queue_directories(self._paths.consume_queue):
+                if (topic, queue_id) in derived.extents:
+                    continue
+                try:
+                    queue = queues.open(topic, queue_id)
+                    phy_offset, size, _ = queue.read(queue.max_offset - 1, 1)
+                except CorruptFileError as error:
+                    logger.warning("%s; it has no message, its next one gets queue offset 0", error)
+                    continue
+                if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE or phy_offset[0] >= self.log.min_phy_offset:
+                    continue
+                make_directory(target / topic / str(queue_id))
+                for path in queue.first_files():
+                    copied = target / topic / str(queue_id) / path.name
+                    shutil.copyfile(path, copied)
+                    with copied.open("rb+") as file:
+                        os.fsync(file.fileno())
+                derived.extents[topic, queue_id] = queue.first_offset, queue.max_offset
+        sync_directories(target)
+
+    def write_marks(self, derived: Derived) -> None:
+        """What is on disk now. A mark that is not of this log's end stays; without a manifest its word on the index and
+        queues is not believed."""
+        paths, mark = self._paths, self._mark
+        if mark is None or not was_left_alone(self.log, mark):
+            paths.manifest.unlink(missing_ok=True)
+            return
+        names = tuple(path.name for path in derived.index_files)
+        if self.config.message_index_enable:
+            mark = replace(mark, derived_phy_offset=mark.durable_phy_offset, index_name=int(names[-1]) if names else 0,
+                           indexed_phy_offset=mark.durable_phy_offset, index_header=derived.index_header)  # fmt: skip
+        else:
+            mark = replace(mark, derived_phy_offset=mark.durable_phy_offset)
+            names = tuple(path.name for path in index_paths(paths.index))
+        write_manifest(paths, Manifest(self.log.min_phy_offset, derived.extents, names))
+        with closing(Marks(paths.marks, writable=True)) as marks:
+            marks.read()
+            marks.write(mark)
+
+
+def _read_mark(paths: StorePaths) -> Mark | None:
+    if not paths.marks.exists() or not paths.marks.stat().st_size:
+        return None
+    with closing(Marks(paths.marks, writable=False)) as marks:
+        return marks.read()
+
+
+def _queue_directories(path: Path) -> Iterator[tuple[str, int]]:
+    for queue in sorted(path.glob("*/*")):
+        if queue.is_dir() and queue.name.isascii() and queue.name.isdigit() and len(queue.name) <= 10:
+            yield queue.parent.name, int(queue.name)
+
+
+def _log_end(log: CommitLog, mark: Mark | None) -> int:
+    """Behind the last whole record. CorruptFileError when more had been there, or is."""
+    gap = log.first_gap()
+    if gap >= 0:
+        raise log.damage(gap, SCAN_ZERO)
+    begin = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
+    end = look_behind(log, find_end(log, begin, log.max_phy_offset),
+                      durable=mark.durable_phy_offset if mark is not None else 0, durable_time=None)  # fmt: skip
+    if end.is_damage:
+        raise log.damage(end.phy_offset, end.stop)
+    return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset
 
 
 def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = None) -> Iterator[RebuiltFile]:

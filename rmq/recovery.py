@@ -274,7 +274,7 @@ class OpenedStore:
     queues: QueueSet
     index: Index
     table: QueueTable
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher[ConsumeQueue]
     checkpoint: Checkpoint
 
 

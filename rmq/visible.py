@@ -14,7 +14,7 @@ from rmq._core._record import SCAN_BAD_MAGIC
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
-from rmq.consumequeue import QueueGapError
+from rmq.consumequeue import ConsumeQueue, QueueGapError
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
@@ -41,7 +41,7 @@ class Visible:
     """A reader's view. refresh() before each answer; derive() before answers from queues."""
 
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
-                 dispatcher: Dispatcher) -> None:  # fmt: skip
+                 dispatcher: Dispatcher[ConsumeQueue]) -> None:  # fmt: skip
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
         self._owner_name = str(paths.owner)

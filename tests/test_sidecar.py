@@ -432,7 +432,6 @@ def test_a_sidecar_goes_with_its_index_file(tmp_path: Path) -> None:
 def test_the_command_makes_those_of_full_files(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "a", config=FEW) as store:
         put_some(store, 0, 3)
-        assert_error(called("rebuild", tmp_path / "s"), 2, "--sidecar")
         assert "no index file is full" in good("rebuild", "--sidecar", tmp_path / "s").err
         put_some(store, 3, 27)
         full = [file.path.name for file in store._index.files if file.is_full]

@@ -92,8 +92,12 @@ def topic_argument(**options: Any) -> Callable[[_Command], _Command]:
     return click.argument("topic", shell_complete=_complete_topic, **options)
 
 
-form_option = click.option("-o", "--output", "form", type=click.Choice(FORMS),
-                           help="Default: table on a terminal, jsonl on a pipe.")  # fmt: skip
+def _form(*names: str) -> Callable[[_Command], _Command]:
+    return click.option(*names, "form", type=click.Choice(FORMS), help="Default: table on a terminal, jsonl on a pipe.")
+
+
+form_option = _form("-o", "--output")
+short_form_option = _form("-o")  # of a verb whose --output is a directory
 template_option = click.option(
     "-f", "--format", "template", metavar="FORMAT",
     help=r"In place of -o: this line for each message, with fields in braces, such as '{keys}\t{body}'.")  # fmt: skip

@@ -4,34 +4,59 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import click
 
 from rmq.cli import printable
-from rmq.cli.arguments import form_option, store_argument
+from rmq.cli.arguments import short_form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.config import StoreConfig
+from rmq.rebuilding import rebuild as rebuild_store
 from rmq.rebuilding import rebuild_sidecars
 
 
 @click.command()
 @store_argument
-@click.option("--sidecar", is_flag=True, help="The sidecars of full index files.")
-@form_option
-def rebuild(store: Path, sidecar: bool, conf: Path | None, form: str | None) -> None:
-    """Make again what is derived from other files of STORE.
+@click.option("--output", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+              help="Put the new files there, a new or empty directory, and only read STORE.")  # fmt: skip
+@click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores.")
+@click.option("--sidecar", is_flag=True, help="Make the sidecars of full index files, and nothing else.")
+@short_form_option
+def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bool, conf: Path | None,
+            form: str | None) -> None:  # fmt: skip
+    """Make queues and index of STORE again, from nothing but its log.
 
-    --sidecar: a file beside each full index file, nearly as large, with which queries by key take a third of the time.
-    Works beside readers, a writer or a broker; log, queues and index stay as they are.
+    The new files are whole and on disk before an old one is touched. Nobody may have STORE open for writing, unless
+    --output is given. --sidecar: a file beside each full index file, nearly as large, with which queries by key take a
+    third of the time; works beside readers, a writer or a broker; log, queues and index stay as they are.
     """
-    if not sidecar:
-        raise click.UsageError("what to rebuild? --sidecar is all there is")
-    output = Output(form)
+    if sidecar and (output or processes):
+        raise click.UsageError("--sidecar goes with neither --output nor --processes")
+    config = StoreConfig.from_broker_conf(conf) if conf else None
     try:
-        done = list(rebuild_sidecars(store, StoreConfig.from_broker_conf(conf) if conf else None))
+        if sidecar:
+            _sidecars(store, config, Output(form))
+        else:
+            _queues_and_index(store, output, config, processes, Output(form))
     except ValueError as error:
         raise click.UsageError(f"{error}{'' if conf else '; --conf FILE can tell'}") from error
+
+
+def _queues_and_index(store: Path, target: Path | None, config: StoreConfig | None, processes: int | None,
+                      output: Output) -> None:  # fmt: skip
+    started = time.monotonic()
+    made = rebuild_store(store, target, config=config, processes=processes)
+    output.rows([made._asdict()], lambda row: {
+        "directory": printable(row["path"]), "queues": f"{row['queue_count']:,}", "units": f"{row['unit_count']:,}",
+        "index files": f"{row['index_file_count']:,}", "keys": f"{row['key_count']:,}"})  # fmt: skip
+    note(f"{counted(made.unit_count, 'unit')} and {counted(made.key_count, 'key')} in "
+         f"{time.monotonic() - started:.1f} s")  # fmt: skip
+
+
+def _sidecars(store: Path, config: StoreConfig | None, output: Output) -> None:
+    done = list(rebuild_sidecars(store, config))
     output.rows([file._asdict() for file in done], lambda row: {
         "size": people_size(row["size"]), "file": printable(os.path.relpath(row["path"], store.absolute())),
         "not made because": row["reason"]})  # fmt: skip

@@ -15,6 +15,7 @@ from rmq.config import StoreConfig
 from rmq.errors import RmqError
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
+from rmq.rebuilding import RebuildResult, rebuild_by
 from rmq.spark.opened import check_version, forget, opened
 from rmq.splits import SPLIT_BYTES
 from rmq.version import __version__
@@ -45,6 +46,16 @@ def on_executors(spark: SparkSession) -> Runner:
             yield pickle.loads(row.answer)
 
     return run
+
+
+def rebuild(spark: SparkSession, path: str, output: str | None = None, *,
+            config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
+    """`rmq.rebuild` with its tasks on the executors, one for each segment and one for each index file.
+
+    They write the new files: the store, or output, must be the same disk for all of them. Memory: an index file's
+    size, 420 MB of the page cache by default, for each task that runs at a time.
+    """
+    return rebuild_by(on_executors(spark), path, output, config)
 
 
 def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:

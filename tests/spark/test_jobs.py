@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import copy_store, digests
 
 import rmq
 from spark.orders import COUNT, TIME
@@ -58,3 +60,18 @@ def test_a_time_range_and_an_empty_store_may_leave_no_part(spark: Any, store: Pa
     assert rmq.spark.scan_map(spark, str(tmp_path / "s"), sizes, schema).collect() == []
     with pytest.raises(ValueError, match="nope"):
         rmq.spark.scan_map(spark, str(store), sizes, schema, columns=["nope"])
+
+
+def test_queues_and_index_are_made_by_executors(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    result = rmq.spark.rebuild(spark, str(store), str(tmp_path / "new"))
+    assert digests(tmp_path / "new", "consumequeue") == digests(store, "consumequeue")
+    assert list(digests(tmp_path / "new", "index").values()) == list(digests(store, "index").values())
+    assert result.unit_count == COUNT + 10
+    again = copy_store(store, tmp_path / "again")
+    shutil.rmtree(again / "consumequeue")
+    assert rmq.spark.rebuild(spark, str(again)).queue_count == result.queue_count
+    assert rmq.verify(again).is_sound
+    with pytest.raises(FileExistsError):
+        rmq.spark.rebuild(spark, str(store), str(tmp_path / "new"))
