@@ -311,13 +311,13 @@ class CommitLog:
         if scan.phy_offset < end:
             raise self.damage(scan.phy_offset, scan.stop)
 
-    def align(self, phy_offset: int, end: int) -> int:
-        """Start of the first record at or behind a phy offset; `end` when there is none before it."""
+    def align(self, phy_offset: int, end: int, known: int = -1) -> int:
+        """Start of the first record at or behind a phy offset, or `end`. known: one before it, in its segment."""
         while phy_offset < end:
             segment = self._known_segment(phy_offset)
-            if segment is None or segment.start == phy_offset:
+            if segment is None or phy_offset in (segment.start, known):
                 return phy_offset
-            for batch in self.records(segment.start, min(end, segment.end)):
+            for batch in self.records(max(segment.start, known), min(end, segment.end)):
                 offsets = batch.numbers("phy_offset")
                 if offsets[-1] >= phy_offset:
                     return int(offsets[np.searchsorted(offsets, phy_offset)])

@@ -6,7 +6,9 @@ Source: RocketMQ DefaultMessageStore#getMessage, ConsumeQueue#getOffsetInQueueBy
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+import heapq
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
 from rmq.query import messages_at
 
 PULL_CHUNK = 1024
+NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
+QUEUES_ASKED = 64
 EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
 
 
@@ -79,6 +83,45 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     else:
         status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, low, high, messages)
+
+
+def record_before(log: CommitLog, queues: Iterable[ConsumeQueue], phy_offset: int, log_end: int) -> int:
+    """Start of a record at or before a phy offset, in its segment: the nearest that units tell, or the segment's first.
+
+    A unit counts when the record that it points to is its own: no body can pass for one. Cost: a binary search in each
+    of the longest queues.
+    """
+    start = phy_offset - phy_offset % log.segment_size
+    if phy_offset - start < NEAR:
+        return start
+    found: list[tuple[int, int, ConsumeQueue]] = []
+    for queue in heapq.nlargest(QUEUES_ASKED, queues, lambda queue: queue.max_offset - queue.min_offset):
+        try:
+            unit = _unit_before(queue, phy_offset)
+        except (CorruptFileError, OSError):
+            continue  # the walk from the segment's start needs no queue
+        if unit is not None and start < unit[0] <= phy_offset:
+            found.append((*unit, queue))
+            if phy_offset - unit[0] < NEAR:
+                break
+    for place, size, queue in sorted(found, key=lambda item: item[:2], reverse=True):
+        message = messages_at(log, np.array([place], np.int64), log_end).get(place)
+        own = queue.topic, queue.queue_id, size
+        if message is not None and (message.topic, message.queue_id, message.size) == own:
+            return place
+    return start
+
+
+def _unit_before(queue: ConsumeQueue, phy_offset: int) -> tuple[int, int] | None:
+    """Phy offset and size of the last unit at or before a phy offset."""
+    def place(offset: int) -> int:
+        places, _, _ = queue.read(offset, 1)
+        return int(places[0]) if len(places) else -1  # cleaned away meanwhile
+
+    units = range(queue.min_offset, queue.max_offset)
+    number = bisect.bisect_right(units, phy_offset, key=place) - 1
+    places, sizes, _ = queue.read(units[number], 1) if number >= 0 else queue.read(0, 0)
+    return (int(places[0]), int(sizes[0])) if len(places) else None
 
 
 def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: tuple[int, int],

@@ -29,7 +29,7 @@ from rmq.lock import lock_holder
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.pull import batch_queues, pull_batches, pull_units, search_batches, search_units, tag_set
+from rmq.pull import batch_queues, pull_batches, pull_units, record_before, search_batches, search_units, tag_set
 from rmq.query import QueryManyResult, QueryResult, ambiguous_records, carriers, find, load_sound, messages_at, unwrap
 from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
@@ -425,13 +425,17 @@ class StoreReader(ABC):
         low = self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
         stop = log_end if end_phy_offset is None else int64_offset(end_phy_offset, "end_phy_offset")
-        align = self._log.align if tell is None else partial(aligned, self._log)
+        align = self._align if tell is None else partial(aligned, self._log)
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
         batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
                                  end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
                                  check_crc=check_crc, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
+
+    def _align(self, place: int, log_end: int) -> int:
+        queues = list(self._queues.queues.values()) if self._foreign_queues is None and place < log_end else []
+        return self._log.align(place, log_end, record_before(self._log, queues, place, log_end))
 
     @while_open
     def table(self, name: Literal["queues", "index", "topics", "segments"], *,
