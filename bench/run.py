@@ -77,9 +77,13 @@ def place_of(wanted: Path | None) -> Path:
     return place
 
 
-def run(options: argparse.Namespace, rows: tuple[str, ...], place: Path, disk: Path) -> Setting:
-    with RocketMQ(place, wanted=not options.quick) as rocketmq:
-        setting = Setting(rows, place, disk, options.seed, options.quick, rocketmq, compiled("floors", MODULES))
+def run(options: argparse.Namespace, rows: tuple[str, ...], place: Path) -> Setting:
+    """One measurement of each row, with files of its own."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=place) as files, \
+            tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=options.disk) as synced, \
+            RocketMQ(Path(files), wanted=not options.quick) as rocketmq:  # fmt: skip
+        setting = Setting(rows, Path(files), Path(synced), options.seed, options.quick, rocketmq,
+                          compiled("floors", MODULES))  # fmt: skip
         if options.check and CPU_LEVEL != "vpclmul512":
             setting.rows = tuple(row for row in rows if row != "C1")
             setting.table.skip("C1", f"its goal is that of 512-bit instructions, here it is {CPU_LEVEL}")
@@ -91,14 +95,14 @@ def run(options: argparse.Namespace, rows: tuple[str, ...], place: Path, disk: P
     return setting
 
 
-def checked(options: argparse.Namespace, place: Path, disk: Path) -> Setting:
+def checked(options: argparse.Namespace, place: Path) -> Setting:
     """A run, and of a check the rows that fall short once or twice more."""
-    setting = run(options, options.rows, place, disk)
+    setting = run(options, options.rows, place)
     for _ in range(AGAIN if options.check else 0):
         rows = tuple(dict.fromkeys(line.goal.row for line in setting.table.short()))
         if rows:
             print(f"once more: {', '.join(rows)}", flush=True)
-            setting.table.take_faster(run(options, rows, place, disk).table)
+            setting.table.take_faster(run(options, rows, place).table)
     return setting
 
 
@@ -111,9 +115,7 @@ def main(arguments: list[str]) -> None:
         "rocketmq": RELEASE, "seed": str(options.seed), "rounds": "{} after {}".format(*rounds),
         "sizes": f"index {index_rows.FULL:,} entries, segment {SEGMENT >> 20} MiB",
         "durability": "page cache only, C5 flushes each put"}  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=place) as files, \
-            tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=options.disk) as synced:  # fmt: skip
-        setting = checked(options, Path(files), Path(synced))
+    setting = checked(options, place)
     about["load_after"] = f"{os.getloadavg()[0]:.1f}"
     lines = [", ".join(f"{name} {text}" for name, text in about.items()), "", *setting.notes, "",
              *setting.table.text(options.rows)]  # fmt: skip
