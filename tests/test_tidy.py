@@ -36,6 +36,7 @@ LAYERS = (
     {"flushing", "visible", "reading"},
     {"store"},
     {"parallel"},
+    {"exporting"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
     {"__main__"},

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from hostile import TOPICS, make_hostile
 
 import rmq
 from spark.orders import COUNT, TIME
@@ -58,3 +61,51 @@ def test_a_time_range_and_an_empty_store_may_leave_no_part(spark: Any, store: Pa
     assert rmq.spark.scan_map(spark, str(tmp_path / "s"), sizes, schema).collect() == []
     with pytest.raises(ValueError, match="nope"):
         rmq.spark.scan_map(spark, str(store), sizes, schema, columns=["nope"])
+
+
+def test_export_by_executors_is_that_by_processes(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    done = rmq.spark.export(spark, str(store), str(tmp_path / "lake"), split_bytes=100_000)
+    here = rmq.export(store, tmp_path / "here", processes=1, split_bytes=100_000)
+    assert done.files == here.files
+    assert done.row_count == COUNT + 10
+    tables = [ds.dataset(tmp_path / name, partitioning="hive").to_table() for name in ("lake", "here")]
+    assert tables[0].equals(tables[1])
+    frame = spark.read.parquet(str(tmp_path / "lake"))
+    whole = spark.read.format("rmq").load(str(store)).drop("properties")  # maps cannot be compared
+    assert frame.select(whole.columns).exceptAll(whole).count() == 0
+    assert frame.where("properties['n'] = '7'").first().keys == ["o-7", "c-7"]
+
+
+def test_spark_reads_hostile_topics_back(spark: Any, tmp_path: Path) -> None:
+    make_hostile(tmp_path / "s")
+    rmq.export(tmp_path / "s", tmp_path / "lake", processes=1)
+    schema = "topic string, body binary, store_timestamp timestamp, date date"
+    rows = spark.read.schema(schema).parquet(str(tmp_path / "lake")).collect()
+    assert sorted(row.topic for row in rows) == sorted(TOPICS)
+    assert all(row.topic.encode() == bytes(row.body) and row.date == row.store_timestamp.date() for row in rows)
+
+
+def test_spark_tells_the_name_of_null_from_null(spark: Any, tmp_path: Path) -> None:
+    from rmq.exporting import NULL, escaped
+
+    for topic in ("", NULL):
+        place = tmp_path / "lake" / f"topic={escaped(topic)}"
+        place.mkdir(parents=True)
+        pq.write_table(pa.table({"body": [topic]}), place / "part.parquet")
+    rows = spark.read.parquet(str(tmp_path / "lake")).collect()
+    assert sorted((row.body, row.topic) for row in rows) == [("", None), (NULL, NULL)]
+
+
+def test_an_export_of_damage_by_executors_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+    import rmq.spark
+
+    make_hostile(tmp_path / "s")
+    segment = tmp_path / "s/commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[500:520] = bytes(20)
+    segment.write_bytes(data)
+    with pytest.raises(Exception, match="CorruptFileError"):
+        rmq.spark.export(spark, str(tmp_path / "s"), str(tmp_path / "lake"))
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
