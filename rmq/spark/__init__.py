@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmq.spark.functions import lookup_join, messages, offsets, register
-    from rmq.spark.jobs import export, scan_map
+    from rmq.spark.jobs import export, scan_map, verify
     from rmq.spark.staging import clean_staging
 
-__all__ = ["clean_staging", "export", "lookup_join", "messages", "offsets", "register", "scan_map"]
-_HOMES = {"clean_staging": "staging", "export": "jobs", "scan_map": "jobs"}  # the others: functions
+__all__ = ["clean_staging", "export", "lookup_join", "messages", "offsets", "register", "scan_map", "verify"]
+_HOMES = {"clean_staging": "staging", "export": "jobs", "scan_map": "jobs", "verify": "jobs"}  # the others: functions
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,8 @@ from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.spark.opened import check_version, forget, opened
 from rmq.splits import SPLIT_BYTES
+from rmq.verification.findings import LIMIT, VerifyResult
+from rmq.verification.verify import verify_by
 from rmq.version import __version__
 
 ANSWERS = "number bigint, answer binary"
@@ -94,3 +96,12 @@ def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterabl
     return run_export(on_executors(spark), path, target, partition_by=partition_by, compression=compression,
                       columns=columns, config=config, split_bytes=split_bytes, min_partitions=min_partitions,
                       topics=topics, begin=begin, end=end)  # fmt: skip
+
+
+def verify(spark: SparkSession, path: str, *, config: StoreConfig | None = None, limit: int = LIMIT) -> VerifyResult:
+    """`rmq.verify` whose passes are done by Spark's executors: the same findings and the same counts.
+
+    Three jobs: index files, segments with their units and entries, queues; names and small files are the driver's.
+    Past the limit others may be kept than `rmq.verify` keeps. Raises as `rmq.verify`, in a task what Spark raises.
+    """
+    return verify_by(on_executors(spark), path, config=config, limit=limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,19 @@ def test_an_export_of_damage_by_executors_leaves_nothing(spark: Any, tmp_path: P
     with pytest.raises(Exception, match="CorruptFileError"):
         rmq.spark.export(spark, str(tmp_path / "s"), str(tmp_path / "lake"))
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_verification_by_executors_is_that_by_threads(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    shutil.copytree(store, tmp_path / "s")
+    for file, position in (("commitlog/00000000000000065536", 3000), ("checkpoint", 1),
+                           ("consumequeue/orders/1/00000000000000000000", 405)):  # fmt: skip
+        with open(tmp_path / "s" / file, "r+b") as damaged:
+            damaged.seek(position)
+            damaged.write(b"\x77" * 30)
+    for path in (store, tmp_path / "s"):
+        found, expected = rmq.spark.verify(spark, str(path)), rmq.verify(path)
+        assert (list(found), vars(found)) == (list(expected), vars(expected))
+    assert found.damage_count > 0
+    assert found.derived_count > 0
