@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StoreReadOnlyError,
         UnsupportedFormatError,
     )
+    from rmq.exporting import ExportedFile, ExportResult, export
     from rmq.indexfile import MAX_TIMESTAMP, IndexFile
     from rmq.info import StoreInfo
     from rmq.message import (
@@ -47,6 +48,8 @@ __all__ = [
     "MAX_TIMESTAMP",
     "CleanResult",
     "CorruptFileError",
+    "ExportResult",
+    "ExportedFile",
     "Finding",
     "IllegalMessageError",
     "IndexFile",
@@ -72,6 +75,7 @@ __all__ = [
     "UnsupportedFormatError",
     "VerifyResult",
     "__version__",
+    "export",
     "index_key_hash",
     "java_hash",
     "open",
@@ -87,6 +91,7 @@ _HOMES = {
     "rmq._core._message": ("Message",),
     "rmq.config": ("StoreConfig",),
     "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "rmq.exporting": ("ExportResult", "ExportedFile", "export"),
     "rmq.indexfile": ("MAX_TIMESTAMP", "IndexFile"),
     "rmq.info": ("StoreInfo",),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",

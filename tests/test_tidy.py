@@ -36,6 +36,7 @@ LAYERS = (
     {"flushing", "visible", "reading"},
     {"store"},
     {"parallel", "rebuilding"},
+    {"exporting"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
     {"__main__"},

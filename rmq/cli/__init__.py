@@ -30,6 +30,7 @@ VERBS = {
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",
     "verify": "rmq.cli.verify",
+    "export": "rmq.cli.export",
     "ingest": "rmq.cli.ingest",
     "clean": "rmq.cli.clean",
     "rebuild": "rmq.cli.rebuild",

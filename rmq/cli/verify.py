@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +12,8 @@ import click
 
 from rmq.cli import DAMAGE
 from rmq.cli.arguments import form_option, store_argument
-from rmq.cli.output import Output, counted, make_console, note, people_size
+from rmq.cli.output import Output, counted, note, people_size
+from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify as verify_store
@@ -38,7 +36,7 @@ def verify(store: Path, conf: Path | None, jobs: int | None, limit: int, form: s
     output = Output(form)
     try:
         config = StoreConfig.from_broker_conf(conf) if conf else None
-        with _progress() as show:
+        with byte_bar() as show:
             started = time.monotonic()
             found = verify_store(store, config=config, progress=show, jobs=jobs, limit=limit)
             seconds = time.monotonic() - started
@@ -64,20 +62,3 @@ def _conclude(store: Path, found: VerifyResult, seconds: float) -> None:
          f"{found.derived_count:,} derived, {counted(found.note_count, 'note')}; "
          f"{counted(found.record_count, 'record')}, {counted(found.unit_count, 'unit')}, "
          f"{counted(found.entry_count, 'entry')}, {people_size(found.size_read)} in {seconds:.1f} s")  # fmt: skip
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A function (bytes read, bytes to read) that moves a bar on a terminal's stderr; None where there is none."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    console = make_console(stderr=True)
-    columns = [TaskProgressColumn(), DownloadColumn(), TimeRemainingColumn()]
-    if console.width >= 60:
-        columns.insert(0, BarColumn(None))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

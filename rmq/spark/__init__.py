@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmq.spark.functions import lookup_join, messages, offsets, register
-    from rmq.spark.jobs import rebuild, scan_map
+    from rmq.spark.jobs import export, rebuild, scan_map, verify
     from rmq.spark.staging import clean_staging
 
-__all__ = ["clean_staging", "lookup_join", "messages", "offsets", "rebuild", "register", "scan_map"]
-_HOMES = {"clean_staging": "staging", "rebuild": "jobs", "scan_map": "jobs"}  # the others: functions
+__all__ = ["clean_staging", "export", "lookup_join", "messages", "offsets", "rebuild", "register", "scan_map", "verify"]
+_HOMES = {"clean_staging": "staging"} | dict.fromkeys(["export", "rebuild", "scan_map", "verify"], "jobs")
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,11 +13,14 @@ from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
 from rmq.errors import RmqError
+from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
 from rmq.spark.opened import check_version, forget, opened
 from rmq.splits import SPLIT_BYTES
+from rmq.verification.findings import LIMIT, VerifyResult
+from rmq.verification.verify import verify_by
 from rmq.version import __version__
 
 ANSWERS = "number bigint, answer binary"
@@ -91,3 +94,25 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
     except (RmqError, OSError):
         forget(path)
         raise
+
+
+def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),
+           topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
+           columns: Iterable[str] | None = None, compression: str = "zstd", split_bytes: int = SPLIT_BYTES,
+           min_partitions: int = 1, config: StoreConfig | None = None) -> ExportResult:  # fmt: skip
+    """`rmq.export` whose parts are written by Spark's executors: the same directory, all or nothing.
+
+    target: a path that driver and executors see, as the store's. Messages do not cross to the JVM.
+    """
+    return run_export(on_executors(spark), path, target, partition_by=partition_by, compression=compression,
+                      columns=columns, config=config, split_bytes=split_bytes, min_partitions=min_partitions,
+                      topics=topics, begin=begin, end=end)  # fmt: skip
+
+
+def verify(spark: SparkSession, path: str, *, config: StoreConfig | None = None, limit: int = LIMIT) -> VerifyResult:
+    """`rmq.verify` whose passes are done by Spark's executors: the same findings and the same counts.
+
+    Three jobs: index files, segments with their units and entries, queues; names and small files are the driver's.
+    Past the limit others may be kept than `rmq.verify` keeps. Raises as `rmq.verify`, in a task what Spark raises.
+    """
+    return verify_by(on_executors(spark), path, config=config, limit=limit)

@@ -90,7 +90,7 @@ class Report:
     """Collects findings of several threads; of each severity it keeps the first `limit` and counts the others."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._kept: dict[str, list[Finding]] = {severity: [] for severity in SEVERITIES}
         self._lock = threading.Lock()
         self.counts = dict.fromkeys(SEVERITIES, 0)
@@ -100,7 +100,7 @@ class Report:
         assert kind in KINDS
         with self._lock:
             self.counts[severity] += 1
-            if len(self._kept[severity]) < self._limit:
+            if len(self._kept[severity]) < self.limit:
                 self._kept[severity].append(finding)
 
     def count(self, severity: str, more: int) -> None:
@@ -108,8 +108,21 @@ class Report:
         with self._lock:
             self.counts[severity] += more
 
+    def kept(self) -> list[Finding]:
+        """All that are kept, `limit` of each severity at most."""
+        return [finding for found in self._kept.values() for finding in found]
+
+    def merge(self, kept: list[Finding], counts: dict[str, int]) -> None:
+        """Take over what another report has."""
+        with self._lock:
+            for finding in kept:
+                if len(self._kept[finding.severity]) < self.limit:
+                    self._kept[finding.severity].append(finding)
+            for severity, count in counts.items():
+                self.counts[severity] += count
+
     def is_full(self, severity: str) -> bool:
-        return len(self._kept[severity]) >= self._limit
+        return len(self._kept[severity]) >= self.limit
 
     def derived(self, path: Path, offset: int, kind: str, reason: str) -> None:
         self.add(path, offset, kind, DERIVED, reason)
@@ -125,4 +138,4 @@ class Report:
         found = [finding for severity in SEVERITIES
                  for finding in sorted(self._kept[severity], key=lambda item: (item.path, item.offset, item.kind,
                                                                                item.reason))]  # fmt: skip
-        return found[: self._limit]
+        return found[: self.limit]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,24 @@ class Header:
     index_count: int
 
 
+class PartPlan(NamedTuple):
+    """A Part without what is open, picklable."""
+
+    path: Path
+    header: Header
+    limit: int
+    is_settled: bool
+    times: PartTimes
+
+
+class PartTimes(NamedTuple):
+    """Of a Part what its own judgement finds for the segments' passes."""
+
+    base: int
+    first_base: int
+    firsts: npt.NDArray[np.int32]
+
+
 @dataclass
 class Part:
     """One index file. Entries 1 .. limit - 1 are judged; is_settled: nobody changes slots and header meanwhile.
@@ -68,6 +87,14 @@ class Part:
     first_base: int = -1
     firsts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
+    @property
+    def times(self) -> PartTimes:
+        return PartTimes(self.base, self.first_base, self.firsts)
+
+    @times.setter
+    def times(self, found: PartTimes) -> None:
+        self.base, self.first_base, self.firsts = found
+
     def phy_offset(self, entry: int) -> int:
         at = self.file.size - (self.view.index_num - entry) * L.ENTRY_SIZE
         return int(struct.unpack_from(">q", self.file.map, at + L.ENTRY_PHY_OFFSET_OFFSET)[0])
@@ -76,13 +103,22 @@ class Part:
 class IndexFiles:
     """The index files of a store, oldest first, mapped."""
 
-    def __init__(self, ground: Ground, *, is_read: bool) -> None:
+    def __init__(self, ground: Ground, *, is_read: bool, known: list[PartPlan] | None = None) -> None:
+        """is_read: False leaves all files alone. known: as they were listed and judged so far."""
         self.parts: list[Part] = []
         self.size = 0  # bytes to read
         self._ground = ground
         self._entries_at = L.INDEX_HEADER_SIZE + ground.config.max_hash_slot_num * L.INDEX_SLOT_SIZE
-        if is_read:
+        if known is not None:
+            for plan in known:
+                file, view = self._mapped(plan.path)
+                self.parts.append(Part(plan.path, file, view, *plan[1:-1], *plan.times))
+        elif is_read:
             self._list()
+
+    def plan(self) -> list[PartPlan]:
+        """The files as they stand, for `known` in another process."""
+        return [PartPlan(part.path, part.header, part.limit, part.is_settled, part.times) for part in self.parts]
 
     def close(self) -> None:
         for part in self.parts:
@@ -118,9 +154,7 @@ class IndexFiles:
 
     def _open(self, path: Path) -> None:
         ground = self._ground
-        file = MappedFile(path)
-        view = IndexFileView(file.map, hash_slot_num=ground.config.max_hash_slot_num,
-                             index_num=ground.config.max_index_num)  # fmt: skip
+        file, view = self._mapped(path)
         header = Header(*_HEADER.unpack_from(file.map))
         part = Part(path, file, view, header, view.index_count, ground.is_closed or view.is_full)
         if ground.mark is not None and not ground.is_closed and int(path.name) == ground.mark.index_name:
@@ -133,6 +167,10 @@ class IndexFiles:
         self.parts.append(part)
         self.size += self._entries_at + part.limit * L.ENTRY_SIZE
 
+    def _mapped(self, path: Path) -> tuple[MappedFile, IndexFileView]:
+        file, config = MappedFile(path), self._ground.config
+        return file, IndexFileView(file.map, hash_slot_num=config.max_hash_slot_num, index_num=config.max_index_num)
+
     def _was_flushed(self, part: Part) -> bool:
         """Whether a crash cannot have spoiled a broker's file. Source: IndexService#load."""
         checkpoint = self._ground.checkpoint
@@ -144,10 +182,12 @@ class IndexFiles:
 
     # ---- each by itself ----
 
-    def judge(self, number: int, places: npt.NDArray[np.int64]) -> None:
-        """Slots, links, order and header of one file; notes where each of `places` begins in it."""
+    def judge(self, number: int, places: npt.NDArray[np.int64]) -> PartTimes:
+        """Slots, links, order and header of one file; notes where each of `places` begins in it.
+
+        After cut_counts; what is judged here of a file says nothing of the others.
+        """
         part, ground = self.parts[number], self._ground
-        self._cut_count(part)
         self._judge_times(number)
         faults, part.firsts, used = check_links(
             part.view, number, part.limit, places, check_slots=part.is_settled or ground.is_live,
@@ -157,9 +197,14 @@ class IndexFiles:
         if part.is_settled:
             self._judge_header(number, used)
         self._judge_neighbour(number)
+        return part.times
+
+    def cut_counts(self) -> None:
+        """Leave out empty entries at the end, which a count that is too large would let in."""
+        for part in self.parts:
+            self._cut_count(part)
 
     def _cut_count(self, part: Part) -> None:
-        """Leave out empty entries at the end, which a count that is too large would let in."""
         used = part.limit
         while used > 2 and not self._is_used(part, used - 1):
             used -= 1

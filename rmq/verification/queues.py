@@ -42,15 +42,15 @@ class Queue:
 class QueueFiles:
     """The queues of a store by (topic, queue id). Thread-safe once listed."""
 
-    def __init__(self, ground: Ground, *, is_read: bool) -> None:
-        """is_read: False leaves all queues alone, because they are no files of units."""
-        self.queues: dict[Name, Queue] = {}
-        self._is_read = is_read
+    def __init__(self, ground: Ground, *, is_read: bool, known: dict[Name, Queue] | None = None) -> None:
+        """is_read: False leaves all queues alone, because they are no files of units. known: as they were listed."""
+        self.queues: dict[Name, Queue] = {} if known is None else known
+        self.is_read = is_read
         self._ground = ground
         self._root = ground.paths.consume_queue
         self._segment_size = ground.config.mapped_file_size_consume_queue
         self._files = FileCache(False)
-        if is_read:
+        if is_read and known is None:
             self._list()
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class QueueFiles:
         """Topic and queue id as they name a directory; None when they cannot, or when no queues are read."""
         text = decode_text(topic)
         try:
-            if not self._is_read or check_topic(text) != topic or queue_id < 0:
+            if not self.is_read or check_topic(text) != topic or queue_id < 0:
                 return None
         except ValueError:
             return None
@@ -162,14 +162,20 @@ class QueueFiles:
     # ---- spans ----
 
     def add_spans(self, name: Name, spans: list[Span]) -> None:
-        """Take what one segment's records say of a queue. Memory: a span for each stretch without a fault."""
+        """Take what one segment's records say of a queue, segments in any order.
+
+        Memory: a span for each stretch without a fault.
+        """
         queue = self.queues.setdefault(name, Queue(self._root / name[0] / str(name[1])))
         for low, high, phy_offset, is_right in spans:
             at = bisect.bisect_left(queue.spans, (low, high, phy_offset, is_right))
             if at and queue.spans[at - 1][1] == low and queue.spans[at - 1][3] == is_right:
-                before = queue.spans[at - 1]
-                queue.spans[at - 1] = before[0], high, before[2], is_right
-            elif len(queue.spans) < SPAN_LIMIT:
+                at -= 1
+                before = queue.spans.pop(at)
+                low, phy_offset = before[0], before[2]
+            if at < len(queue.spans) and queue.spans[at][0] == high and queue.spans[at][3] == is_right:
+                high = queue.spans.pop(at)[1]
+            if len(queue.spans) < SPAN_LIMIT:
                 queue.spans.insert(at, (low, high, phy_offset, is_right))
             else:
                 last = queue.spans[-1]

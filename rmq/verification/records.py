@@ -26,7 +26,7 @@ from rmq._core._record import (
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._unitcheck import UnitCheck, misnamed_crcs
 from rmq.commitlog import CHECK_CRC
-from rmq.logsegment import ZEROS_AT_END, Segment
+from rmq.logsegment import ZEROS_AT_END
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles
@@ -38,12 +38,12 @@ _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SEC
 
 @dataclass
 class SegmentReport:
-    """What one segment holds. end: behind its last whole record; stop: SCAN_* there.
+    """What one segment holds. start: its phy offset; end: behind its last whole record; stop: SCAN_* there.
 
     spans: per queue, (low, high, phy offset, is_right) of queue offsets, as UnitCheck gives them.
     """
 
-    segment: Segment
+    start: int
     end: int
     stop: int = SCAN_LIMIT
     record_count: int = 0
@@ -60,7 +60,9 @@ class SegmentReport:
 class SegmentCheck:
     """Reads one segment from its first to its last byte below the ground's limit."""
 
-    def __init__(self, ground: Ground, segment: Segment, queues: QueueFiles, index: IndexFiles) -> None:
+    def __init__(self, ground: Ground, start: int, queues: QueueFiles, index: IndexFiles) -> None:
+        segment = ground.log.segment_at(start)
+        assert segment is not None
         self._ground = ground
         self._segment = segment
         self._queue_files = queues
@@ -73,7 +75,7 @@ class SegmentCheck:
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
         self._used = -1  # end of what is not zero, once it was asked for
-        self._report = SegmentReport(segment, segment.start)
+        self._report = SegmentReport(start, start)
 
     def run(self) -> SegmentReport:
         """Raises OSError, and InterruptedError when the verification was given up."""

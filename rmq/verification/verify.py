@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,11 +20,12 @@ from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
+from rmq.pool import Runner
 from rmq.verification.findings import LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
 from rmq.verification.indexes import IndexFiles
 from rmq.verification.queues import QueueFiles
-from rmq.verification.records import SegmentCheck, SegmentReport
+from rmq.verification.records import SegmentReport
 from rmq.verification.smallfiles import (
     is_ours,
     judge_checkpoint,
@@ -36,11 +36,19 @@ from rmq.verification.smallfiles import (
     read_own_manifest,
     read_own_meta,
 )
+from rmq.verification.work import (
+    QUEUE_GROUPS,
+    Crew,
+    Site,
+    Tasks,
+    Threads,
+    check_segments,
+    judge_part,
+    judge_queues,
+)
 
 Progress = Callable[[int, int], object]
 _Item = TypeVar("_Item")
-_Answer = TypeVar("_Answer")
-TICK_S = 0.1
 
 
 def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, progress: Progress | None = None,
@@ -55,15 +63,38 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     an index file and a few hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError (geometry), never
     CorruptFileError: that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
     """
-    if config is not None and not isinstance(config, StoreConfig):
-        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
-    for name, number in (("jobs", jobs), ("limit", limit)):
+    _check_numbers(jobs=jobs, limit=limit)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, got {type(progress).__name__}")
+    paths, given = _found(path, config)
+    work = _Verification(paths, given, Report(limit), progress)
+    return work.run(Threads(jobs or os.cpu_count() or 1, work.tell))
+
+
+def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig | None = None,
+              limit: int = LIMIT) -> VerifyResult:  # fmt: skip
+    """`verify` by any Runner: index files, groups of segments and groups of queues are its tasks, in this order.
+
+    Past the limit other findings of the same severity may be kept than `verify` keeps.
+    """
+    _check_numbers(limit=limit)
+    paths, given = _found(path, config)
+    work = _Verification(paths, given, Report(limit), None)
+    return work.run(Tasks(run, work.tell))
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
             raise TypeError(f"{name} must be int, got {type(number).__name__}")
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be callable, got {type(progress).__name__}")
+
+
+def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[StorePaths, StoreConfig]:
+    """The store's files and what is known of it; raises when there is no store."""
+    if config is not None and not isinstance(config, StoreConfig):
+        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     root = Path(path)
     if not root.is_dir():
         kind = NotADirectoryError if root.exists() else FileNotFoundError
@@ -73,15 +104,13 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     check_readable(paths)
     if not paths.looks_like_store():
         raise UnsupportedFormatError(root, "no message store", "it has no commitlog directory")
-    return _Verification(paths, given, Report(limit), jobs or os.cpu_count() or 1, progress).run()
+    return paths, given
 
 
 class _Verification:
-    def __init__(self, paths: StorePaths, config: StoreConfig, report: Report, jobs: int,
-                 progress: Progress | None) -> None:  # fmt: skip
+    def __init__(self, paths: StorePaths, config: StoreConfig, report: Report, progress: Progress | None) -> None:
         self._paths = paths
         self._report = report
-        self._jobs = jobs
         self._progress = progress
         self._total = 0
         self._given = config
@@ -128,7 +157,7 @@ class _Verification:
 
     # ---- the passes ----
 
-    def run(self) -> VerifyResult:
+    def run(self, crew: Crew) -> VerifyResult:
         ground = self._ground
         foreign = [error for error in (foreign_queues(self._paths), foreign_index(self._paths)) if error is not None]
         for error in foreign:
@@ -138,47 +167,40 @@ class _Verification:
                 self._report.note(self._paths.root / part, 0, "unread", f"{what}: not verified")
         queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
         index = IndexFiles(ground, is_read=foreign_index(self._paths) is None)
-        pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="rmq-verify")
+        site = Site(ground, queues, index)
         try:
             tail = self._tail()
             self._set_ends(queues, index)
             self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
             self._judge_index_names(index)
+            index.cut_counts()
             places = np.array([segment.start for segment in ground.log.segments], np.int64)
-            for _ in self._map(pool, lambda number: index.judge(number, places), range(len(index.parts))):
-                pass
+            for number, times in crew.each(site, judge_part, [(number, places) for number in range(len(index.parts))]):
+                index.parts[number].times = times
             found: list[SegmentReport] = []
-            for report in self._map(pool, lambda segment: SegmentCheck(ground, segment, queues, index).run(), tail):
-                for name, spans in report.spans.items():
-                    queues.add_spans(name, spans)
-                report.spans = {}
-                found.append(report)
-            self._judge_end(sorted(found, key=lambda report: report.segment.start))
-            for _ in self._map(pool, queues.judge, list(queues.queues)):
+            count = max(1, crew.group_bytes // ground.config.mapped_file_size_commit_log)
+            for reports in crew.each(site, check_segments, _groups([segment.start for segment in tail], count)):
+                for report in reports:
+                    for name, spans in report.spans.items():
+                        queues.add_spans(name, spans)
+                    report.spans = {}
+                found += reports
+            self._judge_end(sorted(found, key=lambda report: report.start))
+            names = list(queues.queues)
+            groups = [{name: queues.queues[name].spans for name in group}
+                      for group in _groups(names, -(-len(names) // QUEUE_GROUPS))]  # fmt: skip
+            for _ in crew.each(site, judge_queues, groups):
                 pass
             return self._result(found)
         finally:
             ground.stop.set()
-            pool.shutdown(cancel_futures=True)
-            index.close()
-            queues.close()
-            ground.log.close()
+            crew.close()
+            site.close()
 
-    def _map(self, pool: ThreadPoolExecutor, work: Callable[[_Item], _Answer],
-             items: Iterable[_Item]) -> Iterator[_Answer]:  # fmt: skip
-        """Answers in the order in which they come; progress is told meanwhile."""
-        left = iter(items)
-        running: set[Future[_Answer]] = set()
-        while True:
-            while len(running) < self._jobs * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
-                running.add(pool.submit(work, item))
-            if not running:
-                return
-            done, running = wait(running, TICK_S, FIRST_COMPLETED)
-            if self._progress is not None:
-                self._progress(min(self._ground.size_read, self._total), self._total)
-            for future in done:
-                yield future.result()
+    def tell(self) -> None:
+        """Progress."""
+        if self._progress is not None:
+            self._progress(min(self._ground.size_read, self._total), self._total)
 
     def _tail(self) -> list[Segment]:
         """The segments to read: all but those behind the last one that holds anything."""
@@ -224,9 +246,10 @@ class _Verification:
         ground, report = self._ground, self._report
         ground.log_end = ground.log.min_phy_offset
         whole = [item for item in found if item.record_count]
-        last = whole[-1].segment.start if whole else -1
+        last = whole[-1].start if whole else -1
         for item in found:
-            segment = item.segment
+            segment = ground.log.segment_at(item.start)
+            assert segment is not None
             if item.record_count:
                 ground.log_end = item.end
             if item.stop in (SCAN_LIMIT, SCAN_BLANK):
@@ -290,9 +313,13 @@ class _Verification:
             size_read=ground.size_read, counts=report.counts)  # fmt: skip
 
 
-_NOTHING: Any = object()
 _UNREAD = (("batchconsumequeue", "queues of inner batches"), ("consumequeue_ext", "tags codes in extended queues"),
            ("timerlog", "timers"), ("compaction/compactionLog", "compacted topics"))  # fmt: skip
+
+
+def _groups(items: list[_Item], count: int) -> list[list[_Item]]:
+    """The items in their order, at most `count` in a group."""
+    return [items[first : first + count] for first in range(0, len(items), max(1, count))]
 
 
 def _visible(paths: StorePaths) -> int:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from conftest import copy_store, digests
+from hostile import TOPICS, make_hostile
 
 import rmq
 from spark.orders import COUNT, TIME
@@ -75,3 +78,65 @@ def test_queues_and_index_are_made_by_executors(spark: Any, store: Path, tmp_pat
     assert rmq.verify(again).is_sound
     with pytest.raises(FileExistsError):
         rmq.spark.rebuild(spark, str(store), str(tmp_path / "new"))
+def test_export_by_executors_is_that_by_processes(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    done = rmq.spark.export(spark, str(store), str(tmp_path / "lake"), split_bytes=100_000)
+    here = rmq.export(store, tmp_path / "here", processes=1, split_bytes=100_000)
+    assert done.files == here.files
+    assert done.row_count == COUNT + 10
+    tables = [ds.dataset(tmp_path / name, partitioning="hive").to_table() for name in ("lake", "here")]
+    assert tables[0].equals(tables[1])
+    frame = spark.read.parquet(str(tmp_path / "lake"))
+    whole = spark.read.format("rmq").load(str(store)).drop("properties")  # maps cannot be compared
+    assert frame.select(whole.columns).exceptAll(whole).count() == 0
+    assert frame.where("properties['n'] = '7'").first().keys == ["o-7", "c-7"]
+
+
+def test_spark_reads_hostile_topics_back(spark: Any, tmp_path: Path) -> None:
+    make_hostile(tmp_path / "s")
+    rmq.export(tmp_path / "s", tmp_path / "lake", processes=1)
+    schema = "topic string, body binary, store_timestamp timestamp, date date"
+    rows = spark.read.schema(schema).parquet(str(tmp_path / "lake")).collect()
+    assert sorted(row.topic for row in rows) == sorted(TOPICS)
+    assert all(row.topic.encode() == bytes(row.body) and row.date == row.store_timestamp.date() for row in rows)
+
+
+def test_spark_tells_the_name_of_null_from_null(spark: Any, tmp_path: Path) -> None:
+    from rmq.exporting import NULL, escaped
+
+    for topic in ("", NULL):
+        place = tmp_path / "lake" / f"topic={escaped(topic)}"
+        place.mkdir(parents=True)
+        pq.write_table(pa.table({"body": [topic]}), place / "part.parquet")
+    rows = spark.read.parquet(str(tmp_path / "lake")).collect()
+    assert sorted((row.body, row.topic) for row in rows) == [("", None), (NULL, NULL)]
+
+
+def test_an_export_of_damage_by_executors_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+    import rmq.spark
+
+    make_hostile(tmp_path / "s")
+    segment = tmp_path / "s/commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[500:520] = bytes(20)
+    segment.write_bytes(data)
+    with pytest.raises(Exception, match="CorruptFileError"):
+        rmq.spark.export(spark, str(tmp_path / "s"), str(tmp_path / "lake"))
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_verification_by_executors_is_that_by_threads(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    shutil.copytree(store, tmp_path / "s")
+    for file, position in (("commitlog/00000000000000065536", 3000), ("checkpoint", 1),
+                           ("consumequeue/orders/1/00000000000000000000", 405)):  # fmt: skip
+        with open(tmp_path / "s" / file, "r+b") as damaged:
+            damaged.seek(position)
+            damaged.write(b"\x77" * 30)
+    for path in (store, tmp_path / "s"):
+        found, expected = rmq.spark.verify(spark, str(path)), rmq.verify(path)
+        assert (list(found), vars(found)) == (list(expected), vars(expected))
+    assert found.damage_count > 0
+    assert found.derived_count > 0

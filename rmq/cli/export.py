@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq export`: messages as partitioned Parquet files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from rmq.cli import NOT_FOUND, printable
+from rmq.cli.arguments import TIME, form_option, store_argument
+from rmq.cli.output import Output, counted, note, people_size
+from rmq.cli.progress import byte_bar
+from rmq.config import StoreConfig
+from rmq.exporting import COMPRESSIONS, PARTITIONS
+from rmq.exporting import export as export_store
+
+
+@click.command()
+@store_argument
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--topic", "topics", multiple=True, help="Only messages of this topic. May be given several times.")
+@click.option("--begin", type=TIME, help="Only messages stored at or after this time.")
+@click.option("--end", type=TIME, help="Only messages stored at or before this time.")
+@click.option("--columns", metavar="NAME,...", help="Default: all but raw_body and raw_properties.")
+@click.option("--partition-by", metavar="NAME,...", default="topic,date", show_default=True,
+              help=f"Of {', '.join(PARTITIONS)}; or none.")  # fmt: skip
+@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
+@click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores.")
+@form_option
+def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | None, end: int | None,
+           columns: str | None, partition_by: str, compression: str, processes: int | None, conf: Path | None,
+           form: str | None) -> None:  # fmt: skip
+    """Write messages of STORE as Parquet files into DIR.
+
+    DIR is made, or is empty; it fills at once, when all is on disk. Files lie as Hive, Spark and pyarrow read them:
+    DIR/topic=orders/date=2026-11-21/part-00000-0.parquet, with dates and hours of the store timestamp in UTC. Damage
+    ends the export with exit code 3 and no file.
+
+    TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h.
+    """
+    output = Output(form)
+    try:
+        config = StoreConfig.from_broker_conf(conf) if conf else None
+        with byte_bar() as show:
+            started = time.monotonic()
+            done = export_store(
+                store, directory, partition_by=() if partition_by == "none" else partition_by.split(","),
+                topics=topics or None, begin=begin, end=end, columns=columns.split(",") if columns else None,
+                compression=compression, processes=processes, config=config, progress=show)  # fmt: skip
+            seconds = time.monotonic() - started
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    output.rows(map(vars, done.files), lambda row: {
+        "messages": f"{row['row_count']:,}", "size": people_size(row["size"]),
+        "file": printable(row["path"])})  # fmt: skip
+    note(f"{directory}: {counted(done.row_count, 'message')} in {counted(len(done.files), 'file')}, "
+         f"{people_size(done.size)} in {seconds:.1f} s")  # fmt: skip
+    if not done.row_count:
+        raise click.exceptions.Exit(NOT_FOUND)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The units of a verification's work, and who does them: threads on one site, or tasks that open their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq.commitlog import CommitLog
+from rmq.pool import Runner
+from rmq.splits import SPLIT_BYTES
+from rmq.verification.findings import Finding, Report
+from rmq.verification.ground import Ground
+from rmq.verification.indexes import IndexFiles, PartPlan, PartTimes
+from rmq.verification.queues import Name, Queue, QueueFiles, Span
+from rmq.verification.records import SegmentCheck, SegmentReport
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+TICK_S = 0.1
+QUEUE_GROUPS = 64  # so many items of queues at most
+# What a task takes over of the ground; the rest it opens, or begins anew.
+_CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_limit", "unit_end", "entry_end", "blind",
+            "log_end", "tail")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store under verification, its files open."""
+
+    ground: Ground
+    queues: QueueFiles
+    index: IndexFiles
+
+    def plan(self) -> Plan:
+        """What another process needs to go on from here."""
+        ground = self.ground
+        return Plan({name: getattr(ground, name) for name in _CARRIED}, ground.report.limit,
+                    [(segment.path, segment.start) for segment in ground.log.segments], self.queues.is_read,
+                    {name: replace(queue, spans=[]) for name, queue in self.queues.queues.items()},
+                    self.index.plan())  # fmt: skip
+
+    def close(self) -> None:
+        self.index.close()
+        self.queues.close()
+        self.ground.log.close()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A site as it stands, picklable. ground: fields of Ground; limit: findings that a task keeps."""
+
+    ground: dict[str, Any]
+    limit: int
+    segments: list[tuple[Path, int]]
+    is_read: bool
+    queues: dict[Name, Queue]
+    parts: list[PartPlan]
+
+    def open(self) -> Site:
+        """The same files with a report, a blind list and counts of their own. Raises OSError."""
+        facts = self.ground | {"blind": list(self.ground["blind"])}
+        log = CommitLog([], facts["config"].mapped_file_size_commit_log, writable=False)
+        log.directories = facts["paths"].commit_logs
+        log.hold([log.segment(path, start) for path, start in self.segments])
+        ground = Ground(report=Report(self.limit), log=log, **facts)
+        return Site(ground, QueueFiles(ground, is_read=self.is_read, known=self.queues),
+                    IndexFiles(ground, is_read=True, known=self.parts))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What work added to the ground of its own site."""
+
+    findings: list[Finding]
+    counts: dict[str, int]
+    blind: list[tuple[int, int]]
+    log_lost: int
+    size_read: int
+
+    def add_to(self, ground: Ground) -> None:
+        ground.report.merge(self.findings, self.counts)
+        for begin, end in self.blind:
+            ground.add_blind(begin, end)
+        ground.log_lost = max(ground.log_lost, self.log_lost)
+        ground.read(self.size_read)
+
+
+# ---- units of work -------------------------------------------------------------------------------
+
+
+def judge_part(site: Site, item: tuple[int, npt.NDArray[np.int64]]) -> tuple[int, PartTimes]:
+    """One index file by itself: its number, and what the segments' passes need of it."""
+    number, places = item
+    return number, site.index.judge(number, places)
+
+
+def check_segments(site: Site, starts: list[int]) -> list[SegmentReport]:
+    """Segments of the log, each with its units and index entries."""
+    return [SegmentCheck(site.ground, start, site.queues, site.index).run() for start in starts]
+
+
+def judge_queues(site: Site, spans: dict[Name, list[Span]]) -> None:
+    """Queues, once the whole log was read: what records said of them."""
+    for name, known in spans.items():
+        site.queues.queues[name].spans = known
+        site.queues.judge(name)
+
+
+# ---- who does it ---------------------------------------------------------------------------------
+
+
+class Crew(Protocol):
+    """Does a unit of work for each item. group_bytes: of the log that make an item."""
+
+    group_bytes: int
+
+    def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]: ...
+
+    def close(self) -> None: ...
+
+
+class Threads:
+    """Several threads on the site itself; answers in the order in which they come, a tick now and then."""
+
+    group_bytes = 0
+
+    def __init__(self, count: int, tick: Callable[[], object]) -> None:
+        self._count = count
+        self._tick = tick
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="rmq-verify")
+
+    def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+        left = iter(items)
+        running: set[Future[Answer]] = set()
+        while True:
+            while len(running) < self._count * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
+                running.add(self._pool.submit(work, site, item))  # type: ignore[arg-type]
+            if not running:
+                return
+            done, running = wait(running, TICK_S, FIRST_COMPLETED)
+            self._tick()
+            for future in done:
+                yield future.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_NOTHING = object()
+
+
+class Tasks:
+    """Tasks of a Runner, in other processes; what they found is added here."""
+
+    group_bytes = SPLIT_BYTES
+
+    def __init__(self, run: Runner, tick: Callable[[], object]) -> None:
+        self._run = run
+        self._tick = tick
+
+    def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+        for answer, gathered in self._run(_Elsewhere(site.plan(), work), items):
+            gathered.add_to(site.ground)
+            self._tick()
+            yield answer
+
+    def close(self) -> None:
+        """Nothing of it is here."""
+
+
+@dataclass(frozen=True)
+class _Elsewhere(Generic[Item, Answer]):
+    plan: Plan
+    work: Callable[[Site, Item], Answer]
+
+    def __call__(self, item: Item) -> tuple[Answer, Gathered]:
+        site = self.plan.open()
+        try:
+            answer = self.work(site, item)
+            ground = site.ground
+            known = set(self.plan.ground["blind"])
+            return answer, Gathered(ground.report.kept(), ground.report.counts,
+                                    [found for found in ground.blind if found not in known], ground.log_lost,
+                                    ground.size_read)  # fmt: skip
+        finally:
+            site.close()
