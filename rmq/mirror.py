@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError, StoreClosedError, UnsupportedFormatError
+from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.geometry import KEPT
 from rmq.logsegment import BLANK_HEADER, Segment
 from rmq.mappedfile import MappedFile
@@ -74,7 +74,8 @@ class Snapshot:
         try:
             listed = [item for item in objects.listing() if _is_plain(item.name)]
             files = tuple(item for item in listed if any(form.fullmatch(item.name) for form in FILES.values()))
-            small = tuple((item.name, objects.read(item)) for item in listed if SMALL.fullmatch(item.name))
+            few = [item for item in listed if SMALL.fullmatch(item.name)]
+            small = tuple(zip((item.name for item in few), objects.read_all(few), strict=True))
             signs = tuple(item.name for item in listed if item not in files and SIGN.fullmatch(item.name))
             return cls(location, files, small, signs)
         finally:
@@ -335,7 +336,12 @@ class MirroredStore(Store):
         self._known = {"queue_end": LARGEST_OFFSET} if "queues" not in snapshot.parts else {}
         if snapshot.end is not None and "queues" not in snapshot.parts:
             self._known["known_end"] = snapshot.end
-        super().__init__(self._mirror.root, "r", config or StoreConfig(), system_clock, False)
+        try:
+            super().__init__(self._mirror.root, "r", config or StoreConfig(), system_clock, False)
+        except RmqError as error:
+            if (better := told(self, error)) is not error:
+                raise better from None
+            raise
         for part, name in (("queues", "_foreign_queues"), ("index", "_foreign_index")):
             if part not in snapshot.parts:
                 setattr(self, name, UnsupportedFormatError(snapshot.location.uri, f"opened without its {part}",
@@ -357,6 +363,10 @@ class MirroredStore(Store):
 
 def told(store: Store, error: Exception) -> Exception:
     """An error, with the URI of a file in place of its mirror's path."""
-    if isinstance(store, MirroredStore) and isinstance(error, CorruptFileError):
+    if not isinstance(store, MirroredStore):
+        return error
+    if isinstance(error, CorruptFileError):
         return CorruptFileError(store.place(error.path), error.offset, error.reason)
+    if isinstance(error, UnsupportedFormatError):
+        return UnsupportedFormatError(store.place(error.path), error.what, error.reads_it)
     return error

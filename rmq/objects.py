@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rmq.errors import RmqError
 from rmq.segment import write_fully
@@ -23,6 +24,7 @@ OPEN_OBJECTS = 16
 SMALL_BYTES = 64 * 1024 * 1024  # of an object that is read into memory
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
 S3 = ("s3", "s3a", "s3n")
+REGIONS, ENDPOINTS = ("AWS_REGION", "AWS_DEFAULT_REGION"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 SETTINGS = {"endpoint": "", "region": "", "anonymous": "false", "cacheDirectory": "", "cacheBytes": str(CACHE_BYTES)}
 NO_CREDENTIALS = ("credentials are not taken from paths and options, which are shown in plans and logs: give the hosts "
                   "a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for driver and executors")  # fmt: skip
@@ -70,7 +72,9 @@ class Location:
         """A URI; SETTINGS may stand behind its `?` or in settings. ValueError names what is wrong."""
         parts = urlsplit(text)
         asked = dict(parse_qsl(parts.query, keep_blank_values=True)) | dict(settings or {})
-        if "@" in parts.netloc or any("key" in name.lower() or "secret" in name.lower() for name in asked):
+        user = parts.netloc.rpartition("@")[0]  # of abfs:// a container
+        secret = any(re.search("key|secret|token", name, re.IGNORECASE) for name in asked)
+        if (user and parts.scheme in S3) or ":" in user or secret:
             raise ValueError(f"{parts.scheme}://...: {NO_CREDENTIALS}")
         unknown = sorted(set(asked) - set(SETTINGS))
         if unknown or parts.fragment:
@@ -92,15 +96,17 @@ class Location:
         from pyarrow import fs
 
         if not self.uri.startswith("s3://"):
-            found: tuple[Any, str] = fs.FileSystem.from_uri(self.uri)
+            found: tuple[Any, str] = fs.FileSystem.from_uri(quote(self.uri, safe=":/@"))
             return found
         path = self.uri.removeprefix("s3://")
         options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
         if self.endpoint:
             scheme, _, address = self.endpoint.rpartition("://")
             options |= {"endpoint_override": address, "scheme": scheme or "https"}
-        region = self.region or ("us-east-1" if self.endpoint else fs.resolve_s3_region(path.partition("/")[0]))
-        return fs.S3FileSystem(anonymous=self.anonymous, region=region, **options), path
+        region = self.region or next(filter(None, map(os.environ.get, REGIONS)), None)
+        if region is None and not self.endpoint and not any(map(os.environ.get, ENDPOINTS)):
+            region = fs.resolve_s3_region(path.partition("/")[0])
+        return fs.S3FileSystem(anonymous=self.anonymous, region=region or "us-east-1", **options), path
 
 
 @dataclass(frozen=True)
@@ -198,15 +204,19 @@ class Objects:
                 self._sources[listed.name] = source
         return source
 
-    def read(self, listed: Listed) -> bytes:
-        """All bytes of a small object."""
+    def read_all(self, listed: Iterable[Listed]) -> list[bytes]:
+        """The bytes of small objects, several at a time."""
+        return list(self._pool.map(self._read, listed))
+
+    def _read(self, listed: Listed) -> bytes:
         if listed.size > SMALL_BYTES:
             raise ObjectStoreError(self.uri(listed.name), f"has {listed.size} bytes, at most {SMALL_BYTES} make sense")
         with self._told(listed.name) as (system, path), system.open_input_file(path) as source:
             data = bytes(source.read_at(listed.size, 0))
         if len(data) != listed.size:
             raise _changed(self.uri(listed.name))
-        self.bytes_read += len(data)
+        with self._lock:
+            self.bytes_read += len(data)
         self.check(listed)
         return data
 

@@ -36,10 +36,12 @@ def test_settings_stand_behind_the_path_or_beside_it() -> None:
     assert found == Location("s3://bucket/a/b", "http://h:1", "eu-west-1", True, "", 5)
     assert pickle.loads(pickle.dumps(found)) == found
     assert Location.parse("gs://bucket") == Location("gs://bucket")
+    assert Location.parse("abfs://part@account/a").uri == "abfs://part@account/a"
 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("s3://AKIA:secret@bucket/a", "credentials are not taken from paths"),
+    ("abfs://:secret@account/a", "credentials are not taken from paths"),
     ("s3://bucket/a?access_key=x", "credentials are not taken from paths"),
     ("s3://bucket/a?secretKey=x", "credentials are not taken from paths"),
     ("s3://bucket/a?regoin=x", "no setting regoin; there are endpoint, region"),
