@@ -16,8 +16,7 @@ from rmq.config import StoreConfig
 from rmq.keys import check_limit, encoded, hash_keys, list_array
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns
-from rmq.spark.opened import check_version, using
-from rmq.spark.remote import for_lookups
+from rmq.spark.opened import check_version, for_lookups, using
 from rmq.spark.schema import ddl, native_batch, native_ddl
 from rmq.store import Store
 from rmq.version import __version__

@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
+from rmq.errors import CorruptFileError, RmqError
 from rmq.mirror import MirroredStore, Snapshot, told
+from rmq.objects import Location, is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
@@ -91,6 +92,25 @@ def using(place: Place, config: StoreConfig | None = None) -> Iterator[Store]:
         if (better := told(store, error)) is not error:
             raise better from None
         raise
+
+
+@contextlib.contextmanager
+def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
+    """A snapshot, open as long as the driver plans."""
+    with MirroredStore(snapshot, config) as store:
+        try:
+            yield store
+        except CorruptFileError as error:
+            raise told(store, error) from None
+
+
+def for_lookups(path: str, config: StoreConfig | None) -> Place:
+    """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
+    if not is_elsewhere(path):
+        return local_path(path)
+    taken = Snapshot.take(Location.parse(path)).require_store()
+    with planning(taken.of(), config) as store:
+        return taken.of("index", end=store.max_phy_offset)
 
 
 def forget(place: Place) -> None:

@@ -6,19 +6,15 @@ no task fetches what others read.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError
-from rmq.mirror import MirroredStore, Part, Snapshot, told
-from rmq.objects import Location, is_elsewhere, local_path
+from rmq.mirror import MirroredStore, Part, Snapshot
+from rmq.objects import Location
 from rmq.spark.messages import KeysPartition, SplitPartition, config_of
-from rmq.spark.opened import Place
+from rmq.spark.opened import planning
 from rmq.spark.options import OF_OBJECT_STORES, ReadOptions
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
@@ -56,16 +52,6 @@ def snapshots(path: str, asked: ReadOptions) -> list[tuple[str, Snapshot]]:
     return [(shard, Snapshot.take(location(shard, asked)).require_store()) for shard in shards]
 
 
-@contextmanager
-def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
-    """A snapshot, open as long as the driver plans."""
-    with MirroredStore(snapshot, config) as store:
-        try:
-            yield store
-        except CorruptFileError as error:
-            raise told(store, error) from None
-
-
 def remote_partitions(path: str, taken: Snapshot, asked: ReadOptions) -> list[InputPartition]:
     """What a read of one store comes to, as it was listed."""
     parts: list[InputPartition] = []
@@ -85,15 +71,6 @@ def remote_partitions(path: str, taken: Snapshot, asked: ReadOptions) -> list[In
 def for_table(taken: Snapshot, table: str) -> Snapshot:
     """What the table of a structure is made of."""
     return taken.of(*OF_TABLES[table])
-
-
-def for_lookups(path: str, config: StoreConfig | None) -> Place:
-    """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
-    if not is_elsewhere(path):
-        return local_path(path)
-    taken = Snapshot.take(Location.parse(path)).require_store()
-    with planning(taken.of(), config) as store:
-        return taken.of("index", end=store.max_phy_offset)
 
 
 def with_uris(store: Store, batch: pa.RecordBatch) -> pa.RecordBatch:
