@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rmq._core._record import (
     SCAN_FULL,
     SCAN_LIMIT,
     SCAN_REASONS,
+    SCAN_TRUNCATED,
     SCAN_ZERO,
     encode_blank,
 )
@@ -72,9 +73,11 @@ class LogScan:
                 self.stop = SCAN_BLANK if self.blank_phy_offset >= 0 else SCAN_ZERO
                 break
             batch = self._batch
-            file = segment.file
-            self.stop = batch.scan(file.map, segment.start, self.phy_offset, min(self._end, segment.end),
-                                   **self._options)  # fmt: skip
+            until = segment.reach(self.phy_offset, min(self._end, segment.end), batch.capacity)
+            file = segment.holding(self.phy_offset, until)
+            self.stop = batch.scan(file.map, segment.start, self.phy_offset, until, **self._options)
+            if self.stop == SCAN_TRUNCATED and batch.count:
+                self.stop = SCAN_FULL  # seen whole in the next step, if it is
             file.check()
             self.phy_offset = batch.next_phy_offset
             if batch.count:
@@ -98,7 +101,9 @@ class LogScan:
 class CommitLog:
     """Segments of one size, in one or several directories. The put lock is the caller's."""
 
-    def __init__(self, directories: list[Path], segment_size: int, *, writable: bool) -> None:
+    def __init__(self, directories: list[Path], segment_size: int, *, writable: bool,
+                 make_segment: Callable[..., Segment] = Segment) -> None:  # fmt: skip
+        """make_segment: takes Segment's arguments."""
         self.directories = directories
         self.segment_size = segment_size
         self.writable = writable
@@ -107,7 +112,7 @@ class CommitLog:
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.unsynced: list[Segment] = []
         self.encode: Encode = encode_mapped  # how rows get into a segment
-        self._watch = DirectoryWatch(self.directories)
+        self._watch, self._make_segment = DirectoryWatch(self.directories), make_segment
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
         self.following = FollowingSegment(self._new_segment)
@@ -167,7 +172,7 @@ class CommitLog:
 
     def segment(self, path: Path, start: int, inode: int = 0) -> Segment:
         """A file as a segment of this log."""
-        return Segment(self._maps, path, start, self.segment_size, self.writable, inode)
+        return self._make_segment(self._maps, path, start, self.segment_size, self.writable, inode)
 
     def hold(self, segments: list[Segment]) -> None:
         """Be the log of these segments, in ascending order, whatever else lies in the directories."""
@@ -355,7 +360,7 @@ class CommitLog:
                 first += 1
                 continue
             last = min(int(phy_offsets.searchsorted(segment.end)), first + batch.capacity)
-            file = segment.file
+            file = segment.holding_records(phy_offsets[first:last])
             found = batch.load(file.map, segment.start, phy_offsets[first:last], end, checks=checks)
             file.check()
             if batch.count:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rmq._core import _layout as L
 from rmq._core._mapguard import lost_pages
 from rmq._core._putbatch import PutBatch
@@ -68,6 +71,24 @@ class Segment:
                 self._file = file
         return file
 
+    # What of a segment is read goes through these four: of one that is fetched piece by piece the rest reads as zeros.
+
+    def holding(self, begin: int, end: int) -> MappedFile:
+        """The file, of which only the phy offsets [begin, end) are read."""
+        return self.file
+
+    def holding_records(self, phy_offsets: npt.NDArray[np.int64]) -> MappedFile:
+        """The file, of which only records that begin at some phy offsets are read."""
+        return self.file
+
+    def reach(self, begin: int, end: int, records: int) -> int:
+        """How far to go in one step, for a reader of so many records from `begin` on: over one of them at least."""
+        return end
+
+    def of_any_size(self, begin: int, end: int) -> MappedFile:
+        """The file as it is, mapped for the caller, who closes it and reads only the phy offsets [begin, end)."""
+        return MappedFile(self.path)
+
     def is_there(self) -> bool:
         """Whether the file is mapped or can be: false when it was removed before anybody looked into it."""
         try:
@@ -95,14 +116,15 @@ class Segment:
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the file, fewer at its end."""
-        file = self.file
+        file = self.holding(self.start + position, min(self.start + position + size, self.end))
         data = bytes(file.map[position : position + size])
         file.check()
         return data
 
     def scan(self, batch: RecordBatch, begin: int, end: int, **options: Any) -> int:
-        """RecordBatch.scan of a range of phy offsets."""
-        file = self.file
+        """RecordBatch.scan of a range of phy offsets, a part of it when the segment has to be fetched."""
+        end = self.reach(begin, end, batch.capacity)
+        file = self.holding(begin, end)
         stop: int = batch.scan(file.map, self.start, begin, end, **options)
         file.check()
         return stop
@@ -115,7 +137,7 @@ class Segment:
 
     def used_end(self, begin: int) -> int:
         """Position behind the last byte at or behind `begin` that is not zero; `begin` when there is none."""
-        file = self.file
+        file = self.holding(self.start + begin, self.end)
         data_end = file.data_end()
         end = used_size(memoryview(file.map)[:data_end], begin) if begin < data_end else begin
         file.check()
@@ -123,10 +145,10 @@ class Segment:
 
     def resync(self, begin: int, end: int) -> int:
         """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
-        used = self.start + self.used_end(begin - self.start)
-        file = self.file
         # A record without properties ends with zeros.
-        found: int = resync(file.map, self.start, begin, min(end, used + ZEROS_AT_END))
+        end = min(end, self.start + self.used_end(begin - self.start) + ZEROS_AT_END)
+        file = self.holding(begin, end)
+        found: int = resync(file.map, self.start, begin, end)
         file.check()
         return found
 

@@ -30,7 +30,6 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
-from rmq.mappedfile import MappedFile
 from rmq.message import inner_messages, plain_body
 from rmq.paths import segment_name
 
@@ -243,7 +242,7 @@ def _readable_segment(log: CommitLog, segment: Segment, begin: int, end: int, ba
                       options: dict[str, Any]) -> Iterator[RecordBatch]:  # fmt: skip
     """The whole records of one segment in [begin, end), whatever lies between them."""
     try:
-        file = MappedFile(segment.path)  # of any length: what is there is read
+        file = segment.of_any_size(begin, end)  # what is there is read
     except (CorruptFileError, OSError) as error:
         tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
         return

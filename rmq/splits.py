@@ -85,3 +85,22 @@ def time_ranges(store: Planned, begin: Any, end: Any, low: int | None = None,
                 first = kept.pop()[0]
             kept.append((first, last))
     return kept
+
+
+def plan_segments(path: str, ranges: list[tuple[int, int]], segment_size: int, bounds: tuple[int, int], *,
+                  split_bytes: int = SPLIT_BYTES, min_partitions: int = 1) -> list[Split]:  # fmt: skip
+    """Splits of whole segments that hold the ranges, for logs of which a reader should not walk what it does not want.
+
+    bounds: of the log. About split_bytes or one segment each; min_partitions when there are as many segments.
+    """
+    runs: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        first, last = begin // segment_size, -(-end // segment_size)
+        if runs and first <= runs[-1][1]:
+            first, last = runs[-1][0], max(last, runs.pop()[1])
+        runs.append((first, last))
+    total = sum(last - first for first, last in runs)
+    step = max(1, min(split_bytes // segment_size, total // max(1, min_partitions)))
+    spans = ((at, min(at + step, last)) for first, last in runs for at in range(first, last, step))
+    low, high = bounds
+    return [Split(path, max(low, first * segment_size), min(high, last * segment_size)) for first, last in spans]

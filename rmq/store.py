@@ -46,6 +46,7 @@ from rmq.geometry import (
 )
 from rmq.index import Index
 from rmq.lock import StoreLock
+from rmq.logsegment import Segment
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
 from rmq.paths import StorePaths
@@ -86,6 +87,9 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
 
 class Store(StoreReader):
     """A message store, opened by `rmq.open`. Thread-safe; a forked child must open its own."""
+
+    _make_segment: Callable[..., Segment] = Segment
+    _known: Mapping[str, int] = {}  # arguments of Visible
 
     def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],
                  repair: bool) -> None:  # fmt: skip
@@ -135,7 +139,8 @@ class Store(StoreReader):
             self._open_parts(damaged, writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
             self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
-            self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher)
+            self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher,
+                                    **self._known)
             self._release.callback(self._visible.close)
         except CorruptFileError:
             if self._is_settled or not has_segments(self._paths):
@@ -154,7 +159,8 @@ class Store(StoreReader):
         return self._visible.refresh()
 
     def _open_parts(self, damaged: Collection[Path], *, writable: bool, is_own: bool) -> None:
-        self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable)
+        self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable,
+                              make_segment=self._make_segment)  # fmt: skip
         self._release.callback(self._log.close)
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
                                 writable=writable, is_exact=is_own)  # fmt: skip

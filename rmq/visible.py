@@ -41,7 +41,13 @@ class Visible:
     """A reader's view. refresh() before each answer; derive() before answers from queues."""
 
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
-                 dispatcher: Dispatcher[ConsumeQueue]) -> None:  # fmt: skip
+                 dispatcher: Dispatcher[ConsumeQueue], *, known_end: int | None = None,
+                 queue_end: int = 0) -> None:  # fmt: skip
+        """known_end: of a log that does not change, where somebody found that it ends.
+
+        queue_end: of a store without queues, behind the last record that its queues had.
+        """
+        self._known_end, self._queue_end = known_end, queue_end
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
         self._owner_name = str(paths.owner)
@@ -111,7 +117,7 @@ class Visible:
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
-        queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=0)
+        queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=self._queue_end)
         if mark is not None and self._is_outdated(mark, queue_end):
             mark = None
         if mark is not None:
@@ -129,12 +135,15 @@ class Visible:
             if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
                 self.end = start  # what of it is gone or damaged shows when it is read
                 return
-        else:
+        elif self._known_end is None:
             checkpoint = Checkpoint(self._paths.checkpoint)
             is_whole = self._is_clean or self._is_live
             start = start_without_marks(log, is_whole, checkpoint, queue_end)
             durable_time = None if self._is_clean else checkpoint.physic_msg_timestamp
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
+        if self._known_end is not None:
+            self.end = self._known_end
+            return
         if not log.segments:
             return
         end = self._find_end(max(start, log.min_phy_offset))
@@ -158,7 +167,9 @@ class Visible:
         return find_end(self._log, begin, self._limit(), check_sectors=is_crashed, crc_from=crc_from)
 
     def _limit(self) -> int:
-        """Readers beside our own writer never look past what it published."""
+        """Readers beside our own writer never look past what it published, and no further where the end is known."""
+        if self._known_end is not None:
+            return self.end
         limit = self._log.max_phy_offset
         if self._holder is Holder.RMQ and self._marks is not None:
             limit = min(limit, max(self._marks.visible_phy_offset, self.end))

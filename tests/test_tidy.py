@@ -27,7 +27,7 @@ LAYERS = (
     {"errors", "config", "paths", "version", "pool"},
     {"_core"},
     {"segment", "message", "columns", "keys"},
-    {"mappedfile", "checkpoint", "lock", "topics"},
+    {"mappedfile", "checkpoint", "lock", "topics", "objects", "objectcache"},
     {"sidecar"},
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
@@ -35,7 +35,7 @@ LAYERS = (
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving"},
     {"flushing", "visible", "reading"},
     {"store"},
-    {"parallel", "rebuilding"},
+    {"parallel", "rebuilding", "mirror"},
     {"exporting"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
@@ -50,9 +50,9 @@ LARGER = {
     "rmq/_core/_indexfile.pyx": 580,  # one noun: what is put into a file, asked of it and restored in it
     "rmq/_core/_layout.pxd": 160,  # one noun: all that is on disk
     "rmq/_core/_putbatch.pyx": 665,  # one noun: rows from a list and rows from columns go through the same checks
-    "rmq/commitlog.py": 415,  # one noun: files, appending, reading, the end
+    "rmq/commitlog.py": 420,  # one noun: files, appending, reading, the end
     "rmq/reading.py": 483,  # the public face: half of it docstrings
-    "rmq/store.py": 446,  # the public face
+    "rmq/store.py": 452,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }

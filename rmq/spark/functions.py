@@ -13,11 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
 from rmq.keys import check_limit, encoded, hash_keys, list_array
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns
-from rmq.spark.opened import check_version, forget, opened
+from rmq.spark.opened import check_version, for_lookups, using
 from rmq.spark.schema import ddl, native_batch, native_ddl
 from rmq.store import Store
 from rmq.version import __version__
@@ -37,16 +36,13 @@ class Probe:
         encoded(topic, "topic")
         check_limit(limit)
         self.path, self.topic, self.begin, self.end, self.limit, self.config = path, topic, begin, end, limit, config
-        self._version = __version__
+        self._version, self._place = __version__, for_lookups(path, config)
 
     def ask(self, call: Callable[[Store], Any]) -> Any:
         """call(store). After an error the store is opened anew next time."""
         check_version(self._version, self.path)
-        try:
-            return call(opened(self.path, self.config))
-        except (RmqError, OSError):
-            forget(self.path)
-            raise
+        with using(self._place, self.config) as store:
+            return call(store)
 
     def raw_offsets(self, keys: pa.Array) -> pa.ListArray:
         """RocketMQ's own answers, keys not compared."""

@@ -11,8 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
-from rmq.spark.opened import check_version, forget, opened
+from rmq.spark.opened import Place, check_version, forget, opened, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.schema import kafka_batch, native_batch, sources_of
 from rmq.spark.selection import Selection
@@ -30,17 +29,20 @@ KEYS_AT_ONCE = 1000
 class SplitPartition(InputPartition):
     """One range of one store's log, and what is wanted of it. planned_by: rmq's version on the driver."""
 
-    def __init__(self, split: Split, selection: Selection) -> None:
+    def __init__(self, split: Split, selection: Selection, place: Place | None = None) -> None:
         super().__init__(split)
         self.split, self.selection = split, selection
+        self.path, self.place = split.path, place or split.path
         self.planned_by = __version__
 
 
 class KeysPartition(InputPartition):
     """Messages of one store that carry one of some keys and stand in front of `end` of the log."""
 
-    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection) -> None:
+    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection,
+                 place: Place | None = None) -> None:  # fmt: skip
         super().__init__(path)
+        self.place = place or path
         self.path, self.keys, self.end, self.selection = path, keys, end, selection
         self.planned_by = __version__
 
@@ -51,8 +53,12 @@ class NoPartition(InputPartition):
 
 def store_of(path: str, options: ReadOptions) -> Store:
     """The store, open in this worker."""
+    return opened(path, config_of(options))
+
+
+def config_of(options: ReadOptions) -> StoreConfig | None:
     given = options["brokerConf"]
-    return opened(path, None if given is None else StoreConfig.from_broker_conf(given))
+    return None if given is None else StoreConfig.from_broker_conf(given)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -63,24 +69,23 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     """Batches of what partitions() planned, in log order."""
     if not isinstance(partition, SplitPartition | KeysPartition):
         return
-    path = partition.split.path if isinstance(partition, SplitPartition) else partition.path
-    selection = partition.selection
+    path, place, selection = partition.path, partition.place, partition.selection
     check_version(partition.planned_by, path)
     mode = asked["schemaMode"]
     wanted = sources_of(target.names, mode)
     columns = list(dict.fromkeys([*wanted, *selection.columns])) or ["phy_offset"]
     shape = kafka_batch if mode == "kafka" else native_batch
-    store = store_of(path, asked)
     try:
-        found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
-            queried(store, partition, columns, asked)  # fmt: skip
-        for batch in found:
-            kept = selection.keep(batch)
-            if len(kept):
-                yield shape(kept, target, path)
-    except (RmqError, OSError):
-        forget(path)
-        raise
+        with using(place, config_of(asked)) as store:
+            found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
+                queried(store, partition, columns, asked)  # fmt: skip
+            for batch in found:
+                kept = selection.keep(batch)
+                if len(kept):
+                    yield shape(kept, target, path)
+    finally:
+        if isinstance(partition, SplitPartition) and not isinstance(place, str):
+            forget(place)  # no other task reads that range
 
 
 def scanned(store: Store, partition: SplitPartition, columns: list[str],

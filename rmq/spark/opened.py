@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
+from rmq.errors import CorruptFileError, RmqError
+from rmq.mirror import MirroredStore, Snapshot, told
+from rmq.objects import Location, is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
@@ -17,9 +21,10 @@ from rmq.version import __version__
 LIMIT = 16  # stores of a worker; the one not used for longest is closed
 
 Identity = tuple[int, int, int]
+Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
 
 _lock = threading.Lock()
-_stores: OrderedDict[tuple[str, StoreConfig | None], tuple[Identity, Store]] = OrderedDict()
+_stores: OrderedDict[tuple[Place, StoreConfig | None], tuple[Identity, Store]] = OrderedDict()
 
 
 class ExecutorError(RmqError):
@@ -40,16 +45,11 @@ def check_version(planned_by: str, path: str) -> None:
         raise ExecutorError(path, f"rmq {__version__} is installed here, the driver has {planned_by}")
 
 
-def opened(path: str, config: StoreConfig | None = None) -> Store:
+def opened(place: Place, config: StoreConfig | None = None) -> Store:
     """The store, open for reading. Another store at the same path is opened anew; ExecutorError when there is none."""
-    key = path, config
+    key = place, config
     with _lock:
-        try:
-            found = os.stat(path)
-        except OSError as error:
-            raise ExecutorError(path, f"no store is to be read here: {error.strerror}; "
-                                "all executors and the driver need it at this path") from None  # fmt: skip
-        identity = os.getpid(), found.st_dev, found.st_ino
+        identity = _identity(place)
         if key in _stores:
             known, store = _stores[key]
             if known == identity and not store.closed:
@@ -57,23 +57,70 @@ def opened(path: str, config: StoreConfig | None = None) -> Store:
                 return store
             _close(key)
         try:
-            store = open_store(path, config=config)
+            store = open_store(place, config=config) if isinstance(place, str) else MirroredStore(place, config)
         except OSError as error:
-            raise ExecutorError(path, f"cannot be opened: {_advice(error)}") from error
+            raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
         while len(_stores) > LIMIT:
             _close(next(iter(_stores)))
         return store
 
 
-def forget(path: str) -> None:
+def path_of(place: Place) -> str:
+    return place if isinstance(place, str) else place.location.uri
+
+
+def _identity(place: Place) -> Identity:
+    if not isinstance(place, str):
+        return os.getpid(), 0, 0
+    try:
+        found = os.stat(place)
+    except OSError as error:
+        raise ExecutorError(place, f"no store is to be read here: {error.strerror}; "
+                            "all executors and the driver need it at this path") from None  # fmt: skip
+    return os.getpid(), found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def using(place: Place, config: StoreConfig | None = None) -> Iterator[Store]:
+    """opened. After an error the store is opened anew next time."""
+    store = opened(place, config)
+    try:
+        yield store
+    except (RmqError, OSError) as error:
+        forget(place)
+        if (better := told(store, error)) is not error:
+            raise better from None
+        raise
+
+
+@contextlib.contextmanager
+def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
+    """A snapshot, open as long as the driver plans."""
+    with MirroredStore(snapshot, config) as store:
+        try:
+            yield store
+        except CorruptFileError as error:
+            raise told(store, error) from None
+
+
+def for_lookups(path: str, config: StoreConfig | None) -> Place:
+    """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
+    if not is_elsewhere(path):
+        return local_path(path)
+    taken = Snapshot.take(Location.parse(path)).require_store()
+    with planning(taken.of(), config) as store:
+        return taken.of("index", end=store.max_phy_offset)
+
+
+def forget(place: Place) -> None:
     """Open it anew next time, for after an error: files may have been replaced below a store that is open."""
     with _lock:
-        for key in [key for key in _stores if key[0] == path]:
+        for key in [key for key in _stores if key[0] == place]:
             _close(key)
 
 
-def _close(key: tuple[str, StoreConfig | None]) -> None:
+def _close(key: tuple[Place, StoreConfig | None]) -> None:
     (pid, _, _), store = _stores.pop(key)
     if pid == os.getpid():
         store.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
@@ -145,6 +146,11 @@ OPTIONS = (
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
     Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),
+    Option("fs.endpoint", None, "s3:// only: where the object store answers, as http://host:port", _text),
+    Option("fs.region", None, "s3:// only: region of the bucket; found out by default", _text),
+    Option("fs.anonymous", False, "s3:// only: without credentials", _bool),
+    Option("fs.cacheDirectory", None, "of executors and driver, for what was fetched; Spark's local directory", _text),
+    Option("fs.cacheBytes", CACHE_BYTES, "whole files kept there at most, those of the index", _number(0)),
     Option("maxOffsetsPerTrigger", None, "streams: messages of a batch at most", _number(1)),
     Option("maxBytesPerTrigger", None, "streams: bytes of the log of a batch at most", _number(1)),
 )
@@ -175,6 +181,7 @@ WRITE_OPTIONS = (
            _number(4096, 2**31 - 1)),
     Option("buildIndex", True, "whether new stores have an index", _bool),
 )
+OF_OBJECT_STORES = {option.name for option in OPTIONS if option.name.startswith("fs.")}
 OF_SPARK = {"checkpointlocation"}  # what Spark adds by itself
 ONE_OF = ("subscribe", "subscribePattern", "assign")
 NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table of the catalog loses its options: "
@@ -192,6 +199,8 @@ def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict
         if option is not None:
             values[option.name] = option.read(option.name, value)
             given.add(option.name)
+        elif re.match(r"fs\..*(key|secret|token)", name.lower()):
+            raise ValueError(f"option {name}: {NO_CREDENTIALS}")
         elif name.lower() not in OF_SPARK:
             raise ValueError(f"no option {name!r}; there are {', '.join(option.name for option in table)}")
     return values, frozenset(given)
@@ -209,6 +218,8 @@ class WriteOptions:
         values, _ = _parsed(options, WRITE_OPTIONS)
         if not values["path"]:
             raise ValueError("option path is missing: df.write.format('rmq').mode('append').save(path)")
+        if is_elsewhere(values["path"]):
+            raise ValueError(f"{values['path']}: stores on object stores are read only; write to a mounted disk")
         return cls(values)
 
     def __getitem__(self, name: str) -> Any:
@@ -216,7 +227,7 @@ class WriteOptions:
 
     @property
     def path(self) -> str:
-        return str(self["path"])
+        return local_path(self["path"])
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -276,7 +287,7 @@ class ReadOptions:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
         if self["table"] != "messages":
             topics = {"subscribe", "subscribePattern"} if self["table"] in ("queues", "topics") else set()
-            others = self.given - {"path", "paths", "table", "brokerConf"} - topics
+            others = self.given - {"path", "paths", "table", "brokerConf"} - topics - OF_OBJECT_STORES
             if others:
                 raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are not for it")
 
@@ -285,13 +296,15 @@ class ReadOptions:
         others = self.given & {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "keys"}
         if others or self["table"] != "messages":
             raise ValueError(f"options {', '.join(sorted(others)) or 'table'}: not for streams")
+        for path in filter(is_elsewhere, self.paths):
+            raise ValueError(f"{path}: a stream reads stores on mounted disks; read this one as a batch")
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(self["paths"]) or ((self["path"],) if self["path"] else ())
+        return tuple(map(local_path, self["paths"] or ((self["path"],) if self["path"] else ())))
 
     @property
     def has_store_column(self) -> bool:

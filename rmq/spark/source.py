@@ -16,10 +16,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from rmq.objects import is_elsewhere
 from rmq.scan import COLUMNS
-from rmq.spark.messages import KeysPartition, NoPartition, SplitPartition, arrow_schema, read_partition, store_of
-from rmq.spark.opened import check_version
+from rmq.spark.messages import (
+    KeysPartition,
+    NoPartition,
+    SplitPartition,
+    arrow_schema,
+    config_of,
+    read_partition,
+    store_of,
+)
+from rmq.spark.opened import Place, check_version, using
 from rmq.spark.options import ReadOptions
+from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
@@ -35,9 +45,9 @@ if TYPE_CHECKING:
 class StorePartition(InputPartition):
     """A whole store, for the tables of its structures."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, place: Place | None = None) -> None:
         super().__init__(path)
-        self.path = path
+        self.path, self.place = path, place or path
         self.planned_by = __version__
 
 
@@ -103,9 +113,10 @@ def check_subset(schema: StructType, asked: ReadOptions) -> None:
                              f"not {column.dataType.simpleString()}")  # fmt: skip
 
 
-def stores_of(asked: ReadOptions) -> list[str]:
-    """Stores and, of directories that Spark wrote, the shards that were committed."""
-    return [root for path in asked.paths for root in roots(path)]
+def stores_of(asked: ReadOptions) -> list[tuple[str, Place]]:
+    """Stores and, of directories that Spark wrote, the shards that were committed: path, and how it is opened."""
+    return [store for path in asked.paths for store in
+            (snapshots(path, asked) if is_elsewhere(path) else [(root, root) for root in roots(path)])]  # fmt: skip
 
 
 class MessageReader(DataSourceReader):
@@ -118,7 +129,10 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         asked = self._asked
         parts: list[InputPartition] = []
-        for path in stores_of(asked):
+        for path, place in stores_of(asked):
+            if not isinstance(place, str):
+                parts += remote_partitions(path, place, asked)
+                continue
             store = store_of(path, asked)
             selection = select(store, asked)
             if asked["keys"] is not None:
@@ -141,16 +155,17 @@ class TableReader(DataSourceReader):
         self._target = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
-        return [StorePartition(path) for path in stores_of(self._asked)] or [NoPartition(None)]
+        return [StorePartition(path, place if isinstance(place, str) else for_table(place, self._asked["table"]))
+                for path, place in stores_of(self._asked)] or [NoPartition(None)]  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StorePartition):
             return
         check_version(partition.planned_by, partition.path)
         asked = self._asked
-        store = store_of(partition.path, asked)
-        topics = asked["subscribe"]
-        if asked["subscribePattern"] is not None:
-            topics = [name for name in store.topics() if asked["subscribePattern"].fullmatch(name)]
-        for batch in store.table(asked["table"], topics=topics):
-            yield native_batch(batch, self._target, partition.path)
+        with using(partition.place, config_of(asked)) as store:
+            topics = asked["subscribe"]
+            if asked["subscribePattern"] is not None:
+                topics = [name for name in store.topics() if asked["subscribePattern"].fullmatch(name)]
+            for batch in store.table(asked["table"], topics=topics):
+                yield native_batch(with_uris(store, batch), self._target, partition.path)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of an object store, through pyarrow.fs: what there is, ranges of bytes. An object that changes is an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from rmq.errors import RmqError
+from rmq.segment import write_fully
+
+CACHE_BYTES = 10 * 1024**3
+REQUEST_BYTES = 8 * 1024 * 1024  # a longer range is fetched in parts, several at a time
+REQUESTS = 8
+OPEN_OBJECTS = 16
+SMALL_BYTES = 64 * 1024 * 1024  # of an object that is read into memory
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
+S3 = ("s3", "s3a", "s3n")
+REGIONS, ENDPOINTS = ("AWS_REGION", "AWS_DEFAULT_REGION"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+SETTINGS = {"endpoint": "", "region": "", "anonymous": "false", "cacheDirectory": "", "cacheBytes": str(CACHE_BYTES)}
+NO_CREDENTIALS = ("credentials are not taken from paths and options, which are shown in plans and logs: give the hosts "
+                  "a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for driver and executors")  # fmt: skip
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether a path is the URI of what is not among this machine's files."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None and not path.lower().startswith("file://")
+
+
+def local_path(path: str) -> str:
+    """A file:// URI as a path; others as they are."""
+    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
+
+
+class ObjectStoreError(RmqError):
+    """What an object store did not give, or not any more. uri: which object; reason: what is wrong."""
+
+    def __init__(self, uri: str, reason: str) -> None:
+        super().__init__(uri, reason)
+        self.uri = uri
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"host {socket.gethostname()}: {self.uri}: {self.reason}"
+
+
+class ObjectChangedError(ObjectStoreError):
+    """An object was removed or replaced since its store was listed."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a store lies, and how its files are reached. Picklable; holds no secret."""
+
+    uri: str
+    endpoint: str = ""
+    region: str = ""
+    anonymous: bool = False
+    cache_directory: str = ""
+    cache_bytes: int = CACHE_BYTES
+
+    @classmethod
+    def parse(cls, text: str, settings: Mapping[str, str] | None = None) -> Location:
+        """A URI; SETTINGS may stand behind its `?` or in settings. ValueError names what is wrong."""
+        parts = urlsplit(text)
+        asked = dict(parse_qsl(parts.query, keep_blank_values=True)) | dict(settings or {})
+        user = parts.netloc.rpartition("@")[0]  # of abfs:// a container
+        secret = any(re.search("key|secret|token", name, re.IGNORECASE) for name in asked)
+        if (user and parts.scheme in S3) or ":" in user or secret:
+            raise ValueError(f"{parts.scheme}://...: {NO_CREDENTIALS}")
+        unknown = sorted(set(asked) - set(SETTINGS))
+        if unknown or parts.fragment:
+            raise ValueError(f"{text}: no setting {', '.join(unknown) or '#'}; there are {', '.join(SETTINGS)}")
+        values = SETTINGS | asked
+        if values["anonymous"] not in ("true", "false"):
+            raise ValueError(f"fs.anonymous: {values['anonymous']!r} is none of true, false")
+        if not values["cacheBytes"].isascii() or not values["cacheBytes"].isdigit():
+            raise ValueError(f"fs.cacheBytes: {values['cacheBytes']!r} is no number of bytes")
+        scheme = "s3" if parts.scheme in S3 else parts.scheme
+        s3_only = [name for name in ("endpoint", "region", "anonymous") if name in asked]
+        if scheme != "s3" and s3_only:
+            raise ValueError(f"{text}: fs.{s3_only[0]} is for s3:// only")
+        return cls(f"{scheme}://{parts.netloc}{unquote(parts.path).rstrip('/')}", values["endpoint"], values["region"],
+                   values["anonymous"] == "true", values["cacheDirectory"], int(values["cacheBytes"]))  # fmt: skip
+
+    def connect(self) -> tuple[Any, str]:
+        """pyarrow's file system, and the root's path in it."""
+        from pyarrow import fs
+
+        if not self.uri.startswith("s3://"):
+            found: tuple[Any, str] = fs.FileSystem.from_uri(quote(self.uri, safe=":/@"))
+            return found
+        path = self.uri.removeprefix("s3://")
+        options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
+        if self.endpoint:
+            scheme, _, address = self.endpoint.rpartition("://")
+            options |= {"endpoint_override": address, "scheme": scheme or "https"}
+        region = self.region or next(filter(None, map(os.environ.get, REGIONS)), None)
+        if region is None and not self.endpoint and not any(map(os.environ.get, ENDPOINTS)):
+            region = fs.resolve_s3_region(path.partition("/")[0])
+        return fs.S3FileSystem(anonymous=self.anonymous, region=region or "us-east-1", **options), path
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One object as it was listed. name: below the root."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+class Objects:
+    """The objects below a location. Thread-safe. requests, bytes_read: so far."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.requests = self.bytes_read = 0
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(REQUESTS, "rmq-fetch")
+        self._connected: tuple[Any, str] | None = None
+        self._sources: dict[str, Any] = {}
+
+    def uri(self, name: str) -> str:
+        return f"{self.location.uri}/{name}" if name else self.location.uri
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The file system and an object's path; what goes wrong is an ObjectStoreError."""
+        try:
+            with self._lock:
+                self.requests += 1
+                if self._connected is None:
+                    self._connected = self.location.connect()
+            system, root = self._connected
+            yield system, f"{root}/{name}" if name else root
+        except FileNotFoundError:
+            raise ObjectChangedError(self.uri(name), "is not there, or was removed since it was listed") from None
+        except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are of these
+            raise ObjectStoreError(self.uri(name), str(error)) from error
+
+    def listing(self) -> list[Listed]:
+        """All objects, by name."""
+        from pyarrow import fs
+
+        with self._told("") as (system, root):
+            try:
+                found = system.get_file_info(fs.FileSelector(root, recursive=True))
+            except FileNotFoundError:
+                found = []
+            return sorted((Listed(info.path[len(root) + 1 :], info.size, info.mtime_ns or 0)
+                           for info in found if info.type == fs.FileType.File), key=lambda item: item.name)  # fmt: skip
+
+    def check(self, listed: Listed) -> None:
+        """ObjectChangedError when an object is not the one that was listed."""
+        with self._told(listed.name) as (system, path):
+            info = system.get_file_info(path)
+            # A listing tells the time more exactly than a look at one object.
+            if info.size != listed.size or (info.mtime_ns or 0) // 10**9 != listed.mtime_ns // 10**9:
+                raise FileNotFoundError(path) if info.size is None else _changed(self.uri(listed.name))
+
+    def fetch(self, listed: Listed, ranges: list[tuple[int, int]], descriptor: int) -> None:
+        """Ranges of bytes of an object into a file, at the same positions. Memory: REQUESTS * REQUEST_BYTES.
+
+        Raises ObjectStoreError, and OSError of the disk.
+        """
+        parts = [(at, min(at + REQUEST_BYTES, end)) for begin, end in ranges for at in range(begin, end, REQUEST_BYTES)]
+        if not parts:
+            return
+        source = self._source(listed)
+
+        def one(part: tuple[int, int]) -> None:
+            with self._told(listed.name):
+                data = source.read_at(part[1] - part[0], part[0])
+                if len(data) != part[1] - part[0]:
+                    raise _changed(self.uri(listed.name))
+            with self._lock:
+                self.bytes_read += len(data)
+            write_fully(descriptor, data, part[0])
+
+        for _ in self._pool.map(one, parts) if len(parts) > 1 else map(one, parts):
+            pass
+        self.check(listed)
+
+    def _source(self, listed: Listed) -> Any:
+        """An open object: to open one is a request."""
+        source = self._sources.get(listed.name)
+        if source is None:
+            with self._told(listed.name) as (system, path):
+                source = system.open_input_file(path)
+                if source.size() != listed.size:
+                    raise _changed(self.uri(listed.name))
+            with self._lock:
+                if len(self._sources) >= OPEN_OBJECTS:
+                    self._sources.clear()
+                self._sources[listed.name] = source
+        return source
+
+    def read_all(self, listed: Iterable[Listed]) -> list[bytes]:
+        """The bytes of small objects, several at a time."""
+        return list(self._pool.map(self._read, listed))
+
+    def _read(self, listed: Listed) -> bytes:
+        if listed.size > SMALL_BYTES:
+            raise ObjectStoreError(self.uri(listed.name), f"has {listed.size} bytes, at most {SMALL_BYTES} make sense")
+        with self._told(listed.name) as (system, path), system.open_input_file(path) as source:
+            data = bytes(source.read_at(listed.size, 0))
+        if len(data) != listed.size:
+            raise _changed(self.uri(listed.name))
+        with self._lock:
+            self.bytes_read += len(data)
+        self.check(listed)
+        return data
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._sources.clear()
+
+
+def _changed(uri: str) -> ObjectChangedError:
+    return ObjectChangedError(uri, "was replaced since it was listed: load the store again")

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores on an object store in Spark: the same rows, whole segments for a task, a cache that is bounded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3server
+from objectstore import Bucket
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+import rmq
+import rmq.spark
+from rmq.mirror import MirroredStore, Snapshot
+from rmq.objects import Location, ObjectStoreError
+from rmq.spark.messages import read_partition
+from rmq.spark.opened import for_lookups, opened
+from rmq.spark.options import ReadOptions, WriteOptions
+from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
+from rmq.spark.source import MessageReader
+from spark.orders import COUNT, TIME
+
+SEGMENT = 65536
+
+
+# ---- without Spark and S3 ----
+
+
+@pytest.fixture
+def bucket(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    shutil.copytree(store, tmp_path / "bucket")
+    found = Bucket(tmp_path / "bucket", tmp_path / "cache")
+    monkeypatch.setattr(Location, "connect", lambda location: found.connect(location))
+    return found
+
+
+def asked(bucket: Bucket, **options: str) -> ReadOptions:
+    given = {name.replace("fs_", "fs."): value for name, value in options.items()}
+    return ReadOptions.parse({"path": "test://bucket", "fs.cacheDirectory": bucket.location.cache_directory} | given)
+
+
+def planned(bucket: Bucket, **options: str) -> tuple[ReadOptions, list[Any]]:
+    given = asked(bucket, **options)
+    [(path, taken)] = snapshots("test://bucket", given)
+    return given, remote_partitions(path, taken, given)
+
+
+def rows(given: ReadOptions, parts: list[Any]) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    target = pa.schema([("phy_offset", pa.int64()), ("queue_id", pa.int32())])
+    return [row for part in parts for batch in read_partition(part, given, target) for row in batch.to_pylist()]
+
+
+def test_tasks_read_whole_segments_and_each_its_own(bucket: Bucket, store: Path) -> None:
+    given, parts = planned(bucket, splitBytes=str(2 * SEGMENT))
+    bucket.asked.clear()
+    assert all(part.split.begin % (2 * SEGMENT) == 0 for part in parts)
+    found = []
+    for part in parts:
+        found += rows(given, [part])
+        names = {name for name, _, _ in bucket.asked}
+        assert len(names) <= 2
+        assert bucket.asked_of("") <= 2 * SEGMENT
+        bucket.asked.clear()
+    with rmq.open(store) as opened_here:
+        assert found == opened_here.scan(columns=["phy_offset", "queue_id"]).read_all().to_pylist()
+    assert not list(Path(bucket.location.cache_directory, "open").iterdir()), "a task leaves nothing"
+
+
+@pytest.mark.parametrize("options", [
+    {"startingOffsets": '{"orders": {"0": 300, "1": 500, "2": -1, "3": -1}}'},
+    {"assign": '{"orders": [2]}', "endingOffsets": '{"orders": {"2": 77}}'},
+    {"subscribePattern": "oth.*"},
+    {"subscribe": "orders", "startingTimestamp": str(TIME + 1000), "endingTimestamp": str(TIME + 1500)},
+    {"subscribe": "orders", "keys": "c-7,o-107,nix"},
+    {"minPartitions": "3"},
+], ids=str)  # fmt: skip
+def test_options_choose_as_of_a_store_here(bucket: Bucket, store: Path, options: dict[str, str]) -> None:
+    given, parts = planned(bucket, **options)
+    local = ReadOptions.parse({"path": str(store)} | options)
+    schema = StructType([StructField("phy_offset", LongType()), StructField("queue_id", IntegerType())])
+    here = MessageReader(local, schema)
+    expected = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
+    assert expected
+    assert rows(given, parts) == expected
+
+
+def test_a_time_range_leaves_out_the_segments_before_it(bucket: Bucket) -> None:
+    given, parts = planned(bucket, startingTimestamp=str(TIME + 4_000_000_000), subscribe="orders")
+    assert rows(given, parts) == []
+    assert sum(part.split.size for part in parts) <= 2 * SEGMENT
+
+
+def test_what_an_append_under_way_has_written_is_not_read(bucket: Bucket, store: Path) -> None:
+    commits = bucket.root / "rmq" / "spark" / "commits"
+    commits.mkdir(parents=True)
+    with rmq.open(store) as here:
+        places = here.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+    (commits / "job.intent").write_text(f'{{"begin": {places[1000]}, "staged": []}}')
+    given, parts = planned(bucket)
+    assert [row["phy_offset"] for row in rows(given, parts)] == places[:1000]
+
+
+def test_segments_that_were_removed_since_are_an_error_or_left_out(bucket: Bucket) -> None:
+    for fail in ("true", "false"):
+        given, parts = planned(bucket, failOnDataLoss=fail, splitBytes=str(SEGMENT))
+        (bucket.root / "commitlog" / f"{SEGMENT:020d}").rename(bucket.root / "gone")
+        if fail == "true":
+            with pytest.raises(ObjectStoreError, match=f"{SEGMENT:020d}: is not there"):
+                rows(given, parts)
+        else:
+            found = rows(given, parts)
+            assert 0 < len(found) < COUNT
+            assert not any(SEGMENT <= row["phy_offset"] < 2 * SEGMENT for row in found)
+        (bucket.root / "gone").rename(bucket.root / "commitlog" / f"{SEGMENT:020d}")
+
+
+def test_damage_is_told_by_the_object_s_uri(bucket: Bucket) -> None:
+    path = bucket.root / "commitlog" / f"{SEGMENT:020d}"
+    data = bytearray(path.read_bytes())
+    data[1000:1100] = b"\xff" * 100
+    path.write_bytes(data)
+    given, parts = planned(bucket)
+    with pytest.raises(rmq.CorruptFileError, match=f"^test://bucket/commitlog/{SEGMENT:020d}: byte "):
+        rows(given, parts)
+
+
+def test_shards_that_spark_wrote_are_stores(bucket: Bucket, store: Path) -> None:
+    root = bucket.root
+    shards = [f"part-0000{number}-job" for number in range(2)]
+    kept = root.rename(root.parent / "kept")
+    for name in shards:
+        shutil.copytree(kept, root / name)
+    commits = root / "rmq" / "spark" / "commits"
+    commits.mkdir(parents=True)
+    names = ", ".join(f'"{name}"' for name in shards)
+    (commits / "job.json").write_text(f'{{"number": 1, "overwrite": false, "shards": [{names}], "rows": 1}}')
+    found = snapshots("test://bucket?cacheBytes=12345678", ReadOptions.parse({"path": "test://bucket"}))
+    assert [path for path, _ in found] == [f"test://bucket/{name}?cacheBytes=12345678" for name in shards]
+    assert all(taken.location.cache_bytes == 12345678 and taken.is_store for _, taken in found)
+
+
+def test_a_look_up_opens_once_and_sees_the_store_as_it_was(bucket: Bucket) -> None:
+    place = for_lookups(f"test://bucket?cacheDirectory={bucket.location.cache_directory}", None)
+    assert isinstance(place, Snapshot)
+    first = opened(place)
+    assert opened(place) is first
+    assert isinstance(first, MirroredStore)
+    assert len(first.query("orders", "o-5")) == 1
+    assert for_lookups("file:///a/b", None) == "/a/b"
+
+
+def test_files_of_tables_are_told_by_their_uris(bucket: Bucket) -> None:
+    with MirroredStore(Snapshot.take(bucket.location).of()) as here:
+        [batch] = [with_uris(here, batch) for batch in here.table("segments")]
+    assert batch.column("path")[0].as_py() == "test://bucket/commitlog/00000000000000000000"
+
+
+@pytest.mark.parametrize("name", ["fs.accessKey", "fs.secretKey", "fs.sessionToken"])
+def test_credentials_are_no_options(name: str) -> None:
+    with pytest.raises(ValueError, match=f"option {name}: credentials are not taken"):
+        ReadOptions.parse({"path": "s3://a/b", name: "x"})
+
+
+def test_object_stores_are_neither_written_nor_streams() -> None:
+    with pytest.raises(ValueError, match="read only"):
+        WriteOptions.parse({"path": "s3://a/b"})
+    with pytest.raises(ValueError, match="stream reads stores on mounted disks"):
+        ReadOptions.parse({"path": "s3://a/b"}).check_stream()
+    assert WriteOptions.parse({"path": "file:///a/b"}).path == "/a/b"
+    assert ReadOptions.parse({"paths": "file:///a,/b"}).paths == ("/a", "/b")
+
+
+def test_tables_need_no_more_than_they_show(bucket: Bucket) -> None:
+    """Nothing is kept on this disk for a table of segments, so a cache of no size will do."""
+    given = asked(bucket, table="segments", fs_cacheBytes="0")
+    [(_, taken)] = snapshots("test://bucket", given)
+    assert taken.location.cache_bytes == 0
+    with MirroredStore(for_table(taken, "segments")) as here:
+        assert here.table("segments").read_all().num_rows > 4
+
+
+# ---- with both ----
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[s3server.S3]:
+    with s3server.running() as server:
+        yield server
+
+
+@pytest.mark.spark
+def test_a_store_on_s3_is_read_and_asked_as_one_here(spark: Any, store: Path, s3: s3server.S3, tmp_path: Path) -> None:
+    uri = s3.upload(store, "orders")
+    options = {"fs.endpoint": s3.endpoint, "fs.anonymous": "true", "fs.region": "us-east-1",
+               "fs.cacheDirectory": str(tmp_path / "cache")}  # fmt: skip
+
+    def load(path: str, **more: str) -> Any:
+        return spark.read.format("rmq").options(**options, **more).load(path)
+
+    columns = "topic,queue_id,queue_offset,phy_offset,body"
+    frame = load(uri, columns=columns, splitBytes=str(SEGMENT))
+    assert frame.rdd.getNumPartitions() > 4
+    here = spark.read.format("rmq").option("columns", columns).load(str(store))
+    assert sorted(frame.collect()) == sorted(here.collect())
+    assert load(uri, subscribe="orders", keys="o-5,o-77", columns="body").count() == 2
+    assert load(uri, assign='{"orders": [1]}', endingOffsets='{"orders": {"1": 10}}').count() == 10
+    assert load(uri, table="topics").count() == 5
+    with rmq.open(store) as opened_here:
+        assert load(uri, table="index").count() == opened_here.table("index").read_all().num_rows
+    assert load(uri, table="segments").first()["path"].startswith(f"{uri}/commitlog/")
+
+    place = f"{uri}?endpoint={s3.endpoint}&anonymous=true&region=us-east-1&cacheDirectory={tmp_path}/cache"
+    ids = spark.createDataFrame([("o-7",), ("nix",)], "id string")
+    found = ids.select("id", F.size(rmq.spark.offsets(place, "orders")("id"))).collect()
+    assert [tuple(row) for row in found] == [("o-7", 1), ("nix", 0)]
+    joined = rmq.spark.lookup_join(ids, place, "orders", key="id", columns=["body"]).collect()
+    assert [bytes(row.body) for row in joined] == [b"body 7"]
+    index = sum(path.stat().st_size for path in (store / "index").iterdir())
+    assert sum(path.stat().st_size for path in (tmp_path / "cache" / "objects").iterdir()) == index
+
+    small = f"{place}&cacheBytes=1000".replace("/cache&", "/small&")
+    for refused, reason in ((lambda: load(f"{uri}-nix"), "no message store"),
+                            (lambda: load(uri, **{"fs.accessKey": "x"}), "credentials are not taken"),
+                            (lambda: ids.select(rmq.spark.offsets(small, "orders")("id")), "CacheFull")):  # fmt: skip
+        with pytest.raises(Exception, match=reason):
+            refused().collect()
+    with pytest.raises(Exception, match="read only"):
+        ids.write.format("rmq").mode("append").save(uri)

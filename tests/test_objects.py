@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Object stores: where a store lies and how it is reached; S3 itself, by moto's server."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3server
+from objectstore import make_store
+
+import rmq
+from rmq.mirror import MirroredStore, Snapshot
+from rmq.objects import Location, ObjectChangedError, ObjectStoreError, is_elsewhere, local_path
+
+
+@pytest.mark.parametrize(("path", "elsewhere"), [("/a/b", False), ("a", False), ("file:///a", False),
+                                                 ("FILE:///a", False), ("s3://b/a", True), ("s3a://b/a", True),
+                                                 ("abfs://a@b/c", True),
+                                                 ("C://x", False), ("a:b", False), ("", False)])  # fmt: skip
+def test_a_uri_of_another_scheme_is_elsewhere(path: str, elsewhere: bool) -> None:
+    assert is_elsewhere(path) is elsewhere
+
+
+def test_a_file_uri_is_a_path() -> None:
+    assert local_path("file:///a%20b/c") == "/a b/c"
+    assert local_path("/a%20b") == "/a%20b"
+
+
+def test_settings_stand_behind_the_path_or_beside_it() -> None:
+    found = Location.parse("s3a://bucket/a/b/?region=eu-west-1&anonymous=true",
+                           {"cacheBytes": "5", "endpoint": "http://h:1"})  # fmt: skip
+    assert found == Location("s3://bucket/a/b", "http://h:1", "eu-west-1", True, "", 5)
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert Location.parse("gs://bucket") == Location("gs://bucket")
+    assert Location.parse("abfs://part@account/a").uri == "abfs://part@account/a"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("s3://AKIA:secret@bucket/a", "credentials are not taken from paths"),
+    ("abfs://:secret@account/a", "credentials are not taken from paths"),
+    ("s3://bucket/a?access_key=x", "credentials are not taken from paths"),
+    ("s3://bucket/a?secretKey=x", "credentials are not taken from paths"),
+    ("s3://bucket/a?regoin=x", "no setting regoin; there are endpoint, region"),
+    ("s3://bucket/a#b", "no setting #"),
+    ("s3://bucket/a?anonymous=yes", "fs.anonymous: 'yes' is none of"),
+    ("s3://bucket/a?cacheBytes=1e9", "fs.cacheBytes: '1e9' is no number"),
+    ("gs://bucket/a?region=x", "fs.region is for s3:// only"),
+], ids=str)  # fmt: skip
+def test_a_wrong_setting_is_an_error_that_names_it(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Location.parse(text)
+    assert "secret@" not in str(caught.value)
+
+
+def test_a_scheme_that_nobody_knows_is_an_error_that_names_the_host() -> None:
+    with pytest.raises(ObjectStoreError, match=r"host \S+: nix://a/b: "):
+        Snapshot.take(Location.parse("nix://a/b"))
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[s3server.S3]:
+    with s3server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return make_store(tmp_path / "original")
+
+
+def location(s3: s3server.S3, uri: str, tmp_path: Path, **settings: str) -> Location:
+    return Location.parse(uri, {"endpoint": s3.endpoint, "cacheDirectory": str(tmp_path / "cache")} | settings)
+
+
+@pytest.mark.slow
+def test_a_store_on_s3_answers_as_its_original(s3: s3server.S3, original: Path, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """With credentials of the environment for private objects, without any for public ones."""
+    for acl, anonymous in (("private", "false"), ("public-read", "true")):
+        uri = s3.upload(original, f"a-{acl}", acl)
+        if anonymous == "false":
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        snapshot = Snapshot.take(location(s3, uri, tmp_path, anonymous=anonymous, region="us-east-1"))
+        with rmq.open(original) as here, MirroredStore(snapshot.of("queues", "index")) as there:
+            assert there.scan().read_all().equals(here.scan().read_all())
+            assert there.query("orders", "o-600") == here.query("orders", "o-600")
+            assert there.topics() == here.topics()
+        monkeypatch.undo()
+
+
+@pytest.mark.slow
+def test_what_s3_refuses_is_one_error(s3: s3server.S3, original: Path, tmp_path: Path) -> None:
+    private = s3.upload(original, "private", "private")
+    cases = [
+        (location(s3, "s3://no-such-bucket/a", tmp_path, anonymous="true"), "bucket"),
+        (location(s3, private, tmp_path, anonymous="true"), "ACCESS_DENIED"),
+        (Location.parse("s3://stores/a?endpoint=http://127.0.0.1:1&anonymous=true"), "connect"),
+    ]
+    for place, reason in cases:
+        with pytest.raises(ObjectStoreError, match=rf"host \S+: {place.uri}.*{reason}"):
+            Snapshot.take(place)
+    with pytest.raises(ObjectStoreError, match="no message store"):
+        Snapshot.take(location(s3, "s3://stores/nothing", tmp_path, anonymous="true")).require_store()
+
+
+@pytest.mark.slow
+def test_an_object_that_is_replaced_or_removed_meanwhile_is_an_error(s3: s3server.S3, original: Path,
+                                                                     tmp_path: Path) -> None:  # fmt: skip
+    snapshot = Snapshot.take(location(s3, s3.upload(original, "changing"), tmp_path, anonymous="true")).of()
+    key = "changing/commitlog/00000000000000065536"
+    for change in (lambda: s3.client.put_object(Bucket="stores", Key=key, Body=b"x", ACL="public-read"),
+                   lambda: s3.client.delete_object(Bucket="stores", Key=key)):  # fmt: skip
+        with MirroredStore(snapshot) as store:
+            change()
+            with pytest.raises(ObjectChangedError, match=key):
+                store.scan().read_all()
+    shutil.rmtree(original)
