@@ -22,6 +22,8 @@ from rmq.verification.queues import QueueFiles
 from rmq.verification.verify import verify_by
 from rmq.verification.work import Tasks
 
+SEVERAL = ("queue: hole", "index: hash", "small: checkpoint cut", "small: abort", "log: body")
+
 
 def pickling(task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
     """A Runner of this process through which everything goes as bytes, each item by itself."""
@@ -54,7 +56,7 @@ def test_tasks_find_what_threads_find(base: Path, tmp_path: Path, monkeypatch: p
 
 def test_a_store_with_damage_in_all_its_parts(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "s")
-    for name in ("queue: hole", "index: hash", "small: checkpoint cut", "small: abort", "log: body"):
+    for name in SEVERAL:
         TABLE[name](Victim(tmp_path / "s"))
     assert len({item.severity for item in assert_same(tmp_path / "s")}) == 3
     assert len(assert_same(tmp_path / "s", limit=10**6)) >= 5
@@ -106,7 +108,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
 def test_processes_find_the_same(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tasks, "group_bytes", 8192)
     shutil.copytree(base, tmp_path / "s")
-    for name in QUICK:
+    for name in SEVERAL:
         TABLE[name](Victim(tmp_path / "s"))
     assert facts(verify_by(in_processes(2), tmp_path / "s")) == facts(rmq.verify(tmp_path / "s"))
 
