@@ -32,7 +32,7 @@ LAYERS = (
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing"},
-    {"pull", "info", "recovery", "retention", "tables", "verification", "rebuilding"},
+    {"pull", "info", "recovery", "retention", "tables", "verification", "rebuilding", "logpart"},
     {"flushing", "visible", "reading"},
     {"store"},
     {"cli", "spark", "groups", "console"},

@@ -5,14 +5,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmq.spark.bulk import bulk_load
     from rmq.spark.functions import lookup_join, messages, offsets, register
     from rmq.spark.staging import clean_staging
 
-__all__ = ["clean_staging", "lookup_join", "messages", "offsets", "register"]
+__all__ = ["bulk_load", "clean_staging", "lookup_join", "messages", "offsets", "register"]
+_HOMES = {"bulk_load": "bulk", "clean_staging": "staging"}  # the others: functions
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rmq.spark' has no attribute {name!r}")
-    home = "staging" if name == "clean_staging" else "functions"
-    return getattr(import_module(f"rmq.spark.{home}"), name)
+    return getattr(import_module(f"rmq.spark.{_HOMES.get(name, 'functions')}"), name)
