@@ -5,12 +5,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmq.spark.bulk import bulk_load
     from rmq.spark.functions import lookup_join, messages, offsets, register
     from rmq.spark.jobs import export, rebuild, scan_map, verify
     from rmq.spark.staging import clean_staging
 
-__all__ = ["clean_staging", "export", "lookup_join", "messages", "offsets", "rebuild", "register", "scan_map", "verify"]
-_HOMES = {"clean_staging": "staging"} | dict.fromkeys(["export", "rebuild", "scan_map", "verify"], "jobs")
+__all__ = ["bulk_load", "clean_staging", "export", "lookup_join", "messages", "offsets", "rebuild", "register",
+           "scan_map", "verify"]  # fmt: skip
+_HOMES = {"bulk_load": "bulk", "clean_staging": "staging", "export": "jobs", "rebuild": "jobs", "scan_map": "jobs",
+          "verify": "jobs"}  # the others: functions  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -54,16 +55,21 @@ class Task:
         place = directory / f"{name}.tmp"
         try:
             with open_store(place, "x", config=self._config()) as store:
-                rows = 0
-                for batch in chain([first], filled):
-                    rows += store.put_many(self._messages(batch, rows), topic=self._topic, columns=self.columns,
-                                           results=False)  # fmt: skip
+                rows = self.put(partial(store.put_many, results=False), chain([first], filled))
             os.rename(place, directory / name)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
         sync_directory(directory)
         return TaskMessage(job, Written(partition, name, rows))
+
+    def put(self, put_many: Callable[..., object], batches: Iterable[pa.RecordBatch]) -> int:
+        """Put the rows of all batches; returns how many."""
+        rows = 0
+        for batch in batches:
+            put_many(self._messages(batch, rows), topic=self._topic, columns=self.columns)
+            rows += len(batch)
+        return rows
 
     def _config(self) -> StoreConfig:
         config = StoreConfig(**self.asked.geometry)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema", "rmq.spark.opened",
-           "rmq.spark.staging", "rmq.splits", "rmq.tables"]  # fmt: skip
+           "rmq.spark.staging", "rmq.spark.loading", "rmq.splits", "rmq.tables"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

@@ -30,7 +30,7 @@ def test_code_of_the_page_runs(spark: Any, tmp_path: Path, monkeypatch: pytest.M
     """Paths of the page become absolute: this JVM's directory is not the page's."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
-    names = "store|shards|one|incident|archive|lake|checkpoint"
+    names = "store|shards|one|loaded|incident|archive|lake|checkpoint"
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         code = re.sub(rf"""(["'])({names})\1""", rf"\1{tmp_path}/\2\1", block)
         exec(compile(code, str(PAGE), "exec", dont_inherit=True), NAMESPACE)
