@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop spark crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency \
+.PHONY: help demo test interop spark spark-versions crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency \
     bench-peers bench-growth performance-page docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
@@ -32,6 +32,9 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 
 spark: $(VENV)/.dev ## stores on Spark; needs Java 17 or newer
 	$(PY) -m pytest -q -m 'slow or not slow' tests/spark $(PYTEST_ARGS)
+
+spark-versions: $(VENV)/.dev ## a little of everything on older releases of PySpark, each in build/; 500 MB each
+	tools/spark_versions.sh
 
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
 	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m crash $(PYTEST_ARGS)

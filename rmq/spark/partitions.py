@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 KEYS_AT_ONCE = 1000
+_IN_UTC: Any = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}  # 4.1: always
 
 
 class SplitPartition(InputPartition):
@@ -56,7 +58,8 @@ def store_of(path: str, options: ReadOptions) -> Store:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    return to_arrow_schema(schema, timezone="UTC")
+    """Exactly the Arrow types that Spark wants of a schema."""
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
