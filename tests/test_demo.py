@@ -116,10 +116,15 @@ def test_aircraft_on_spark(output: str, flights: list[dict[str, str]]) -> None:
     assert numbers(r"([\d,]+) aircraft: flights, arrivals, minutes late, miles", output) == (len(aircraft),)
 
 
-def test_without_java_spark_s_step_says_what_is_missing(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--rows", "100", JAVA_HOME=str(tmp_path))
+@pytest.mark.parametrize(("variables", "hidden", "said"), [
+    ({"JAVA_HOME": "/nix"}, "", "Java 17 or newer is missing: tools/java.sh spark"),
+    ({}, "pyspark", "PySpark is missing: pip install 'rmq[spark]'"),
+], ids=["Java", "PySpark"])  # fmt: skip
+def test_spark_s_step_says_what_is_missing(tmp_path: Path, variables: dict[str, str], hidden: str, said: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{hidden!r}] = None\n" if hidden else "")
+    done = run_demo(tmp_path, "--rows", "100", **variables)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "  left out: Java 17 or newer is missing: tools/java.sh spark"
+    assert done.stdout.splitlines()[-1] == f"  left out: {said}"
     assert len(re.findall(r" checked$", done.stdout, re.M)) == CHECKS - 1
 
 

@@ -71,6 +71,7 @@ class Process:
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str], **options: Any) -> None:
         self.log = log
+        self._is_killed = False
         with log.open("wb") as file:
             self.own = subprocess.Popen(command, env=env, cwd=log.parent, stdout=file, stderr=subprocess.STDOUT,
                                         start_new_session=True, **options)  # fmt: skip
@@ -88,6 +89,9 @@ class Process:
         return f"{self.log.name}:\n{self.log.read_text(errors='replace')[-TAIL:]}"
 
     def kill(self) -> None:
+        if self._is_killed:  # its number may be that of another process now
+            return
+        self._is_killed = True
         while left := session_of(self.own.pid):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -164,6 +168,7 @@ class Application:
         return self.answer()
 
     def kill(self) -> None:
+        """The driver with its JVM. What runs on executors of a cluster ends when they notice."""
         self._process.kill()
         self._answers.close()
         if self._process.own.stdin is not None:

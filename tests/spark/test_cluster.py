@@ -189,12 +189,16 @@ def test_a_write_is_there_once_and_at_once_when_an_executor_dies(standalone: App
     for root in roots(str(out)):
         assert rmq.verify(root) == []
     kill.dead()
-    named = {shard for commit in commits(out) for shard in commit.shards}
-    assert {item.name for item in out.iterdir()} == named | {"rmq"}
-    assert {item.name for item in (out / "rmq" / "spark").iterdir()} == {"commits", "commit.lock", "staging"}
+    assert_only_staging_is_left(out)
     clean_staging(str(out), older_than=0)
     assert list(staging.iterdir()) == []
     assert bodies(out) == sorted(2 * expected(0, COUNT))
+
+
+def assert_only_staging_is_left(out: Path) -> None:
+    named = {shard for commit in commits(out) for shard in commit.shards}
+    assert {item.name for item in out.iterdir()} == named | {"rmq"}
+    assert {item.name for item in (out / "rmq" / "spark").iterdir()} == {"commits", "commit.lock", "staging"}
 
 
 @pytest.mark.cluster
@@ -211,3 +215,28 @@ def test_a_stream_has_each_message_once_when_an_executor_dies(standalone: Applic
     kill.dead()
     found = bodies(out) if sink == "rmq" else sorted(row[3] for row in standalone.ask("read_parquet", out=out))
     assert found == expected(0, COUNT)
+
+
+@pytest.mark.cluster
+def test_a_write_whose_driver_dies_shows_nothing_and_is_cleaned_away(standalone: Application, live: Path,
+                                                                      tmp_path: Path) -> None:  # fmt: skip
+    """The last test of this cluster: its application is gone."""
+    out, hold = tmp_path / "out", {"marker": str(tmp_path / "marker"), "body": f"{COUNT - 150} {BODY}"}
+    standalone.ask("write", store=live, out=out, options=IN_PARTS, to=SMALL)
+    standalone.tell("write", store=live, out=out, options=IN_PARTS, to=SMALL, hold=hold)
+    until((tmp_path / "marker").exists, "the task's marker")
+    executor = Path("/proc", str(json.loads((tmp_path / "marker").read_text())["pid"]))
+    staging = out / "rmq" / "spark" / "staging"
+    until(lambda: list(staging.glob("*/*.tmp")), "a store that the task stages")
+    standalone.kill()
+    until(lambda: not executor.exists(), "the end of an executor without driver")
+    assert bodies(out) == expected(0, COUNT)
+    assert_only_staging_is_left(out)
+    assert list(staging.glob("*/*"))
+
+    def is_clean() -> bool:  # Python workers may outlive their executor for a moment
+        clean_staging(str(out), older_than=0)
+        return not list(staging.iterdir())
+
+    until(is_clean, "an empty staging directory")
+    assert bodies(out) == expected(0, COUNT)
