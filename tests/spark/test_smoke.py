@@ -130,9 +130,11 @@ def test_latest_begins_behind_what_is_there(spark: Any, live: Path, tmp_path: Pa
 @pytest.mark.parametrize("are_known", [False, True])
 def test_limits_that_spark_does_not_know_are_told_once(live: Path, monkeypatch: pytest.MonkeyPatch,
                                                        are_known: bool) -> None:  # fmt: skip
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StringType, StructField, StructType
 
     from rmq.spark.stream import StreamReader
+
+    schema = StructType([StructField("topic", StringType())])
 
     monkeypatch.setattr("rmq.spark.stream.HAS_LIMITS", are_known)
 
@@ -141,7 +143,7 @@ def test_limits_that_spark_does_not_know_are_told_once(live: Path, monkeypatch: 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             for _ in range(2):
-                StreamReader(asked, StructType.fromDDL("topic string"))
+                StreamReader(asked, schema)
         return [str(warning.message) for warning in caught]
 
     told = "options {} need PySpark 4.2 or newer: batches have no limit"
@@ -153,13 +155,15 @@ def test_limits_that_spark_does_not_know_are_told_once(live: Path, monkeypatch: 
 
 def test_offsets_are_given_in_either_order(live: Path) -> None:
     """4.1 asks latestOffset() without arguments, then initialOffset(); 4.2 the other way round, with both."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StringType, StructField, StructType
 
     from rmq.spark.stream import StreamReader
 
+    schema = StructType([StructField("topic", StringType())])
+
     for start, first in (("earliest", 0), ("latest", 250)):
         asked = ReadOptions.parse({"path": str(live), "startingOffsets": start})
-        reader = StreamReader(asked, StructType.fromDDL("topic string"))
+        reader = StreamReader(asked, schema)
         end, begin = reader.latestOffset(), reader.initialOffset()
         assert begin == {"orders": {str(queue): first for queue in range(4)}}
         assert end == {"orders": {str(queue): 250 for queue in range(4)}}
