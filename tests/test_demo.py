@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).parents[1] / "examples" / "flights.py"
 ROWS = 20_000
-CHECKS = 12
+CHECKS = 13
 
 
-def run_demo(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_demo(directory: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The demo in a directory, with the rmq under test; a sitecustomize.py there is loaded first."""
     path = os.pathsep.join([str(directory), str(Path(rmq.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
     return subprocess.run([sys.executable, DEMO, *options], cwd=directory, env=environment, text=True,
                           capture_output=True, check=False)  # fmt: skip
 
@@ -47,6 +47,7 @@ def flights() -> list[dict[str, str]]:
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = run_demo(tmp_path_factory.mktemp("demo"), "--rows", str(ROWS))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
     return done.stdout
 
 
@@ -110,9 +111,26 @@ def test_carriers_by_mean_delay(output: str, flights: list[dict[str, str]]) -> N
     assert lines == [(carrier, f"{mean:.1f}", f"{count:,}") for mean, carrier, count in means[:5]]
 
 
+def test_aircraft_on_spark(output: str, flights: list[dict[str, str]]) -> None:
+    aircraft = {row["tailnum"] for row in flights} - {"NA"}
+    assert numbers(r"([\d,]+) aircraft: flights, arrivals, minutes late, miles", output) == (len(aircraft),)
+
+
+@pytest.mark.parametrize(("variables", "hidden", "said"), [
+    ({"JAVA_HOME": "/nix"}, "", "Java 17 or newer is missing: tools/java.sh spark"),
+    ({}, "pyspark", "PySpark is missing: pip install 'rmq[spark]'"),
+], ids=["Java", "PySpark"])  # fmt: skip
+def test_spark_s_step_says_what_is_missing(tmp_path: Path, variables: dict[str, str], hidden: str, said: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{hidden!r}] = None\n" if hidden else "")
+    done = run_demo(tmp_path, "--rows", "100", **variables)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == f"  left out: {said}"
+    assert len(re.findall(r" checked$", done.stdout, re.M)) == CHECKS - 1
+
+
 def test_store_is_made_anew_by_each_run(tmp_path: Path) -> None:
     for rows in (500, 400):
-        done = run_demo(tmp_path, "--rows", str(rows))
+        done = run_demo(tmp_path, "--rows", str(rows), JAVA_HOME=str(tmp_path))
         assert done.returncode == 0, done.stdout + done.stderr
         with rmq.open(tmp_path / "demo-store") as store:
             assert sum(end for _, end in store.topics()["flights"].values()) == rows

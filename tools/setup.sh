@@ -109,7 +109,9 @@ build)
 demo)
     [ -e "$VENV/.built" ] || "$0" build
     mapfile -t needed < <(requirements "project['project']['optional-dependencies']['demo']")
+    echo "setup: installing what the demo needs, PySpark among it (500 MB, half a minute)"
     install "${needed[@]}"
+    tools/java.sh spark >/dev/null || echo "setup: the demo leaves its step on Spark out" >&2
     touch "$VENV/.demo"
     ;;
 dev)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
@@ -17,6 +16,7 @@ from rmq.keys import check_limit, encoded, hash_keys, list_array
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns
 from rmq.spark.opened import check_version, for_lookups, using
+from rmq.spark.partitions import arrow_schema
 from rmq.spark.schema import ddl, native_batch, native_ddl
 from rmq.store import Store
 from rmq.version import __version__
@@ -130,7 +130,7 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
     fields = struct_of(names)
 
     def rows(keys: pa.Array) -> pa.ListArray:
-        target = to_arrow_schema(fields, timezone="UTC")
+        target = arrow_schema(fields)
         table = probe.found(keys, names).combine_chunks()
         counts = np.bincount(table["key_index"].to_numpy(), minlength=len(keys))
         batch = table.drop_columns(["key_index"]).to_batches() if len(table) else []
@@ -219,7 +219,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     schema = StructType([*df.schema.fields, *added.fields])
 
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        target = to_arrow_schema(added, timezone="UTC")
+        target = arrow_schema(added)
         for batch in batches:
             keys = batch.column(key)
             asked = pc.is_valid(keys)

@@ -13,9 +13,9 @@ from pyspark.sql.datasource import InputPartition
 
 from rmq.mirror import MirroredStore, Part, Snapshot
 from rmq.objects import Location
-from rmq.spark.messages import KeysPartition, SplitPartition, config_of
 from rmq.spark.opened import planning
 from rmq.spark.options import OF_OBJECT_STORES, ReadOptions
+from rmq.spark.partitions import KeysPartition, SplitPartition, config_of
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
 from rmq.splits import plan_segments

@@ -18,7 +18,9 @@ from pyspark.sql.types import StructType
 
 from rmq.objects import is_elsewhere
 from rmq.scan import COLUMNS
-from rmq.spark.messages import (
+from rmq.spark.opened import Place, check_version, using
+from rmq.spark.options import ReadOptions
+from rmq.spark.partitions import (
     KeysPartition,
     NoPartition,
     SplitPartition,
@@ -27,8 +29,6 @@ from rmq.spark.messages import (
     read_partition,
     store_of,
 )
-from rmq.spark.opened import Place, check_version, using
-from rmq.spark.options import ReadOptions
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select

@@ -7,14 +7,15 @@ A batch takes the messages of all queues up to one place of the log, so that it 
 from __future__ import annotations
 
 import bisect
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq.spark.messages import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.options import Offsets, ReadOptions, per_queue
+from rmq.spark.partitions import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.selection import (
     Bounds,
     DataLossError,
@@ -41,7 +42,10 @@ try:  # PySpark 4.2
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
+
+    HAS_LIMITS = True
 except ImportError:  # 4.1 knows no limits and asks for all there is
+    HAS_LIMITS = False
 
     class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
 
@@ -57,6 +61,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if roots(path) != [path]:
                 raise ValueError(f"{path} is a directory of shards, a stream reads stores: "
                                  "option paths with the stores themselves, or write with mode=single")  # fmt: skip
+        limits = sorted(asked.given & {"maxOffsetsPerTrigger", "maxBytesPerTrigger"})
+        if limits and not HAS_LIMITS:
+            warnings.warn(f"options {', '.join(limits)} need PySpark 4.2 or newer: batches have no limit", stacklevel=2)
         self._asked = asked
         self._target = arrow_schema(schema)
         self._initial: dict[str, Any] | None = None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,12 @@ import pytest
 
 import rmq
 from rmq.spark import opened
+from spark.cluster import JVM, ROOT, Application
 from spark.orders import TIME, orders
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LOG4J = """\
 rootLogger.level = off
 """
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
-def java_home() -> str | None:
-    """Of the Java that there is, else of the one that tools/java.sh installs."""
-    place = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{place}/bin" if place else None)
-    if java is not None:
-        return str(Path(java).resolve().parent.parent)
-    done = subprocess.run([ROOT / "tools" / "java.sh"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +29,34 @@ def _stores_are_let_go_of() -> Iterator[None]:
         opened.forget(path)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the processes of a cluster have printed."""
+    report = yield
+    if report.failed:
+        report.sections += [("logs of the cluster", found.logs()) for found in getattr(item, "funcargs", {}).values()
+                            if isinstance(found, Application)]  # fmt: skip
+    return report
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """local[2]. Java is installed when missing and that can be done; else the tests fail: they hide no gap."""
-    home = java_home()
-    if home is None:
-        pytest.fail("Spark needs Java 17 or newer: tools/java.sh installs it as root on a machine with apt-get")
+def java() -> str:
+    """Java's home. It is installed when missing and that can be done; else the tests fail: they hide no gap."""
+    done = subprocess.run([ROOT / "tools" / "java.sh", "spark"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(done.stderr.splitlines()[-1], pytrace=False)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def spark(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """local[2]."""
     from pyspark.sql import SparkSession
 
     place = tmp_path_factory.mktemp("spark")
     (place / "log4j2.properties").write_text(LOG4J)
     old = dict(os.environ)
-    os.environ |= {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+    os.environ |= {"JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
                    "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}  # fmt: skip
     session = (
         SparkSession.builder.master("local[2,3]")

@@ -40,6 +40,17 @@ def test_planning_and_publishing_import_no_pyspark() -> None:
 
 
 @pytest.mark.spark
+def test_a_module_of_the_package_hides_none_of_its_functions() -> None:
+    """`import rmq.spark.NAME` makes NAME an attribute of the package."""
+    program = ("import importlib, pkgutil, rmq.spark\n"
+               "for found in pkgutil.iter_modules(rmq.spark.__path__, 'rmq.spark.'):\n"
+               "    importlib.import_module(found.name)\n"
+               "print([name for name in rmq.spark.__all__ if not callable(getattr(rmq.spark, name))])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.spark
 def test_the_room_that_spark_looks_for_raises_nothing_without_pyspark() -> None:
     program = ("import sys; sys.modules['pyspark.sql.datasource'] = None\n"
                "import pyspark_rmq; print(hasattr(pyspark_rmq, 'DefaultSource'))")  # fmt: skip

@@ -18,9 +18,9 @@ import rmq
 import rmq.spark
 from rmq.mirror import MirroredStore, Snapshot
 from rmq.objects import Location, ObjectStoreError
-from rmq.spark.messages import read_partition
 from rmq.spark.opened import for_lookups, opened
 from rmq.spark.options import ReadOptions, WriteOptions
+from rmq.spark.partitions import read_partition
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
 from rmq.spark.source import MessageReader
 from spark.orders import COUNT, TIME

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 KEYS_AT_ONCE = 1000
+_IN_UTC: Any = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}  # 4.1: always
 
 
 class SplitPartition(InputPartition):
@@ -62,7 +64,8 @@ def config_of(options: ReadOptions) -> StoreConfig | None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    return to_arrow_schema(schema, timezone="UTC")
+    """Exactly the Arrow types that Spark wants of a schema."""
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
