@@ -69,6 +69,9 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
         (lambda s, v=v: s.query_many("T", v), ValueError, "key")
         for v in (pa.array(["a", None]), np.array([b"\xff"]), ["\ud800"])
     ),
+    *((lambda s, v=v: s.query_many("T", ["all"], begin=v), ValueError, "begin")
+      for v in (np.array([1, 2]), np.array([[1]]), np.array([2**63], np.uint64))),
+    *((lambda s, v=v: s.query_many("T", ["all"], end=v), TypeError, "end") for v in (np.array([1.5]), [1], "1")),
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), ValueError, "columns") for v in (["Body"], ["body"] * 2)),
     *(
