@@ -17,9 +17,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq.scan import COLUMNS
-from rmq.spark.messages import KeysPartition, NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.opened import check_version
 from rmq.spark.options import ReadOptions
+from rmq.spark.partitions import KeysPartition, NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots

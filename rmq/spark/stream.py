@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq.spark.messages import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.options import Offsets, ReadOptions, per_queue
+from rmq.spark.partitions import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
 from rmq.spark.selection import (
     Bounds,
     DataLossError,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema", "rmq.spark.opened",
-           "rmq.spark.staging", "rmq.splits", "rmq.tables"]  # fmt: skip
+WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema",
+           "rmq.spark.opened", "rmq.spark.staging", "rmq.splits", "rmq.tables"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:
@@ -37,6 +37,17 @@ def test_planning_and_publishing_import_no_pyspark() -> None:
     done = subprocess.run([sys.executable, "-c", program, *WITHOUT], cwd=ROOT, capture_output=True, text=True,
                           check=True)  # fmt: skip
     assert done.stdout == "False\n"
+
+
+@pytest.mark.spark
+def test_no_room_hides_a_function() -> None:
+    """A module that is imported becomes an attribute of its package, in place of a function of that name."""
+    program = ("import importlib, pkgutil, rmq.spark\n"
+               "rooms = [room.name for room in pkgutil.iter_modules(rmq.spark.__path__, 'rmq.spark.')]\n"
+               "list(map(importlib.import_module, rooms))\n"
+               "print([name for name in rmq.spark.__all__ if not callable(getattr(rmq.spark, name))])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.spark

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading one split of a store's log on an executor, for batch and stream alike."""
+"""Partitions of a read, and what an executor does with one, for batch and stream alike."""
 
 from __future__ import annotations
 
