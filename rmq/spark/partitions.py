@@ -14,9 +14,10 @@ from rmq.config import StoreConfig
 from rmq.errors import RmqError
 from rmq.spark.opened import check_version, forget, opened
 from rmq.spark.options import ReadOptions
+from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
 from rmq.spark.schema import kafka_batch, native_batch, sources_of
 from rmq.spark.selection import Selection
-from rmq.splits import Split
+from rmq.splits import Split, plan
 from rmq.store import Store
 from rmq.version import __version__
 
@@ -45,6 +46,15 @@ class KeysPartition(InputPartition):
         self.planned_by = __version__
 
 
+class QueuePartition(InputPartition):
+    """Spans of one store's queues, whose messages are found one by one."""
+
+    def __init__(self, path: str, spans: list[Span], selection: Selection) -> None:
+        super().__init__(path)
+        self.path, self.spans, self.selection = path, spans, selection
+        self.planned_by = __version__
+
+
 class NoPartition(InputPartition):
     """Nothing: Spark takes an empty list for one partition of None."""
 
@@ -55,16 +65,25 @@ def store_of(path: str, options: ReadOptions) -> Store:
     return opened(path, None if given is None else StoreConfig.from_broker_conf(given))
 
 
+def partitions_of(path: str, store: Store, selection: Selection, ranges: list[tuple[int, int]], asked: ReadOptions,
+                  min_partitions: int) -> list[InputPartition]:  # fmt: skip
+    """Partitions of one store's messages, which lie in `ranges` of its log: by queue, or pieces of those ranges."""
+    if reads_by_queue(store, selection, ranges, asked):
+        return [QueuePartition(path, spans, selection) for spans in plan_spans(store, selection, asked, min_partitions)]
+    splits = plan(path, ranges, split_bytes=asked["splitBytes"], min_partitions=min_partitions)
+    return [SplitPartition(split, selection) for split in splits]
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Batches of what partitions() planned, in log order."""
-    if not isinstance(partition, SplitPartition | KeysPartition):
+    if not isinstance(partition, SplitPartition | KeysPartition | QueuePartition):
         return
     path = partition.split.path if isinstance(partition, SplitPartition) else partition.path
-    selection = partition.selection
+    selection = partition.selection if not isinstance(partition, QueuePartition) else partition.selection.of_tags()
     check_version(partition.planned_by, path)
     mode = asked["schemaMode"]
     wanted = sources_of(target.names, mode)
@@ -73,6 +92,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     store = store_of(path, asked)
     try:
         found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
+            pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
             queried(store, partition, columns, asked)  # fmt: skip
         for batch in found:
             kept = selection.keep(batch)
@@ -90,6 +110,12 @@ def scanned(store: Store, partition: SplitPartition, columns: list[str],
                           begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
                           batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
                           on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+
+
+def pulled(store: Store, partition: QueuePartition, columns: list[str],
+           asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    for span in partition.spans:
+        yield from batches_of(store, span, partition.selection, columns, asked)
 
 
 def queried(store: Store, partition: KeysPartition, columns: list[str],

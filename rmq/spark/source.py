@@ -19,13 +19,12 @@ from pyspark.sql.types import StructType
 from rmq.scan import COLUMNS
 from rmq.spark.opened import check_version
 from rmq.spark.options import ReadOptions
-from rmq.spark.partitions import KeysPartition, NoPartition, SplitPartition, arrow_schema, read_partition, store_of
+from rmq.spark.partitions import KeysPartition, NoPartition, arrow_schema, partitions_of, read_partition, store_of
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
 from rmq.spark.stream import StreamReader
 from rmq.spark.write import BatchWriter, StreamWriter
-from rmq.splits import plan
 from rmq.version import __version__
 
 if TYPE_CHECKING:
@@ -124,9 +123,8 @@ class MessageReader(DataSourceReader):
             if asked["keys"] is not None:
                 parts.append(KeysPartition(path, asked["keys"], log_bounds(store)[1], selection))
                 continue
-            splits = plan(path, ranges(store, selection), split_bytes=asked["splitBytes"],
-                          min_partitions=-(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
-            parts += [SplitPartition(split, selection) for split in splits]
+            parts += partitions_of(path, store, selection, ranges(store, selection), asked,
+                                   -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
         return parts or [NoPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

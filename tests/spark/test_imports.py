@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema",
+WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.queues", "rmq.spark.schema",
            "rmq.spark.opened", "rmq.spark.staging", "rmq.splits", "rmq.tables"]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import rmq.spark
 from rmq.spark.functions import MAX_MS, MIN_MS, Probe, answered, times_of_column
 from spark.orders import TIME
 
+pytestmark = pytest.mark.spark
 ROWS = [("c-7", TIME + 1000, TIME + 2999), ("c-7", TIME + 1000, None), ("c-7", None, TIME + 999), ("c-7", None, None),
         ("c-8", TIME + 8, TIME + 8), ("c-8", TIME + 9, TIME + 8), ("o-5", TIME + 6, None), ("nix", TIME, None),
         (None, TIME, TIME + 5), ("", None, TIME)]  # fmt: skip
@@ -42,7 +43,6 @@ def in_order(frame: Any, function: Any, *names: str) -> list[Any]:
     return [row[1] for row in sorted(frame.select("n", function(*names)).collect())]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("limit", [1, 3, None])
 @pytest.mark.parametrize("names", [("begin", "end"), ("first", "last"), ("first", "end")], ids=str)
 def test_each_row_has_its_own_range(store: Path, frame: Any, limit: int | None, names: tuple[str, str]) -> None:
@@ -50,20 +50,17 @@ def test_each_row_has_its_own_range(store: Path, frame: Any, limit: int | None, 
     assert found == expected(store, limit)
 
 
-@pytest.mark.spark
 def test_a_begin_alone_leaves_the_end_open(store: Path, frame: Any) -> None:
     found = in_order(frame, rmq.spark.offsets(str(store), "orders"), "key", "begin")
     assert [len(row) for row in found if row is not None] == [30, 30, 32, 32, 32, 32, 0, 0, 0]
 
 
-@pytest.mark.spark
 def test_messages_have_ranges_too(store: Path, frame: Any) -> None:
     function = rmq.spark.messages(str(store), "orders", columns=["phy_offset"], limit=3)
     found = in_order(frame, function, "key", "begin", "end")
     assert [None if row is None else [item.phy_offset for item in row] for row in found] == expected(store, 3)
 
 
-@pytest.mark.spark
 def test_ranges_in_sql(spark: Any, store: Path) -> None:
     rmq.spark.register(spark, str(store), "orders")
     moment = datetime.datetime.fromtimestamp((TIME + 1000) / 1000, datetime.UTC).isoformat()
