@@ -10,9 +10,14 @@ if TYPE_CHECKING:
 
 __all__ = ["clean_staging", "lookup_join", "messages", "offsets", "register"]
 
+NEEDS = "rmq.spark needs PySpark 4.1 or newer, pip install 'rmq[spark]'"
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rmq.spark' has no attribute {name!r}")
     home = "staging" if name == "clean_staging" else "functions"
-    return getattr(import_module(f"rmq.spark.{home}"), name)
+    try:
+        return getattr(import_module(f"rmq.spark.{home}"), name)
+    except ImportError as error:
+        raise ImportError(f"{NEEDS}: {error}") from error

@@ -89,7 +89,7 @@ Answer = Callable[[pa.Array, Times | None, Times | None], pa.ListArray]  # keys,
 def answered(keys: pa.Array, answer: Answer, begin: pa.Array | None = None,
              end: pa.Array | None = None) -> pa.ListArray:  # fmt: skip
     """answer of the keys that are texts: a NULL has NULL, bytes that are no UTF-8 have no answers."""
-    keys = keys.cast(pa.string()) if not pa.types.is_string(keys.type) else keys
+    keys = as_text(keys)
     begins = None if begin is None else times_of_column(begin, "begin")
     ends = None if end is None else times_of_column(end, "end")
     valid = pc.is_valid(keys) if keys.null_count else None
@@ -105,6 +105,11 @@ def answered(keys: pa.Array, answer: Answer, begin: pa.Array | None = None,
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     mask = pc.invert(valid) if valid is not None else None
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), found.flatten(), type=found.type, mask=mask)
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """The same as Arrow strings, which may hold bytes that are no UTF-8, as Spark's do. A literal NULL has no type."""
+    return values if pa.types.is_string(values.type) else values.cast(pa.string(), safe=False)
 
 
 def times_of_column(column: pa.Array, name: str) -> Times:
@@ -224,7 +229,7 @@ def slot_function(slots: int = DEFAULT_SLOTS) -> Any:
 
 
 def _of_texts(keys: pa.Array, hashes: Callable[[pa.Array], Any]) -> pa.Array:
-    keys = keys.cast(pa.string())  # a literal NULL has no type
+    keys = as_text(keys)
     valid = keys.drop_null()
     found = pa.array(hashes(valid), pa.int32())
     if not keys.null_count:
@@ -236,8 +241,9 @@ def _of_texts(keys: pa.Array, hashes: Callable[[pa.Array], Any]) -> pa.Array:
 def parse_id_function() -> Any:
     @arrow_udf("struct<store_host:string,phy_offset:bigint>")  # type: ignore[untyped-decorator]
     def rmq_parse_id(ids: pa.Array) -> pa.Array:
-        rows = [parse_offset_msg_id(text)._asdict() if text is not None and is_hex_id(text) else None
-                for text in ids.to_pylist()]  # fmt: skip
+        texts = (None if item is None else item.decode(errors="replace") for item in
+                 as_text(ids).cast(pa.binary()).to_pylist())  # fmt: skip
+        rows = [parse_offset_msg_id(text)._asdict() if text is not None and is_hex_id(text) else None for text in texts]
         return pa.array(rows, pa.struct([("store_host", pa.string()), ("phy_offset", pa.int64())]))
 
     return rmq_parse_id
@@ -276,7 +282,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = to_arrow_schema(added, timezone="UTC")
         for batch in batches:
-            keys = batch.column(key)
+            keys = as_text(batch.column(key))
             asked = pc.is_valid(keys)
             readable = _utf8(keys)
             numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rmq.keys import encoded
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
@@ -59,6 +60,8 @@ def _list(name: str, value: str) -> tuple[str, ...]:
         items = _json(name, value)
         if not all(isinstance(item, str) for item in items):
             raise ValueError(f"option {name}: {value!r} is no JSON list of texts")
+        for item in items:
+            encoded(item, f"option {name}")
         return tuple(items)
     return tuple(part.strip() for part in value.split(",") if part.strip())
 

@@ -16,7 +16,7 @@ from rmq.spark.opened import check_version, forget, opened
 from rmq.spark.options import ReadOptions
 from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
 from rmq.spark.schema import kafka_batch, native_batch, sources_of
-from rmq.spark.selection import Selection
+from rmq.spark.selection import DataLossError, Selection
 from rmq.splits import Split, plan
 from rmq.store import Store
 from rmq.version import __version__
@@ -38,11 +38,12 @@ class SplitPartition(InputPartition):
 
 
 class KeysPartition(InputPartition):
-    """Messages of one store that carry one of some keys and stand in front of `end` of the log."""
+    """Messages of one store that carry one of some keys and stand in [begin, end) of the log."""
 
-    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection) -> None:
+    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection, *, begin: int = 0) -> None:
         super().__init__(path)
         self.path, self.keys, self.end, self.selection = path, keys, end, selection
+        self.begin = begin
         self.planned_by = __version__
 
 
@@ -106,10 +107,19 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
 def scanned(store: Store, partition: SplitPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
     split, selection = partition.split, partition.selection
-    yield from store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
-                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
-                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
-                          on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+    batches = store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
+                         begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
+                         batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
+                         on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+    check_begin(store, split.begin, asked)  # behind the scan, which has fixed by now where it begins
+    yield from batches
+
+
+def check_begin(store: Store, begin: int, asked: ReadOptions) -> None:
+    """DataLossError when the log has lost what it had at `begin` when the read was planned."""
+    if asked["failOnDataLoss"] and begin < store.min_phy_offset:
+        raise DataLossError(f"{store.path}: the log begins at {store.min_phy_offset} by now, the read at {begin}; load "
+                            "anew, or failOnDataLoss=false reads what is left")  # fmt: skip
 
 
 def pulled(store: Store, partition: QueuePartition, columns: list[str],
@@ -135,3 +145,4 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
                     wanted.append(phy_offset < partition.end and phy_offset not in seen)
                     seen.add(phy_offset)
                 yield batch.filter(pa.array(wanted, pa.bool_()))
+    check_begin(store, partition.begin, asked)

@@ -121,7 +121,8 @@ class MessageReader(DataSourceReader):
             store = store_of(path, asked)
             selection = select(store, asked)
             if asked["keys"] is not None:
-                parts.append(KeysPartition(path, asked["keys"], log_bounds(store)[1], selection))
+                begin, end = log_bounds(store)
+                parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
                 continue
             parts += partitions_of(path, store, selection, ranges(store, selection), asked,
                                    -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
