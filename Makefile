@@ -13,7 +13,8 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
-    bench-check bench-latency bench-peers bench-growth performance-page docs build debug sanitize clean FORCE
+    bench-check bench-latency bench-spark bench-peers bench-growth performance-page docs build debug sanitize clean \
+    FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -72,6 +73,10 @@ bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in two minutes
 
 bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; a minute
 	$(PY) bench/latency.py --json build/latency.json $(BENCH_ARGS)
+
+bench-spark: $(VENV)/.bench ## look-ups on Spark beside Spark's own ways, 16 million keys; half an hour, 8 GB of disk
+	@tools/java.sh >/dev/null || true
+	$(PY) bench/spark.py --entries 20000000 --keys 16000000 --json build/spark.json $(BENCH_ARGS)
 
 bench-check: $(VENV)/.bench ## an error when a row that needs no JVM falls below its goal; one to three minutes
 	$(PY) bench/run.py --check $(BENCH_ARGS)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys, hash_utf8_keys
+from rmq._core._message import to_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,6 +145,16 @@ def encoded(text: Any, name: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
+
+
+def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArray[np.int64]:
+    """A bound in ms of all keys, or of each of `count` keys; TypeError, ValueError with the argument's name."""
+    if not isinstance(value, np.ndarray):
+        return default if value is None else to_ms(value, name)
+    times = int64_array(value, name)
+    if len(times) != count:
+        raise ValueError(f"{name} must have a time for each of {count} keys, got {len(times)}")
+    return times
 
 
 def int64_offset(value: Any, name: str) -> int:

@@ -20,6 +20,7 @@ from rmq.message import StoredMessage, inner_messages
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Times = int | npt.NDArray[np.int64]  # ms
 Item = tuple[bytes | None, bytes]  # topic (None: any) and key, as in the record
 FIRST_ROUND = 64  # candidates per key that are looked at before anything is known about the key
 ALL = 2**62
@@ -65,14 +66,15 @@ class Found:
 
 def find(log: CommitLog, topic: bytes, keys: list[str],
          candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], uncovered: list[tuple[int, int]],
-         log_end: int, *, begin: int, end: int, limit: int | None) -> Found:  # fmt: skip
+         log_end: int, *, begin: Times, end: Times, limit: int | None) -> Found:  # fmt: skip
     """The records that truly carry each key.
 
     candidates: (key numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
-    of the log to scan. begin, end: inclusive, ms, on the record's store timestamp.
+    of the log to scan. begin, end: inclusive, ms, on the record's store timestamp; of all keys or of each.
     """
     items = [(topic, key.encode()) for key in keys] if uncovered else []
-    found = [_scan_uncovered(log, items, uncovered, begin, end)]
+    begins, ends = (np.broadcast_to(np.asarray(time, np.int64), len(keys)) for time in (begin, end))
+    found = [_scan_uncovered(log, items, uncovered, begins, ends)]
     enough = ALL if limit is None else limit + 1
     numbers, offsets = _in_order(*candidates)
     rank = _rank(numbers, np.bincount(numbers, minlength=len(keys)))
@@ -82,7 +84,7 @@ def find(log: CommitLog, topic: bytes, keys: list[str],
         chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[numbers] < enough))
         if not chosen.size:
             break
-        chosen = chosen[_matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begin, end)]
+        chosen = chosen[_matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begins, ends)]
         found.append((numbers[chosen], offsets[chosen]))
         counts += np.bincount(numbers[chosen], minlength=len(keys))
         low, high = high, high * 4
@@ -120,7 +122,8 @@ def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: l
     One record after the other: for few candidates, as a key has. CorruptFileError for a match that is whole but for a
     CRC.
     """
-    places = {*candidates, *(_scan_uncovered(log, [item], uncovered, begin, end)[1].tolist() if uncovered else ())}
+    times = np.array([begin], np.int64), np.array([end], np.int64)
+    places = {*candidates, *(_scan_uncovered(log, [item], uncovered, *times)[1].tolist() if uncovered else ())}
     topic, key = item
     messages: list[StoredMessage] = []
     batch = RecordBatch(1)
@@ -151,8 +154,9 @@ def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
 
 
 def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray[np.int64],
-             offsets: npt.NDArray[np.int64], log_end: int, begin: int, end: int) -> npt.NDArray[np.bool_]:  # fmt: skip
-    """Mask of the pairs (key number, phy offset) whose record is whole, in time and carries the key."""
+             offsets: npt.NDArray[np.int64], log_end: int, begins: npt.NDArray[np.int64],
+             ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:  # fmt: skip
+    """Mask of the pairs (key number, phy offset) whose record is whole, in the key's time and carries the key."""
     order = np.argsort(offsets, kind="stable")
     mask = np.zeros(len(offsets), np.bool_)
     loaded = np.zeros(len(offsets), np.bool_)
@@ -160,16 +164,18 @@ def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray
         wanted = order[rows]
         loaded[wanted] = True
         times = batch.numbers("store_timestamp")
-        mask[wanted] = batch.match(topic, keys, numbers[wanted]) & (times >= begin) & (times <= end)
+        asked = numbers[wanted]
+        mask[wanted] = batch.match(topic, keys, asked) & (times >= begins[asked]) & (times <= ends[asked])
     for phy_offset in offsets[~loaded].tolist():
         _check_lost(log, phy_offset, log_end)
     return mask
 
 
-def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple[int, int]], begin: int,
-                    end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
-    """Matches in ranges that no index file covers."""
-    if not uncovered:
+def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple[int, int]],
+                    begins: npt.NDArray[np.int64],
+                    ends: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+    """Matches in ranges that no index file covers; begins, ends: of each item."""
+    if not uncovered or not items:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     wanted: dict[Item, list[int]] = {}
     for number, item in enumerate(items):
@@ -178,14 +184,16 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
     offsets: list[int] = []
     shared = RecordBatch()
     hashes = np.sort(hash_str_keys([key.decode() for _, key in wanted]))
+    begin, end = int(begins.min()), int(ends.max())
     for first, last in uncovered:
         for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
-            places = batch.numbers("phy_offset")
+            places, times = batch.numbers("phy_offset"), batch.numbers("store_timestamp")
             for row, item in batch.find_keys(set(wanted), hashes):
                 for number in wanted[item]:
-                    numbers.append(number)
-                    offsets.append(int(places[row]))
+                    if begins[number] <= times[row] <= ends[number]:
+                        numbers.append(number)
+                        offsets.append(int(places[row]))
     return np.array(numbers, np.int64), np.array(offsets, np.int64)
 
 

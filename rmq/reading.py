@@ -24,7 +24,17 @@ from rmq.errors import StoreClosedError, UnsupportedFormatError
 from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
-from rmq.keys import check_limit, checked_max_num, encoded, hash_keys, int64_offset, key_list, list_array
+from rmq.keys import (
+    check_limit,
+    checked_max_num,
+    encoded,
+    hash_keys,
+    int64_array,
+    int64_offset,
+    key_list,
+    list_array,
+    times_of,
+)
 from rmq.lock import lock_holder
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
@@ -177,7 +187,9 @@ class StoreReader(ABC):
         Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
         read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
-        name, first, last = self._checked_query(topic, [key], begin, end, limit)
+        name = self._checked_query(topic, [key], limit)
+        first = MIN_MS if begin is None else to_ms(begin, "begin")
+        last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
         ranges = uncovered if complete else []
         found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
@@ -190,13 +202,16 @@ class StoreReader(ABC):
                    columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
 
-        keys: list of str, numpy text, or an Arrow string array. limit: per key. columns: as of scan.
+        keys: list of str, numpy text, or an Arrow string array. begin, end: as of query, or a NumPy array of ms, one
+        for each key. limit: per key. columns: as of scan.
         """
         import pyarrow as pa
 
         names = checked_columns(columns)
         listed = key_list(keys)
-        name, first, last = self._checked_query(topic, listed, begin, end, limit)
+        name = self._checked_query(topic, listed, limit)
+        first = times_of(begin, "begin", MIN_MS, len(listed))
+        last = times_of(end, "end", MAX_MS, len(listed))
         log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit)  # fmt: skip
@@ -206,9 +221,8 @@ class StoreReader(ABC):
         cut = np.flatnonzero(found.truncated)
         return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
-    def _checked_query(self, topic: str, keys: list[str], begin: Any, end: Any,
-                       limit: int | None) -> tuple[bytes, int, int]:  # fmt: skip
-        """What a query asks for, checked: topic, first and last store timestamp."""
+    def _checked_query(self, topic: str, keys: list[str], limit: int | None) -> bytes:
+        """The topic of a query whose topic, keys and limit are as they should be."""
         if self._foreign_index is not None:
             raise self._foreign_index
         check_limit(limit)
@@ -216,9 +230,7 @@ class StoreReader(ABC):
         for key in keys:
             if not (isinstance(key, str) and key.isascii()):
                 encoded(key, "key")
-        first = MIN_MS if begin is None else to_ms(begin, "begin")
-        last = MAX_MS if end is None else to_ms(end, "end")
-        return name, first, last
+        return name
 
     def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
@@ -288,6 +300,22 @@ class StoreReader(ABC):
                 if message.offset_msg_id == id.upper():
                     return message
         return self._by_uniq_key(id, topic)
+
+    @while_open
+    def lookup_many(self, phy_offsets: Any, *, columns: Iterable[str] | None = None,
+                    check_crc: bool = True) -> pa.Table:  # fmt: skip
+        """Messages at phy offsets, in their order: a table with place (position in phy_offsets) and message columns.
+
+        Offsets at which no whole record starts are left out. columns: as of scan. check_crc: a body whose CRC differs
+        is a CorruptFileError. An inner batch gives a row for each of its messages. Memory: all of the rows.
+        """
+        import pyarrow as pa
+
+        names, wanted = checked_columns(columns), int64_array(phy_offsets, "phy_offsets")
+        log = self._log
+        load = partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
+        table, placed = records_table(load, wanted, self._log_end(), names)
+        return table.add_column(0, "place", pa.array(np.sort(placed)))
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:

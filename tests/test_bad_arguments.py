@@ -69,6 +69,12 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
         (lambda s, v=v: s.query_many("T", v), ValueError, "key")
         for v in (pa.array(["a", None]), np.array([b"\xff"]), ["\ud800"])
     ),
+    *((lambda s, v=v: s.query_many("T", ["all"], begin=v), ValueError, "begin")
+      for v in (np.array([1, 2]), np.array([[1]]), np.array([2**63], np.uint64))),
+    *((lambda s, v=v: s.lookup_many(v), TypeError, "phy_offsets") for v in ([1.5], ["1"], [None])),
+    *((lambda s, v=v: s.lookup_many(v), ValueError, "phy_offsets") for v in (5, [[1]], [2**64])),
+    (lambda s: s.lookup_many([0], columns=["Body"]), ValueError, "columns"),
+    *((lambda s, v=v: s.query_many("T", ["all"], end=v), TypeError, "end") for v in (np.array([1.5]), [1], "1")),
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), ValueError, "columns") for v in (["Body"], ["body"] * 2)),
     *(
@@ -286,6 +292,7 @@ CALLS: dict[str, Callable[[rmq.Store], Any]] = {
     "select": lambda s: s.select_phy_offset_many("T", ["all"]),
     "pull": lambda s: s.pull("T"),
     "lookup": lambda s: s.lookup(0),
+    "lookup_many": lambda s: s.lookup_many([0]),
     "lookup text": lambda s: s.lookup("x"),
     "search_offset": lambda s: s.search_offset("T", 0, 0),
     "scan": lambda s: s.scan(),

@@ -58,6 +58,7 @@ READS: dict[str, Callable[[rmq.Store], Any]] = {
     "select_phy_offset_many": lambda store: store.select_phy_offset_many("T", [f"k{n}" for n in range(COUNT)]),
     "lookup by phy offset": lambda store: store.lookup(store.max_phy_offset - 360),
     "lookup by uniq key": lambda store: store.lookup(f"u{COUNT - 1}"),
+    "lookup_many": lambda store: store.lookup_many(store.units("T", 0, 0, COUNT)[0]),
     "lookup of none": lambda store: store.lookup("nobody"),
     "pull": lambda store: store.pull("T", 0, COUNT - 10, 10),
     "search_offset": lambda store: store.search_offset("T", 0, 2**62),

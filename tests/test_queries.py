@@ -67,6 +67,33 @@ def test_query_and_query_many_give_the_same(tmp_path: Path, limit: int | None) -
         assert one.truncated == many.truncated == (limit is not None and limit < 70)
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("limit", [1, 3, None])
+def test_each_key_has_its_own_time_range(tmp_path: Path, indexed: bool, limit: int | None) -> None:
+    """Of few messages in the range among many outside, the limit counts those in the range only."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=1 << 20, message_index_enable=indexed)
+    clock = iter(range(1000, 2000))
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: next(clock)) as store:
+        for number in range(300):
+            store.put(rmq.Message("T", b"%d" % number, keys=[(KEY, TWIN)[number % 2]]))
+        keys = [KEY, KEY, TWIN, KEY, "none", TWIN]
+        begins = np.array([1000, 1100, -(2**63), 1200, 0, 1299], np.int64)
+        ends = np.array([1010, 1107, 2**63 - 1, 1100, 2**63 - 1, 1299], np.int64)
+        many = store.query_many("T", keys, begin=begins, end=ends, limit=limit)
+        found = [[] for _ in keys]
+        for row in many.table.to_pylist():
+            found[row["key_index"]].append(row["body"])
+        expected = [store.query("T", key, begin=int(begin), end=int(end), limit=limit)
+                    for key, begin, end in zip(keys, begins, ends, strict=True)]  # fmt: skip
+        assert found == [bodies(one) for one in expected]
+        assert many.truncated_keys.tolist() == [number for number, one in enumerate(expected) if one.truncated]
+        half = store.query_many("T", keys, begin=begins, end=1100, limit=None)
+        assert half.table.num_rows == sum(len(store.query("T", key, begin=int(begin), end=1100, limit=None))
+                                          for key, begin in zip(keys, begins, strict=True))  # fmt: skip
+        none = np.array([], np.int64)
+        assert store.query_many("T", [], begin=none, end=none).table.num_rows == 0
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 

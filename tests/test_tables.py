@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rmq
@@ -103,3 +104,36 @@ def test_units_of_one_queue(store: rmq.Store, offset: int, limit: int, count: in
 def test_units_of_a_queue_that_there_is_not(store: rmq.Store) -> None:
     assert [len(part) for part in store.units("nix", 0, 0, 5)] == [0, 0, 0]
     assert [len(part) for part in store.units("a", 9, 0, 5)] == [0, 0, 0]
+
+
+# ---- messages at phy offsets -----------------------------------------------------------------------------------
+
+
+def test_messages_at_phy_offsets_come_in_their_order(store: rmq.Store) -> None:
+    whole = store.scan().read_all()
+    places = whole["phy_offset"].to_pylist()
+    order = [*reversed(range(len(places))), 3, 3, 0]
+    found = store.lookup_many([places[number] for number in order])
+    assert found.column_names == ["place", *whole.column_names]
+    assert found["place"].to_pylist() == list(range(len(order)))
+    assert found.drop_columns(["place"]).to_pylist() == whole.take(order).to_pylist()
+
+
+def test_where_no_record_starts_nothing_is_found(store: rmq.Store) -> None:
+    first, second = store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()[:2]
+    hostile = [-(2**63), -1, first + 1, second, second - 1, store.max_phy_offset, 2**63 - 1]
+    found = store.lookup_many(np.array(hostile), columns=["phy_offset"])
+    assert found.to_pylist() == [{"place": 3, "phy_offset": second}]
+    assert store.lookup_many([], columns=["body"]).num_rows == 0
+
+
+def test_a_crc_that_differs_is_damage_unless_it_is_not_looked_at(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as made:
+        place = made.put_many([rmq.Message("a", b"body %d" % n) for n in range(3)])[1].phy_offset
+    path = next((tmp_path / "s" / "commitlog").iterdir())
+    path.write_bytes(path.read_bytes().replace(b"body 1", b"bodY 1"))
+    with rmq.open(tmp_path / "s") as opened:
+        with pytest.raises(rmq.CorruptFileError, match="body CRC differs"):
+            opened.lookup_many([0, place])
+        found = opened.lookup_many([0, place], columns=["body"], check_crc=False)
+        assert found["body"].to_pylist() == [b"body 0", b"bodY 1"]

@@ -15,8 +15,13 @@ __all__ = ["bulk_load", "clean_staging", "export", "lookup_join", "messages", "o
 _HOMES = {"bulk_load": "bulk", "clean_staging": "staging", "export": "jobs", "rebuild": "jobs", "scan_map": "jobs",
           "verify": "jobs"}  # the others: functions  # fmt: skip
 
+NEEDS = "rmq.spark needs PySpark 4.1 or newer, pip install 'rmq[spark]'"
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rmq.spark' has no attribute {name!r}")
-    return getattr(import_module(f"rmq.spark.{_HOMES.get(name, 'functions')}"), name)
+    try:
+        return getattr(import_module(f"rmq.spark.{_HOMES.get(name, 'functions')}"), name)
+    except ImportError as error:
+        raise ImportError(f"{NEEDS}: {error}") from error

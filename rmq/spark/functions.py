@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 from pyspark.sql.types import StructType
 
+from rmq._core._message import to_ms
 from rmq.config import StoreConfig
 from rmq.keys import check_limit, encoded, hash_keys, list_array
 from rmq.message import is_hex_id, parse_offset_msg_id
@@ -23,19 +25,26 @@ from rmq.version import __version__
 
 MAX_OFFSETS = 32
 DEFAULT_SLOTS = 5_000_000
+MIN_MS, MAX_MS = -(2**63), 2**63 - 1
+Times = npt.NDArray[np.int64]  # ms of each row
 MESSAGE_COLUMNS = ("phy_offset", "queue_id", "queue_offset", "store_timestamp", "tags", "body")
 
 
 class Probe:
-    """One store as a look-up asks it: picklable; opened on the executor, once for a worker."""
+    """One store as a look-up asks it: picklable; opened on the executor, once for a worker.
 
-    def __init__(self, path: str, topic: str, begin: int | None, end: int | None, limit: int | None,
+    begin, end: inclusive, ms or aware datetime, of all keys; a row's own range is the part of it that lies inside.
+    """
+
+    def __init__(self, path: str, topic: str, begin: Any, end: Any, limit: int | None,
                  config: StoreConfig | None) -> None:  # fmt: skip
         if not isinstance(path, str):
             raise TypeError(f"path must be str, got {type(path).__name__}")
         encoded(topic, "topic")
         check_limit(limit)
-        self.path, self.topic, self.begin, self.end, self.limit, self.config = path, topic, begin, end, limit, config
+        self.path, self.topic, self.limit, self.config = path, topic, limit, config
+        self.begin = MIN_MS if begin is None else to_ms(begin, "begin")
+        self.end = MAX_MS if end is None else to_ms(end, "end")
         self._version, self._place = __version__, for_lookups(path, config)
 
     def ask(self, call: Callable[[Store], Any]) -> Any:
@@ -44,34 +53,79 @@ class Probe:
         with using(self._place, self.config) as store:
             return call(store)
 
-    def raw_offsets(self, keys: pa.Array) -> pa.ListArray:
-        """RocketMQ's own answers, keys not compared."""
-        begin = 0 if self.begin is None else self.begin
-        end = 2**63 - 1 if self.end is None else self.end
+    def raw_offsets(self, keys: pa.Array, begins: Times | None = None, ends: Times | None = None) -> pa.ListArray:
+        """RocketMQ's own answers, keys not compared; one call for each range that differs."""
+        if not len(keys) or (begins is None and ends is None):
+            return self._raw_offsets(keys, self.begin, self.end)
+        firsts = np.full(len(keys), self.begin) if begins is None else np.maximum(begins, self.begin)
+        lasts = np.full(len(keys), self.end) if ends is None else np.minimum(ends, self.end)
+        order = np.lexsort((lasts, firsts))
+        differs = (np.diff(firsts[order]) != 0) | (np.diff(lasts[order]) != 0)
+        groups = np.split(order, np.flatnonzero(differs) + 1)
+        parts = [self._raw_offsets(keys.take(pa.array(rows)), int(firsts[rows[0]]), int(lasts[rows[0]]))
+                 for rows in groups]  # fmt: skip
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(order)))
+
+    def _raw_offsets(self, keys: pa.Array, begin: int, end: int) -> pa.ListArray:
         return self.ask(lambda store: store.select_phy_offset_many(
-            self.topic, keys, max_num=self.limit or MAX_OFFSETS, begin=begin, end=end))  # fmt: skip
+            self.topic, keys, max_num=self.limit or MAX_OFFSETS, begin=max(begin, 0), end=end))  # fmt: skip
 
-    def found(self, keys: pa.Array, columns: Sequence[str]) -> pa.Table:
+    def found(self, keys: pa.Array, columns: Sequence[str], begins: Times | None = None,
+              ends: Times | None = None) -> pa.Table:  # fmt: skip
         """Messages of keys, newest first for each: key_index and the columns."""
+        first = self.begin if begins is None else np.maximum(begins, self.begin)
+        last = self.end if ends is None else np.minimum(ends, self.end)
         return self.ask(lambda store: store.query_many(
-            self.topic, keys, begin=self.begin, end=self.end, limit=self.limit, columns=columns).table)  # fmt: skip
+            self.topic, keys, begin=first, end=last, limit=self.limit, columns=columns).table)  # fmt: skip
 
 
-def answered(keys: pa.Array, answer: Callable[[pa.Array], pa.ListArray]) -> pa.ListArray:
+Answer = Callable[[pa.Array, Times | None, Times | None], pa.ListArray]  # keys, begins, ends
+
+
+def answered(keys: pa.Array, answer: Answer, begin: pa.Array | None = None,
+             end: pa.Array | None = None) -> pa.ListArray:  # fmt: skip
     """answer of the keys that are texts: a NULL has NULL, bytes that are no UTF-8 have no answers."""
-    keys = keys.cast(pa.string()) if not pa.types.is_string(keys.type) else keys
+    keys = as_text(keys)
+    begins = None if begin is None else times_of_column(begin, "begin")
+    ends = None if end is None else times_of_column(end, "end")
     valid = pc.is_valid(keys) if keys.null_count else None
     readable = _utf8(keys)
     if valid is None and readable is None:
-        return answer(keys)
+        return answer(keys, begins, ends)
     asked = valid if readable is None else readable if valid is None else pc.and_(valid, readable)
     numbers = pc.indices_nonzero(asked)
-    found = answer(keys.take(numbers))
+    rows = numbers.to_numpy()
+    found = answer(keys.take(numbers), None if begins is None else begins[rows], None if ends is None else ends[rows])
     counts = np.zeros(len(keys), np.int64)
-    counts[numbers.to_numpy()] = found.value_lengths().to_numpy(zero_copy_only=False)
+    counts[rows] = found.value_lengths().to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     mask = pc.invert(valid) if valid is not None else None
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), found.flatten(), type=found.type, mask=mask)
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """The same as Arrow strings, which may hold bytes that are no UTF-8, as Spark's do. A literal NULL has no type."""
+    return values if pa.types.is_string(values.type) else values.cast(pa.string(), safe=False)
+
+
+def times_of_column(column: pa.Array, name: str) -> Times:
+    """ms of a column of integers (ms) or timestamps; NULL: open. TypeError, ValueError for what says no point in time.
+
+    A timestamp between two ms: the first behind it for `begin`, the last before it for `end`.
+    """
+    kind, is_open = column.type, MIN_MS if name == "begin" else MAX_MS
+    if pa.types.is_null(kind):
+        return np.full(len(column), is_open, np.int64)
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None:
+            raise ValueError(f"{name} is timestamp_ntz, which says no point in time: cast it to timestamp")
+        micros = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).fill_null(0).to_numpy()
+        found = -(-micros // 1000) if name == "begin" else micros // 1000
+    elif pa.types.is_integer(kind):
+        found = column.cast(pa.int64()).fill_null(0).to_numpy()
+    else:
+        raise TypeError(f"{name} must be bigint (ms since 1970) or timestamp, got {kind}")
+    return np.where(column.is_null().to_numpy(zero_copy_only=False), is_open, found)
 
 
 def _utf8(keys: pa.Array) -> pa.Array | None:
@@ -90,35 +144,37 @@ def _is_utf8(item: bytes | None) -> bool:
         return False
 
 
-def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, begin: int | None = None,
-            end: int | None = None, exact: bool = True, config: StoreConfig | None = None) -> Any:  # fmt: skip
+def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, begin: Any = None, end: Any = None,
+            exact: bool = True, config: StoreConfig | None = None) -> Any:  # fmt: skip
     """A function of Spark: key column -> array<bigint>, the phy offsets of its messages, newest first.
 
-    max_offsets: for each key at most, None: all. begin, end: store timestamp in ms, inclusive. exact: as Store.query,
-    topic and key compared, records that no index file covers found too; False: the index's raw answers, the log is
-    not touched, at most 64 for a key. NULL gives NULL, a key without messages an empty array.
+    max_offsets: for each key at most, None: all. begin, end: store timestamp, inclusive, ms or aware datetime. The
+    function also takes them as columns, f("key", "begin", "end"): bigint (ms) or timestamp, NULL: open; within what is
+    given here. exact: as Store.query, topic and key compared, records that no index file covers found too; False: the
+    index's raw answers, the log is not touched, at most 64 for a key, and one call for each different range of a batch.
+    NULL gives NULL, a key without messages an empty array.
     Source: RocketMQ IndexService#queryOffset.
     """
     if not exact and max_offsets is None:
         raise ValueError("max_offsets: exact=False has RocketMQ's limit on the answers of a key, give a number")
     probe = Probe(path, topic, begin, end, max_offsets, config)
 
-    def exact_offsets(keys: pa.Array) -> pa.ListArray:
-        table = probe.found(keys, ["phy_offset"]).combine_chunks()
+    def exact_offsets(keys: pa.Array, begins: Times | None, ends: Times | None) -> pa.ListArray:
+        table = probe.found(keys, ["phy_offset"], begins, ends).combine_chunks()
         counts = np.bincount(table["key_index"].to_numpy(), minlength=len(keys))
         return list_array(counts, table["phy_offset"].to_numpy())
 
     answer = exact_offsets if exact else probe.raw_offsets
 
     @arrow_udf("array<bigint>")  # type: ignore[untyped-decorator]
-    def rmq_offsets(keys: pa.Array) -> pa.Array:
-        return answered(keys, answer)
+    def rmq_offsets(key: pa.Array, begin: pa.Array = None, end: pa.Array = None) -> pa.Array:
+        return answered(key, answer, begin, end)
 
     return rmq_offsets
 
 
 def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS, limit: int | None = MAX_OFFSETS,
-             begin: int | None = None, end: int | None = None, config: StoreConfig | None = None) -> Any:  # fmt: skip
+             begin: Any = None, end: Any = None, config: StoreConfig | None = None) -> Any:  # fmt: skip
     """A function of Spark: key column -> array<struct<...>> of its messages, newest first, for F.inline.
 
     columns: of StoredMessage, in their order. The rest as of `offsets`; always exact.
@@ -129,9 +185,9 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
     struct = ",".join(f"{name}:{kind}" for name, kind in kinds.items())
     fields = struct_of(names)
 
-    def rows(keys: pa.Array) -> pa.ListArray:
+    def rows(keys: pa.Array, begins: Times | None, ends: Times | None) -> pa.ListArray:
         target = arrow_schema(fields)
-        table = probe.found(keys, names).combine_chunks()
+        table = probe.found(keys, names, begins, ends).combine_chunks()
         counts = np.bincount(table["key_index"].to_numpy(), minlength=len(keys))
         batch = table.drop_columns(["key_index"]).to_batches() if len(table) else []
         items = native_batch(batch[0], target, path) if batch else pa.RecordBatch.from_pylist([], schema=target)
@@ -140,8 +196,8 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values)
 
     @arrow_udf(f"array<struct<{struct}>>")  # type: ignore[untyped-decorator]
-    def rmq_messages(keys: pa.Array) -> pa.Array:
-        return answered(keys, rows)
+    def rmq_messages(key: pa.Array, begin: pa.Array = None, end: pa.Array = None) -> pa.Array:
+        return answered(key, rows, begin, end)
 
     return rmq_messages
 
@@ -169,7 +225,7 @@ def slot_function(slots: int = DEFAULT_SLOTS) -> Any:
 
 
 def _of_texts(keys: pa.Array, hashes: Callable[[pa.Array], Any]) -> pa.Array:
-    keys = keys.cast(pa.string())  # a literal NULL has no type
+    keys = as_text(keys)
     valid = keys.drop_null()
     found = pa.array(hashes(valid), pa.int32())
     if not keys.null_count:
@@ -181,16 +237,17 @@ def _of_texts(keys: pa.Array, hashes: Callable[[pa.Array], Any]) -> pa.Array:
 def parse_id_function() -> Any:
     @arrow_udf("struct<store_host:string,phy_offset:bigint>")  # type: ignore[untyped-decorator]
     def rmq_parse_id(ids: pa.Array) -> pa.Array:
-        rows = [parse_offset_msg_id(text)._asdict() if text is not None and is_hex_id(text) else None
-                for text in ids.to_pylist()]  # fmt: skip
+        texts = (None if item is None else item.decode(errors="replace") for item in
+                 as_text(ids).cast(pa.binary()).to_pylist())  # fmt: skip
+        rows = [parse_offset_msg_id(text)._asdict() if text is not None and is_hex_id(text) else None for text in texts]
         return pa.array(rows, pa.struct([("store_host", pa.string()), ("phy_offset", pa.int64())]))
 
     return rmq_parse_id
 
 
 def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_", **options: Any) -> None:
-    """Register for SQL: rmq_offsets(key), rmq_messages(key), rmq_key_hash(index_key), rmq_slot(index_key),
-    rmq_parse_id(id). options: of `offsets`. prefix: for a second store or topic.
+    """Register for SQL: rmq_offsets(key [, begin, end]), rmq_messages(key [, begin, end]), rmq_key_hash(index_key),
+    rmq_slot(index_key), rmq_parse_id(id). options: of `offsets`. prefix: for a second store or topic.
     """
     shared = {name: value for name, value in options.items() if name in ("begin", "end", "config")}
     made = {"offsets": offsets(path, topic, **options),
@@ -201,7 +258,7 @@ def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_"
 
 
 def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequence[str] = MESSAGE_COLUMNS,
-                limit: int | None = None, begin: int | None = None, end: int | None = None,
+                limit: int | None = None, begin: Any = None, end: Any = None,
                 config: StoreConfig | None = None) -> DataFrame:  # fmt: skip
     """The rows of df joined (inner) with the messages that carry the row's key: one row for each pair.
 
@@ -221,7 +278,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = arrow_schema(added)
         for batch in batches:
-            keys = batch.column(key)
+            keys = as_text(batch.column(key))
             asked = pc.is_valid(keys)
             readable = _utf8(keys)
             numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rmq.keys import encoded
 from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
@@ -60,6 +61,8 @@ def _list(name: str, value: str) -> tuple[str, ...]:
         items = _json(name, value)
         if not all(isinstance(item, str) for item in items):
             raise ValueError(f"option {name}: {value!r} is no JSON list of texts")
+        for item in items:
+            encoded(item, f"option {name}")
         return tuple(items)
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
@@ -141,6 +144,10 @@ OPTIONS = (
            _list),
     Option("splitBytes", SPLIT_BYTES, "bytes of the log that a partition reads", _number(SMALLEST_SPLIT)),
     Option("minPartitions", 1, "as many partitions, when the log has as many bytes", _number(1, 1_000_000)),
+    Option("maxRecordsPerPartition", None, "messages of a partition at most; needs topics or queues, read by queue",
+           _number(1)),
+    Option("scanMode", "auto", "log: pass over the log; queue: take each message by its queue, needs topics or queues; "
+           "auto: as below", _chosen("auto", "log", "queue")),
     Option("batchRows", 8192, "rows of an Arrow batch at most", _number(1, 1_000_000)),
     Option("batchBytes", 8 * 1024 * 1024, "bytes of text after which an Arrow batch ends", _number(1, 2**30)),
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
@@ -283,6 +290,15 @@ class ReadOptions:
                     raise ValueError(f"options {begin} and {other}: only one of them can be given")
         if "keys" in self.given and "subscribe" not in self.given:
             raise ValueError("option keys: subscribe must say of which topics")
+        if self.is_by_queue:
+            name = "maxRecordsPerPartition" if "maxRecordsPerPartition" in self.given else "scanMode=queue"
+            if not chosen:
+                raise ValueError(f"option {name}: one of {', '.join(ONE_OF)} must say of which queues")
+            if "keys" in self.given:
+                raise ValueError(f"options keys and {name}: only one of them can be given")
+            if self["scanMode"] == "log":
+                raise ValueError("options maxRecordsPerPartition and scanMode=log: only queues tell how many messages "
+                                 "they have")  # fmt: skip
         if self["schemaMode"] == "kafka" and "columns" in self.given:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
         if self["table"] != "messages":
@@ -305,6 +321,11 @@ class ReadOptions:
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(map(local_path, self["paths"] or ((self["path"],) if self["path"] else ())))
+
+    @property
+    def is_by_queue(self) -> bool:
+        """Whether only what queues hold is asked for."""
+        return self["scanMode"] == "queue" or "maxRecordsPerPartition" in self.given
 
     @property
     def has_store_column(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading one split of a store's log on an executor, for batch and stream alike."""
+"""Partitions of a read, and what an executor does with one, for batch and stream alike."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pyspark.sql.types import StructType
 from rmq.config import StoreConfig
 from rmq.spark.opened import Place, check_version, forget, opened, using
 from rmq.spark.options import ReadOptions
+from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
 from rmq.spark.schema import kafka_batch, native_batch, sources_of
-from rmq.spark.selection import Selection
-from rmq.splits import Split
+from rmq.spark.selection import DataLossError, Selection
+from rmq.splits import Split, plan
 from rmq.store import Store
 from rmq.version import __version__
 
@@ -39,13 +40,23 @@ class SplitPartition(InputPartition):
 
 
 class KeysPartition(InputPartition):
-    """Messages of one store that carry one of some keys and stand in front of `end` of the log."""
+    """Messages of one store that carry one of some keys and stand in [begin, end) of the log."""
 
-    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection,
+    def __init__(self, path: str, keys: tuple[str, ...], end: int, selection: Selection, *, begin: int = 0,
                  place: Place | None = None) -> None:  # fmt: skip
         super().__init__(path)
         self.place = place or path
         self.path, self.keys, self.end, self.selection = path, keys, end, selection
+        self.begin = begin
+        self.planned_by = __version__
+
+
+class QueuePartition(InputPartition):
+    """Spans of one store's queues, whose messages are found one by one."""
+
+    def __init__(self, path: str, spans: list[Span], selection: Selection) -> None:
+        super().__init__(path)
+        self.path, self.place, self.spans, self.selection = path, path, spans, selection
         self.planned_by = __version__
 
 
@@ -63,6 +74,15 @@ def config_of(options: ReadOptions) -> StoreConfig | None:
     return None if given is None else StoreConfig.from_broker_conf(given)
 
 
+def partitions_of(path: str, store: Store, selection: Selection, ranges: list[tuple[int, int]], asked: ReadOptions,
+                  min_partitions: int) -> list[InputPartition]:  # fmt: skip
+    """Partitions of one store's messages, which lie in `ranges` of its log: by queue, or pieces of those ranges."""
+    if reads_by_queue(store, selection, ranges, asked):
+        return [QueuePartition(path, spans, selection) for spans in plan_spans(store, selection, asked, min_partitions)]
+    splits = plan(path, ranges, split_bytes=asked["splitBytes"], min_partitions=min_partitions)
+    return [SplitPartition(split, selection) for split in splits]
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Exactly the Arrow types that Spark wants of a schema."""
     return to_arrow_schema(schema, **_IN_UTC)
@@ -70,9 +90,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Batches of what partitions() planned, in log order."""
-    if not isinstance(partition, SplitPartition | KeysPartition):
+    if not isinstance(partition, SplitPartition | KeysPartition | QueuePartition):
         return
-    path, place, selection = partition.path, partition.place, partition.selection
+    path, place = partition.path, partition.place
+    selection = partition.selection if not isinstance(partition, QueuePartition) else partition.selection.of_tags()
     check_version(partition.planned_by, path)
     mode = asked["schemaMode"]
     wanted = sources_of(target.names, mode)
@@ -81,6 +102,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     try:
         with using(place, config_of(asked)) as store:
             found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
+                pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
                 queried(store, partition, columns, asked)  # fmt: skip
             for batch in found:
                 kept = selection.keep(batch)
@@ -94,10 +116,25 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
 def scanned(store: Store, partition: SplitPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
     split, selection = partition.split, partition.selection
-    yield from store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
-                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
-                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
-                          on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+    batches = store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
+                         begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
+                         batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
+                         on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+    check_begin(store, split.begin, asked)  # behind the scan, which has fixed by now where it begins
+    yield from batches
+
+
+def check_begin(store: Store, begin: int, asked: ReadOptions) -> None:
+    """DataLossError when the log has lost what it had at `begin` when the read was planned."""
+    if asked["failOnDataLoss"] and begin < store.min_phy_offset:
+        raise DataLossError(f"{store.path}: the log begins at {store.min_phy_offset} by now, the read at {begin}; load "
+                            "anew, or failOnDataLoss=false reads what is left")  # fmt: skip
+
+
+def pulled(store: Store, partition: QueuePartition, columns: list[str],
+           asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    for span in partition.spans:
+        yield from batches_of(store, span, partition.selection, columns, asked)
 
 
 def queried(store: Store, partition: KeysPartition, columns: list[str],
@@ -117,3 +154,4 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
                     wanted.append(phy_offset < partition.end and phy_offset not in seen)
                     seen.add(phy_offset)
                 yield batch.filter(pa.array(wanted, pa.bool_()))
+    check_begin(store, partition.begin, asked)

@@ -53,13 +53,15 @@ def snapshots(path: str, asked: ReadOptions) -> list[tuple[str, Snapshot]]:
 
 
 def remote_partitions(path: str, taken: Snapshot, asked: ReadOptions) -> list[InputPartition]:
-    """What a read of one store comes to, as it was listed."""
+    """What a read of one store comes to, as it was listed. ValueError for one message after the other by its queue."""
+    if asked.is_by_queue:
+        raise ValueError("options scanMode=queue, maxRecordsPerPartition: not for stores on object stores")
     parts: list[InputPartition] = []
     with planning(taken.of("queues") if OF_QUEUES & asked.given else taken.of(), config_of(asked)) as store:
         selection, bounds = select(store, asked), log_bounds(store)
         if asked["keys"] is not None:
             place = taken.of("index", end=store.max_phy_offset)
-            return [KeysPartition(path, asked["keys"], bounds[1], selection, place)]
+            return [KeysPartition(path, asked["keys"], bounds[1], selection, begin=bounds[0], place=place)]
         splits = plan_segments(path, ranges(store, selection), store.config.mapped_file_size_commit_log, bounds,
                                split_bytes=asked["splitBytes"],
                                min_partitions=-(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip

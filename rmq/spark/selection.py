@@ -48,6 +48,10 @@ class Selection:
         return cls(topics, bounds, options["startingTimestamp"], None if end is None else end - 1,
                    None if tags is None else frozenset(tags))  # fmt: skip
 
+    def of_tags(self) -> Selection:
+        """Its tags only, for rows that are within its bounds."""
+        return Selection(tags=self.tags)
+
     @property
     def columns(self) -> list[str]:
         """What a batch must have to be filtered."""
@@ -102,7 +106,7 @@ def select(store: Store, options: ReadOptions) -> Selection:
     topics = chosen_topics(store, options)
     offsets = {"startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
     bounds = None
-    if "assign" in options.given or offsets & options.given:
+    if "assign" in options.given or offsets & options.given or options.is_by_queue:
         bounds = _bounds(store, topics, options)
         topics = tuple(bounds)
     return Selection.of_options(topics, bounds, options)

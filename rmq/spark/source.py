@@ -23,9 +23,9 @@ from rmq.spark.options import ReadOptions
 from rmq.spark.partitions import (
     KeysPartition,
     NoPartition,
-    SplitPartition,
     arrow_schema,
     config_of,
+    partitions_of,
     read_partition,
     store_of,
 )
@@ -35,7 +35,6 @@ from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
 from rmq.spark.stream import StreamReader
 from rmq.spark.write import BatchWriter, StreamWriter
-from rmq.splits import plan
 from rmq.version import __version__
 
 if TYPE_CHECKING:
@@ -136,11 +135,11 @@ class MessageReader(DataSourceReader):
             store = store_of(path, asked)
             selection = select(store, asked)
             if asked["keys"] is not None:
-                parts.append(KeysPartition(path, asked["keys"], log_bounds(store)[1], selection))
+                begin, end = log_bounds(store)
+                parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
                 continue
-            splits = plan(path, ranges(store, selection), split_bytes=asked["splitBytes"],
-                          min_partitions=-(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
-            parts += [SplitPartition(split, selection) for split in splits]
+            parts += partitions_of(path, store, selection, ranges(store, selection), asked,
+                                   -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
         return parts or [NoPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

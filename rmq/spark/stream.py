@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.spark.options import Offsets, ReadOptions, per_queue
-from rmq.spark.partitions import NoPartition, SplitPartition, arrow_schema, read_partition, store_of
+from rmq.spark.partitions import NoPartition, arrow_schema, partitions_of, read_partition, store_of
 from rmq.spark.selection import (
     Bounds,
     DataLossError,
@@ -28,7 +28,6 @@ from rmq.spark.selection import (
     starts,
 )
 from rmq.spark.staging import roots
-from rmq.splits import plan
 from rmq.store import Store
 
 if TYPE_CHECKING:
@@ -148,9 +147,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                                   fail=asked["failOnDataLoss"])  # fmt: skip
             selection = Selection.of_options(tuple(bounds), bounds, asked)
             first, last = log_range(store, bounds)
-            splits = plan(path, [(first, last)] if first < last else [], split_bytes=asked["splitBytes"],
-                          min_partitions=asked["minPartitions"])  # fmt: skip
-            parts += [SplitPartition(split, selection) for split in splits]
+            parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
+                                   asked["minPartitions"])  # fmt: skip
         return parts or [NoPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

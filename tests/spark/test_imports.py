@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.schema", "rmq.spark.opened",
-           "rmq.spark.staging", "rmq.spark.loading", "rmq.splits", "rmq.tables"]  # fmt: skip
+WITHOUT = ["rmq.spark", "rmq.spark.options", "rmq.spark.selection", "rmq.spark.queues", "rmq.spark.schema",
+           "rmq.spark.opened", "rmq.spark.staging", "rmq.spark.loading", "rmq.splits", "rmq.tables"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:
