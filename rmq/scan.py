@@ -41,6 +41,7 @@ logger = logging.getLogger("rmq")
 COLUMNS = tuple(name for name in KINDS if not name.startswith("raw_"))
 BODY_METADATA = {b"rmq.body": b"plain"}  # tells put_many that sys_flag's compression bits no longer hold
 BLOCK_BYTES = 1024 * 1024  # records that are checked, then copied: what the cache still holds
+TABLE_BYTES = 64 * 1024 * 1024  # text of a batch of records that are made one table
 _HEAD = struct.Struct(">iiiiiqqiq")
 _TAIL = struct.Struct(">iqi")
 
@@ -163,19 +164,28 @@ class BatchMaker:
     def append(self, batch: RecordBatch, first: int = 0, last: int | None = None) -> None:
         self._builder.append(batch, first, last)
 
-    def finish(self) -> pa.RecordBatch:
-        """The rows so far, and start anew. Bodies are decompressed: CorruptFileError when one cannot be."""
+    def finish(self, limit: int) -> Iterator[pa.RecordBatch]:
+        """The rows so far; of decompressed bodies about `limit` bytes a batch. CorruptFileError when one is none."""
         import pyarrow as pa
 
         compressed = self._builder.compressed
         count, columns = self._builder.finish()
         arrays = {name: _array(KINDS[name], schema_of([name]).field(0).type, count, buffers)
                   for name, buffers in columns.items()}  # fmt: skip
-        if compressed and "body" in arrays:
-            needed = [arrays[name].to_pylist() for name in ("body", "sys_flag", "phy_offset")]
-            rows = zip(*needed, strict=True)
-            arrays["body"] = pa.array([plain_body(*row) for row in rows], pa.binary())
-        return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
+        whole = pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
+        if not (compressed and "body" in arrays):
+            yield whole
+            return
+        needed = [arrays[name].to_pylist() for name in ("body", "sys_flag", "phy_offset")]
+        bodies: list[bytes] = []
+        place, first, size = self.schema.get_field_index("body"), 0, 0
+        for row, values in enumerate(zip(*needed, strict=True), 1):
+            bodies.append(plain_body(*values))
+            size += len(bodies[-1])
+            if size >= limit or row == count:
+                part = whole.slice(first, row - first)
+                yield part.set_column(place, self.schema.field(place), pa.array(bodies, pa.binary()))
+                bodies, first, size = [], row, 0
 
 
 def unwrapped(batch: RecordBatch) -> Iterator[RecordBatch]:
@@ -334,9 +344,9 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
                 log.check()
                 first = last
                 if maker.count >= batch_rows or maker.data_size >= batch_bytes:
-                    yield maker.finish()
+                    yield from maker.finish(batch_bytes)
     if maker.count:
-        yield maker.finish()
+        yield from maker.finish(batch_bytes)
     if damage is not None:
         raise damage
 
@@ -356,7 +366,7 @@ def view_batches(log: CommitLog, begin: int, end: int, columns: Sequence[str], *
     for rows in log.records(begin, end, batch=batch, checks=maker.checks | (CHECK_CRC if check_crc else 0)):
         maker.append(rows)
         views, source = body_views(rows)
-        copied = maker.finish()
+        [copied] = maker.finish(TABLE_BYTES)
         bodies = pa.Array.from_buffers(pa.binary_view(), len(rows), [None, pa.py_buffer(views), pa.py_buffer(source)])
         yield pa.RecordBatch.from_arrays([*copied.columns, bodies], schema=schema)
 
@@ -372,7 +382,7 @@ def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
     maker = BatchMaker(columns)
     order = np.argsort(phy_offsets, kind="stable")
     rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    batches = []
+    batches: list[pa.RecordBatch] = []
     for batch, positions in load(phy_offsets[order], log_end, maker.checks):
         if not batch.has_inner_batches():
             maker.append(batch)
@@ -381,8 +391,8 @@ def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
             for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
                 maker.append(part)
                 rows.append(np.full(len(part), row, np.int64))
-        if maker.data_size > 2**26:
-            batches.append(maker.finish())
-    batches.append(maker.finish())
+        if maker.data_size > TABLE_BYTES:
+            batches.extend(maker.finish(TABLE_BYTES))
+    batches.extend(maker.finish(TABLE_BYTES))
     placed = np.concatenate(rows)
     return pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable"))), placed

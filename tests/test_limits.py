@@ -8,12 +8,14 @@ import os
 import resource
 import stat
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import oracle
+import pyarrow as pa
 import pytest
 from test_processes import in_child
 
@@ -343,3 +345,24 @@ def test_a_link_put_in_our_way_is_not_written_through(tmp_path: Path, name: str,
     except (OSError, rmq.RmqError):
         pass
     assert victim.read_bytes() == b"precious" * 512
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1_000_000, 2_500_000, 2**30])
+def test_bodies_that_grow_when_decompressed_end_a_batch(tmp_path: Path, batch_bytes: int) -> None:
+    plain = [bytes([number]) * (1_000_000 if number % 4 else 10) for number in range(21)]
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)) as store:
+        for number, body in enumerate(plain):
+            packed = bool(number % 3)
+            raw = zlib.compress(body) if packed else body[:10]
+            store.put(rmq.Message("t", raw, keys=f"k{number}", sys_flag=int(packed)))
+        batches = list(store.scan(batch_bytes=batch_bytes))
+        names = [name for name in batches[0].schema.names if name != "body"]
+        others = store.scan(columns=names).read_all()
+        found = store.query_many("t", [f"k{number}" for number in range(21)], columns=["body"]).table["body"]
+    sizes = [sum(map(len, batch["body"].to_pylist())) for batch in batches]
+    assert all(size < batch_bytes + 1_000_000 for size in sizes)
+    assert len(batches) >= min(21, sum(sizes) // (batch_bytes + 1_000_000))
+    expected = [body if number % 3 else body[:10] for number, body in enumerate(plain)]
+    assert [body for batch in batches for body in batch["body"].to_pylist()] == expected == found.to_pylist()
+    assert pa.Table.from_batches(batches).select(names).equals(others)
+    assert {batch.schema.metadata[b"rmq.body"] for batch in batches} == {b"plain"}

@@ -56,7 +56,7 @@ def test_keys_tags_uniq_key_and_delay_are_found_as_the_oracle_finds_them(legacy:
             units, _ = pack_units(batch, LEVELS)
             batch.release()
         found = oracle.parse_properties(raw, legacy)
-        assert maker.finish().to_pylist() == [{
+        assert next(maker.finish(1)).to_pylist() == [{
             "keys": [key for key in found.get("KEYS", "").split(" ") if key],
             "tags": found.get("TAGS"), "uniq_key": found.get("UNIQ_KEY")}], raw  # fmt: skip
         assert unpack_units(units)[2].tolist() == [tags_code(found)], raw

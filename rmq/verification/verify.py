@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
-from rmq.pool import Runner
 from rmq.verification.findings import LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -46,6 +45,9 @@ from rmq.verification.work import (
     judge_part,
     judge_queues,
 )
+
+if TYPE_CHECKING:
+    from rmq.pool import Runner
 
 Progress = Callable[[int, int], object]
 _Item = TypeVar("_Item")

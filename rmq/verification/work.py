@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq.commitlog import CommitLog
-from rmq.pool import Runner
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import Finding, Report
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import IndexFiles, PartPlan, PartTimes
 from rmq.verification.queues import Name, Queue, QueueFiles, Span
 from rmq.verification.records import SegmentCheck, SegmentReport
+
+if TYPE_CHECKING:
+    from rmq.pool import Runner
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

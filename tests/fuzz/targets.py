@@ -34,7 +34,7 @@ from rmq.geometry import settle_config
 from rmq.marks import Marks, holder_pid, read_manifest, read_meta
 from rmq.message import StoredMessage, inner_messages, parse_offset_msg_id, parse_uniq_key, plain_body
 from rmq.paths import INDEX_NAME, StorePaths, next_index_name
-from rmq.scan import BatchMaker, unwrapped
+from rmq.scan import TABLE_BYTES, BatchMaker, unwrapped
 from rmq.topics import merge_topics, parse_fastjson
 
 BASE = 3 * 4096  # phy offset of the segment that an input stands for
@@ -203,7 +203,7 @@ def compare_columns(batch: RecordBatch, rows: list[tuple[Any, ...]]) -> None:
     """Arrow columns are valid to the last bit and say what single messages say."""
     maker = BatchMaker([name for name in KINDS if name != "body"])
     maker.append(batch)
-    arrow = maker.finish()
+    [arrow] = maker.finish(TABLE_BYTES)
     arrow.validate(full=True)
     messages = [StoredMessage(fields) for fields in rows]
     for name in arrow.schema.names:
