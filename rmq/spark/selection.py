@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rmq.errors import CorruptFileError
+from rmq.message import StoredMessage
 from rmq.pull import tag_set
 from rmq.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 from rmq.spark.staging import pending_begin
@@ -206,6 +208,14 @@ def log_bounds(store: Store) -> tuple[int, int]:
     return store.min_phy_offset, store.max_phy_offset if pending is None else min(pending, store.max_phy_offset)
 
 
+def _messages_at(store: Store, topic: str, queue: int, offset: int) -> list[StoredMessage]:
+    """The message, if any. Of a damaged one the read tells, or goes on behind it."""
+    try:
+        return store.pull(topic, queue, offset, 1).messages
+    except CorruptFileError:
+        return []
+
+
 def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:
     """The part of the log from the first to the last message of some queues' ranges."""
     low, high = log_bounds(store)
@@ -213,8 +223,7 @@ def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:
     for topic, queues in bounds.items():
         for queue, (begin, end) in queues.items():
             if begin < end:
-                head = store.pull(topic, queue, begin, 1).messages
-                tail = store.pull(topic, queue, end - 1, 1).messages
+                head, tail = (_messages_at(store, topic, queue, offset) for offset in (begin, end - 1))
                 first = min(first, head[0].phy_offset) if head else low
                 last = max(last, tail[0].phy_offset + tail[0].size) if tail else high
     return first, last

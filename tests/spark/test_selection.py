@@ -118,3 +118,21 @@ def test_a_queue_that_is_not_there_is_data_loss(store: Path) -> None:
     with pytest.raises(DataLossError, match="the store has no orders queue 17"):
         read(store, **given)
     assert len(read(store, **given, failOnDataLoss="false")) == COUNT
+
+
+@pytest.mark.parametrize("number", [0, 50, 99])
+def test_a_damaged_message_at_an_end_of_the_offsets_is_left_out(tmp_path: Path, number: int) -> None:
+    """Or the error of the read, as anywhere else: the plan does not need it whole."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)) as store:
+        store.put_many([rmq.Message("t", b"body %03d" % n) for n in range(100)])
+    segment = path / "commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"body %03d" % number, b"bodY %03d" % number))
+    asked = ReadOptions.parse({"path": str(path), "assign": '{"t": [0]}'})
+    with rmq.open(path) as store:
+        selection = select(store, asked)
+        [(begin, end)] = ranges(store, selection)
+        scanned = store.scan(begin_phy_offset=begin, end_phy_offset=end, on_damage="skip")
+        assert sum(len(selection.keep(batch)) for batch in scanned) == 99
+        with pytest.raises(rmq.CorruptFileError):
+            store.scan(begin_phy_offset=begin, end_phy_offset=end).read_all()
