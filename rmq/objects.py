@@ -30,16 +30,6 @@ NO_CREDENTIALS = ("credentials are not taken from paths and options, which are s
                   "a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for driver and executors")  # fmt: skip
 
 
-def is_elsewhere(path: str) -> bool:
-    """Whether a path is the URI of what is not among this machine's files."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None and not path.lower().startswith("file://")
-
-
-def local_path(path: str) -> str:
-    """A file:// URI as a path; others as they are."""
-    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
-
-
 class ObjectStoreError(RmqError):
     """What an object store did not give, or not any more. uri: which object; reason: what is wrong."""
 

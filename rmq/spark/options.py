@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq.keys import encoded
-from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_elsewhere, local_path
+from rmq.objects import CACHE_BYTES, NO_CREDENTIALS
+from rmq.paths import is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
