@@ -53,6 +53,8 @@ def test_settings_stand_behind_the_path_or_beside_it() -> None:
     ("abfs://:secret@account/a", "credentials are not taken from paths"),
     ("s3://bucket/a?access_key=x", "credentials are not taken from paths"),
     ("s3://bucket/a?secretKey=x", "credentials are not taken from paths"),
+    ("s3://bucket/a?X-Amz-Signature=secret@", "credentials are not taken from paths"),
+    ("s3://bucket/a?regoin=secret@", "no setting regoin"),
     ("s3://bucket/a?regoin=x", "no setting regoin; there are endpoint, region"),
     ("s3://bucket/a#b", "no setting #"),
     ("s3://bucket/a?anonymous=yes", "fs.anonymous: 'yes' is none of"),
