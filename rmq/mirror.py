@@ -29,7 +29,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.geometry import KEPT
 from rmq.logsegment import BLANK_HEADER, Segment
-from rmq.mappedfile import MappedFile
+from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.marks import FORMAT
 from rmq.objectcache import CacheFullError, ObjectCache, default_directory
 from rmq.objects import Listed, Location, ObjectChangedError, Objects, ObjectStoreError
@@ -129,6 +129,7 @@ class Mirror:
         self.lock = threading.RLock()
         self._files = {item.name: item for item in snapshot.files}
         self._held: OrderedDict[FetchedSegment, int] = OrderedDict()  # bytes, the one used last behind
+        self.room = max(1, room_for_maps(max((item.size for item in snapshot.files), default=1)) // 2)  # of them
         self._undo = contextlib.ExitStack()
         directory = Path(location.cache_directory) if location.cache_directory else default_directory()
         self._cache = ObjectCache(directory, location.cache_bytes)
@@ -191,7 +192,8 @@ class Mirror:
     def make_room(self, segment: FetchedSegment, size: int) -> None:
         """A segment fetches so many bytes more: those used longest ago let go of theirs, it itself the last."""
         for other in (*(held for held in self._held if held is not segment), segment):
-            if sum(self._held.values()) + size <= LOG_BYTES:
+            is_one_more = segment not in self._held and len(self._held) >= self.room
+            if sum(self._held.values()) + size <= LOG_BYTES and not is_one_more:
                 break
             if self._held.pop(other, 0):
                 other.let_go()
@@ -319,8 +321,8 @@ class FetchedSegment(Segment):
                 os.close(descriptor)
 
     def close(self) -> None:
+        super().close()  # from here on nothing is fetched
         self.let_go()
-        super().close()
 
 
 class MirroredStore(Store):
@@ -355,10 +357,9 @@ class MirroredStore(Store):
     def objects(self) -> Objects:
         return self._mirror.objects
 
-    def place(self, path: str) -> str:
-        """A path below the mirror as the URI it stands for."""
-        root = str(self._mirror.root)
-        return self.snapshot.location.uri + path[len(root) :] if path.startswith(root) else path
+    def place(self, text: str) -> str:
+        """A text with paths below the mirror as the URIs that they stand for."""
+        return text.replace(str(self._mirror.root), self.snapshot.location.uri)
 
 
 def told(store: Store, error: Exception) -> Exception:
@@ -366,7 +367,7 @@ def told(store: Store, error: Exception) -> Exception:
     if not isinstance(store, MirroredStore):
         return error
     if isinstance(error, CorruptFileError):
-        return CorruptFileError(store.place(error.path), error.offset, error.reason)
+        return CorruptFileError(store.place(error.path), error.offset, store.place(error.reason))
     if isinstance(error, UnsupportedFormatError):
         return UnsupportedFormatError(store.place(error.path), error.what, error.reads_it)
     return error

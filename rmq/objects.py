@@ -30,14 +30,9 @@ NO_CREDENTIALS = ("credentials are not taken from paths and options, which are s
                   "a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for driver and executors")  # fmt: skip
 
 
-def is_elsewhere(path: str) -> bool:
-    """Whether a path is the URI of what is not among this machine's files."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None and not path.lower().startswith("file://")
-
-
-def local_path(path: str) -> str:
-    """A file:// URI as a path; others as they are."""
-    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
+def is_secret(setting: str) -> bool:
+    """Whether a setting by its name is a credential."""
+    return re.search("key|secret|token|credential|password|signature", setting, re.IGNORECASE) is not None
 
 
 class ObjectStoreError(RmqError):
@@ -73,12 +68,12 @@ class Location:
         parts = urlsplit(text)
         asked = dict(parse_qsl(parts.query, keep_blank_values=True)) | dict(settings or {})
         user = parts.netloc.rpartition("@")[0]  # of abfs:// a container
-        secret = any(re.search("key|secret|token", name, re.IGNORECASE) for name in asked)
-        if (user and parts.scheme in S3) or ":" in user or secret:
+        if (user and parts.scheme in S3) or ":" in user or any(map(is_secret, asked)):
             raise ValueError(f"{parts.scheme}://...: {NO_CREDENTIALS}")
         unknown = sorted(set(asked) - set(SETTINGS))
         if unknown or parts.fragment:
-            raise ValueError(f"{text}: no setting {', '.join(unknown) or '#'}; there are {', '.join(SETTINGS)}")
+            raise ValueError(f"{text.partition('?')[0]}: no setting {', '.join(unknown) or '#'}; there are "
+                             f"{', '.join(SETTINGS)}")  # fmt: skip
         values = SETTINGS | asked
         if values["anonymous"] not in ("true", "false"):
             raise ValueError(f"fs.anonymous: {values['anonymous']!r} is none of true, false")
@@ -87,7 +82,7 @@ class Location:
         scheme = "s3" if parts.scheme in S3 else parts.scheme
         s3_only = [name for name in ("endpoint", "region", "anonymous") if name in asked]
         if scheme != "s3" and s3_only:
-            raise ValueError(f"{text}: fs.{s3_only[0]} is for s3:// only")
+            raise ValueError(f"{text.partition('?')[0]}: fs.{s3_only[0]} is for s3:// only")
         return cls(f"{scheme}://{parts.netloc}{unquote(parts.path).rstrip('/')}", values["endpoint"], values["region"],
                    values["anonymous"] == "true", values["cacheDirectory"], int(values["cacheBytes"]))  # fmt: skip
 

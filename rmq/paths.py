@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 SEGMENT_NAME = re.compile(r"\d{20}")
 INDEX_NAME = re.compile(r"\d{17}")
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 LARGEST_OFFSET = 2**63 - 1
 
 
@@ -80,3 +82,13 @@ def next_index_name(name: str, ms: int) -> str:
         return f"{later:%Y%m%d%H%M%S}{later.microsecond // 1000:03d}"
     except (ValueError, OverflowError):
         return f"{int(name) + 1:017d}"  # seventeen digits that are no time; RocketMQ sorts them all the same
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether a path is the URI of what is not among this machine's files."""
+    return URI.match(path) is not None and not path.lower().startswith("file://")
+
+
+def local_path(path: str) -> str:
+    """A file:// URI as a path; others as they are."""
+    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path

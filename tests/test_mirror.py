@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import shutil
 import struct
 from collections.abc import Callable
@@ -355,6 +356,58 @@ def test_an_open_that_fails_leaves_nothing(bucket: Bucket) -> None:
     assert leftovers(bucket) == []
     with pytest.raises(ValueError, match="must lie below the store's root"):
         MirroredStore(take(bucket).of(), rmq.StoreConfig(store_path_commit_log="/x"))
+
+
+@pytest.mark.slow
+def test_no_more_segments_are_open_than_may(bucket: Bucket) -> None:
+    with MirroredStore(take(bucket).of("index")) as store:
+        store._mirror.room = 2
+        assert len(store.scan().read_all()) == COUNT
+        keys = [f"o-{number}" for number in range(0, COUNT, 50)]
+        assert len(store.query_many("orders", keys).table) == len(keys)
+        assert len(store._mirror._held) == 2
+        assert sum(segment._descriptor >= 0 for segment in store._log.segments) == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_lies_there_reads_as_it_does_here(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Records of any size, pieces of any size, bytes damaged anywhere: the same rows, errors, lost ranges."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(mirror, "BLOCK", rng.choice([512, 4096, 65536]))
+    monkeypatch.setattr(mirror, "WINDOW", rng.choice([4096, 20000, 2**20]))
+    monkeypatch.setattr(mirror, "LOG_BYTES", rng.choice([1, 30000, 2**30]))
+    shutil.rmtree(bucket.root)
+    with rmq.open(bucket.root, "x", config=CONFIG) as store:
+        for number in range(150):
+            size = rng.choice([0, 10, 400, 5000, 30000])
+            store.put(rmq.Message("orders", rng.randbytes(size), keys=[f"o-{number}"], queue_id=number % 3))
+    for path in rng.sample(sorted((bucket.root / "commitlog").iterdir()), rng.choice([0, 1, 3])):
+        data = bytearray(path.read_bytes())
+        at = rng.randrange(SEGMENT)
+        data[at : at + 40] = rng.randbytes(len(data[at : at + 40]))
+        path.write_bytes(data)
+    with rmq.open(bucket.root) as here, MirroredStore(take(bucket).of("index", "queues")) as there:
+        assert there.max_phy_offset == here.max_phy_offset
+        for options in ({}, {"check_crc": False}, {"on_damage": "skip"}, {"on_damage": "skip", "check_crc": False},
+                        {"on_damage": "skip", "begin_phy_offset": rng.randrange(here.max_phy_offset)}):  # fmt: skip
+            assert outcome(there, lambda store: store.scan(**options).read_all()) == \
+                outcome(here, lambda store: store.scan(**options).read_all()), options  # noqa: B023
+        for number in range(0, 150, 9):
+            key = f"o-{number}"
+            assert outcome(there, lambda store: store.query("orders", key)) == \
+                outcome(here, lambda store: store.query("orders", key))  # noqa: B023
+        for queue in range(3):
+            assert outcome(there, lambda store: store.pull("orders", queue, 0, 50)) == \
+                outcome(here, lambda store: store.pull("orders", queue, 0, 50))  # noqa: B023
+
+
+def outcome(store: rmq.Store, answer: Callable[[rmq.Store], Any]) -> Any:
+    """An answer, or the error with the place in the store's file."""
+    try:
+        return answer(store)
+    except rmq.CorruptFileError as error:
+        return str(error).replace(str(store.path), "")
 
 
 @pytest.mark.slow

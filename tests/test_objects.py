@@ -14,7 +14,8 @@ from objectstore import make_store
 
 import rmq
 from rmq.mirror import MirroredStore, Snapshot
-from rmq.objects import Location, ObjectChangedError, ObjectStoreError, is_elsewhere, local_path
+from rmq.objects import Location, ObjectChangedError, ObjectStoreError
+from rmq.paths import is_elsewhere, local_path
 
 
 @pytest.mark.parametrize(("path", "elsewhere"), [("/a/b", False), ("a", False), ("file:///a", False),
@@ -28,6 +29,14 @@ def test_a_uri_of_another_scheme_is_elsewhere(path: str, elsewhere: bool) -> Non
 def test_a_file_uri_is_a_path() -> None:
     assert local_path("file:///a%20b/c") == "/a b/c"
     assert local_path("/a%20b") == "/a%20b"
+
+
+@pytest.mark.parametrize("mode", ["r", "a", "x"])
+def test_a_uri_is_no_directory_to_open_or_to_make(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="s3://bucket/store: no directory of this machine; Spark reads"):
+        rmq.open("s3://bucket/store", mode)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_stand_behind_the_path_or_beside_it() -> None:
@@ -44,6 +53,8 @@ def test_settings_stand_behind_the_path_or_beside_it() -> None:
     ("abfs://:secret@account/a", "credentials are not taken from paths"),
     ("s3://bucket/a?access_key=x", "credentials are not taken from paths"),
     ("s3://bucket/a?secretKey=x", "credentials are not taken from paths"),
+    ("s3://bucket/a?X-Amz-Signature=secret@", "credentials are not taken from paths"),
+    ("s3://bucket/a?regoin=secret@", "no setting regoin"),
     ("s3://bucket/a?regoin=x", "no setting regoin; there are endpoint, region"),
     ("s3://bucket/a#b", "no setting #"),
     ("s3://bucket/a?anonymous=yes", "fs.anonymous: 'yes' is none of"),

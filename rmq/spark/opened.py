@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError
 from rmq.mirror import MirroredStore, Snapshot, told
-from rmq.objects import Location, is_elsewhere, local_path
+from rmq.objects import Location
+from rmq.paths import is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__

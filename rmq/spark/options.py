@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq.keys import encoded
-from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_elsewhere, local_path
+from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret
+from rmq.paths import is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
@@ -206,7 +207,7 @@ def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict
         if option is not None:
             values[option.name] = option.read(option.name, value)
             given.add(option.name)
-        elif re.match(r"fs\..*(key|secret|token)", name.lower()):
+        elif name.lower().startswith("fs.") and is_secret(name):
             raise ValueError(f"option {name}: {NO_CREDENTIALS}")
         elif name.lower() not in OF_SPARK:
             raise ValueError(f"no option {name!r}; there are {', '.join(option.name for option in table)}")

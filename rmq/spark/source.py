@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmq.objects import is_elsewhere
+from rmq.paths import is_elsewhere
 from rmq.scan import COLUMNS
 from rmq.spark.opened import Place, check_version, using
 from rmq.spark.options import ReadOptions
