@@ -13,8 +13,8 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
-    bench-check bench-latency bench-spark bench-peers bench-growth performance-page docs build debug sanitize clean \
-    FORCE
+    bench-check bench-latency bench-spark bench-jobs bench-peers bench-growth performance-page docs build debug \
+    sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -77,6 +77,10 @@ bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why 
 bench-spark: $(VENV)/.bench ## look-ups on Spark beside Spark's own ways, 16 million keys; half an hour, 8 GB of disk
 	@tools/java.sh >/dev/null || true
 	$(PY) bench/spark.py --entries 20000000 --keys 16000000 --json build/spark.json $(BENCH_ARGS)
+
+bench-jobs: $(VENV)/.bench ## whole-store jobs on stores of 1 to 8 GiB, by processes and on Spark; ten minutes, 30 GB of disk
+	@tools/java.sh >/dev/null || true
+	$(PY) bench/jobs.py --spark --json build/jobs.json $(BENCH_ARGS)
 
 bench-check: $(VENV)/.bench ## an error when a row that needs no JVM falls below its goal; one to three minutes
 	$(PY) bench/run.py --check $(BENCH_ARGS)
