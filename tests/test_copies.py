@@ -43,3 +43,34 @@ def test_a_crc_of_the_record_that_was_read_is_not_put(tmp_path: Path, how: str, 
         assert record.raw_properties.count(b"__CRC32#") == crc
     with rmq.open(tmp_path / "to") as store:
         assert len(next(iter(store.scan()))) == 3
+
+
+@pytest.mark.parametrize("name", ["my__CRC32#", "___CRC32#", "é__CRC32#", "x" * 600 + "__CRC32#"])
+@pytest.mark.parametrize("crc", [False, True])
+def test_a_property_whose_name_ends_like_the_crc_s_is_kept(tmp_path: Path, name: str, crc: bool) -> None:
+    """Neither a put nor a check takes it for the CRC."""
+    for before in ({}, {"A": "b"}):
+        message = rmq.Message("T", b"abc", properties={**before, name: "0123456789"})
+        path = tmp_path / f"s{len(before)}"
+        with rmq.open(path, "x", config=CRC_CONFIG if crc else CONFIG) as store:
+            store.put(message)
+            store.put_many([message] * 3)
+            store.put_batch([message] * 2)
+            store.put_many(store.scan(columns=["topic", "body", "properties"]).read_all())
+            store.put_many(store.scan(columns=["topic", "body", "raw_properties"]).read_all())
+        assert rmq.verify(path).is_sound
+        with rmq.open(path) as store:
+            found = store.pull("T").messages
+            assert len(list(store.scan())) == 1
+        assert len(found) == 24
+        for item in found:
+            assert {key: value for key, value in item.properties.items() if key != "__CRC32#"} == message.properties
+
+
+def test_the_crc_behind_a_value_without_its_end_is_left_out_too(tmp_path: Path) -> None:
+    """As in records that RocketMQ made of a batch."""
+    crc = b"__CRC32#\x010123456789\x02"
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for raw in (b"", b"A\x01", b"A\x01b", b"A\x01b\x02"):
+            place = store.put(rmq.Message("T", b"abc", raw_properties=raw + crc))
+            assert store.lookup(place.phy_offset).raw_properties == raw

@@ -15,7 +15,7 @@ from rmq._core._bytes cimport store_i32
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, shares_header, waits
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, ends_with_crc, fault, refuse_numbers, same_topic,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, refuse_numbers, rmq_ends_with_crc, same_topic,
     set_alike, set_hosts, set_numbers, set_own, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
@@ -184,7 +184,7 @@ cdef class PutBatch:
         body_size = PyBytes_GET_SIZE(<PyObject *>(<Message>item).body)
         size = PyBytes_GET_SIZE(<PyObject *>(<Message>item)._encoded)
         if body_size > min(self.rules.max_message_size, <int64_t>0x7FFFFFFF) or size >= SECTOR_SIZE or \
-                ends_with_crc(<const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded), size):
+                rmq_ends_with_crc(<const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded), size):
             return False
         record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
         if record_size > self.rules.max_record_size:

@@ -8,6 +8,9 @@ cimport rmq._core._layout as L
 from rmq._core._record cimport PutRow
 
 
+cdef extern from "property.h" nogil:
+    bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
+
 cdef enum:
     REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
     HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
@@ -33,12 +36,6 @@ cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except
 cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
-
-
-cdef inline bint ends_with_crc(const uint8_t *properties, int64_t size) noexcept nogil:
-    """Whether the last item is the CRC of a whole record."""
-    return size >= L.PROPERTY_CRC_SIZE and properties[size - L.PROPERTY_CRC_SIZE] == 0x5F and \
-        memcmp(properties + size - L.PROPERTY_CRC_SIZE, b"__CRC32#\x01", 9) == 0
 
 
 cdef inline bint same_topic(const PutRow *row, const PutRow *other) noexcept nogil:

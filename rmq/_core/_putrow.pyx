@@ -109,7 +109,7 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
         with gil:
             raise fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
     row.append_crc = rules.append_crc
-    if row.properties != NULL and ends_with_crc(row.properties, row.properties_size):
+    if row.properties != NULL and rmq_ends_with_crc(row.properties, row.properties_size):
         row.properties_size -= L.PROPERTY_CRC_SIZE      # of the record that they were read from
     if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0:
         row.properties_size -= 1

@@ -15,6 +15,7 @@ from rmq._core._javahash cimport decode_utf8
 
 cdef extern from "property.h" nogil:
     const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
+    bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
 
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
@@ -175,9 +176,7 @@ cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) no
 
 cdef bint _has_record_crc(const RecordRow *row) noexcept nogil:
     """Whether the CRC property ends the properties."""
-    cdef const uint8_t *tail = row.base + row.size - L.PROPERTY_CRC_SIZE
-    return row.properties_size >= L.PROPERTY_CRC_SIZE and memcmp(tail, CRC_NAME, CRC_NAME_SIZE) == 0 and \
-        tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END
+    return rmq_ends_with_crc(row.base + row.properties_position, row.properties_size)
 
 
 cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:

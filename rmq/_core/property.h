@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
-   Where an item `name 0x01 value 0x02` of a property string ends, and a copy that tells what the bytes hold. */
+   Where an item `name 0x01 value 0x02` of a property string ends, whether the last one is a record's CRC, and a copy
+   that tells what the bytes hold. */
 #ifndef RMQ_PROPERTY_H
 #define RMQ_PROPERTY_H
 
@@ -43,6 +44,17 @@ static inline const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, 
         if (*p == 1 && !*mark) *mark = p;
     return p;
 #endif
+}
+
+/* Whether the n bytes of properties end with the CRC of a whole record: `__CRC32#` 0x01, ten digits, 0x02.
+   A name that only ends so is another item's. Behind a value without its 0x02, as in RocketMQ's batches, it is the CRC,
+   and behind a NUL, which stands where bytes were lost. */
+static inline int rmq_ends_with_crc(const uint8_t *p, int64_t n) {
+    static const uint8_t name[9] = "__CRC32#\1";
+    const uint8_t *const tail = p + n - (sizeof name + 11), *at = tail;
+    if (n < (int64_t)sizeof name + 11 || memcmp(tail, name, sizeof name) != 0) return 0;
+    while (at > p && at[-1] > 2) at--;
+    return at == tail || (at > p && at[-1] != 2);
 }
 
 /* Copy n bytes; returns RMQ_HAS_* of what they hold. REQUIRES: 15 bytes of room behind dest + n. */
