@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from rmq.config import StoreConfig
+from rmq.paths import is_elsewhere, local_path
 from rmq.spark.loading import Placed, Staged, check_new, plan, publish, put_in_place, stage
 from rmq.spark.opened import check_version
 from rmq.spark.options import WriteOptions
@@ -36,7 +37,8 @@ def bulk_load(df: DataFrame, path: str | os.PathLike[str], *, topic: str | None 
     nothing is there, unless a note of the error says that the store is.
     Cost: df is computed once; the log is written twice, by tasks; the driver reads it for queues and index.
     """
-    root = os.path.abspath(os.fspath(path))
+    given = os.fspath(path)
+    root = given if is_elsewhere(given) else os.path.abspath(local_path(given))
     asked = _options(root, topic=topic, columns=None if columns is None else json.dumps(dict(columns)), queues=queues,
                      segmentBytes=segment_bytes, buildIndex=str(build_index).lower())  # fmt: skip
     staging, config = Staging(root, uuid.uuid4().hex), StoreConfig(**asked.geometry)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -11,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError, RmqError
+from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.mirror import MirroredStore, Snapshot, told
 from rmq.objects import Location
 from rmq.paths import is_elsewhere, local_path
@@ -46,6 +47,11 @@ def check_version(planned_by: str, path: str) -> None:
         raise ExecutorError(path, f"rmq {__version__} is installed here, the driver has {planned_by}")
 
 
+def check_seen(path: str) -> None:
+    """ExecutorError when there is nothing at the path on this host."""
+    _identity(path)
+
+
 def opened(place: Place, config: StoreConfig | None = None) -> Store:
     """The store, open for reading. Another store at the same path is opened anew; ExecutorError when there is none."""
     key = place, config
@@ -59,7 +65,7 @@ def opened(place: Place, config: StoreConfig | None = None) -> Store:
             _close(key)
         try:
             store = open_store(place, config=config) if isinstance(place, str) else MirroredStore(place, config)
-        except OSError as error:
+        except (OSError, MemoryError, UnsupportedFormatError) as error:
             raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
         while len(_stores) > LIMIT:
@@ -127,8 +133,8 @@ def _close(key: tuple[Place, StoreConfig | None]) -> None:
         store.close()
 
 
-def _advice(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    if isinstance(error, MemoryError) or error.errno == 12:  # ENOMEM of a map
+def _advice(error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:  # the latter of a map
         reason += "; spark.executor.pyspark.memory limits the address space: leave it unset, or at 4g and more"
     return reason

@@ -15,7 +15,7 @@ from rmq.config import StoreConfig
 from rmq.spark.opened import Place, check_version, forget, opened, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
-from rmq.spark.schema import kafka_batch, native_batch, sources_of
+from rmq.spark.schema import in_pieces, kafka_batch, native_batch, sources_of
 from rmq.spark.selection import DataLossError, Selection
 from rmq.splits import Split, plan
 from rmq.store import Store
@@ -153,5 +153,5 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
                 for phy_offset in batch.column("phy_offset").to_pylist():
                     wanted.append(phy_offset < partition.end and phy_offset not in seen)
                     seen.add(phy_offset)
-                yield batch.filter(pa.array(wanted, pa.bool_()))
+                yield from in_pieces(batch.filter(pa.array(wanted, pa.bool_())), asked["batchBytes"])
     check_begin(store, partition.begin, asked)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rmq._core._columns import KINDS
@@ -89,6 +89,16 @@ def _headers(properties: pa.MapArray, type_: pa.DataType) -> pa.ListArray:
 
 def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
     return array if array.type == type_ else array.cast(type_)
+
+
+def in_pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """A batch as slices of at most `size` bytes, or of one row: Spark's JVM holds each whole."""
+    if len(batch) <= 1 or batch.nbytes <= size:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from in_pieces(batch.slice(0, half), size)
+    yield from in_pieces(batch.slice(half), size)
 
 
 def sources_of(target: Sequence[str], mode: str) -> list[str]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
+from rmq.paths import is_elsewhere, local_path
 from rmq.segment import make_directory, read_file, sync_directory, write_atomically
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -294,14 +295,17 @@ def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
     """Finish appends that were interrupted, and remove what jobs that ended without commit have left in a directory.
 
     older_than: seconds since the last change of what may go; jobs at work must be younger. Returns the paths that were
-    removed, [] when Spark never wrote there. Raises OSError, CorruptFileError of a marker, and of mode=single's store
-    what opening it raises.
+    removed, [] when Spark never wrote there. Raises OSError, CorruptFileError of a marker, of mode=single's store what
+    opening it raises, and ValueError for an object store, where Spark never writes.
     """
-    root, limit = Path(path), time.time() - older_than
+    path = os.fspath(path)
+    if is_elsewhere(path):
+        raise ValueError(f"{path}: stores on object stores are read only")
+    root, limit = Path(local_path(path)), time.time() - older_than
     removed: list[str] = []
     if not (root / OWN).is_dir():
         return removed
-    with Staging(path, "").locked():
+    with Staging(str(root), "").locked():
         finish_interrupted(root)
         named = {shard for commit in commits(root) for shard in commit.shards}
         shards = [] if is_store(root) else [item for item in root.glob("part-*-*") if item.name not in named]

@@ -94,7 +94,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, limited = dict(start), {}
         for path in self._asked.paths:
             first, last = self._of_store(path, begin), self._of_store(path, end)
-            limited.update(self._as_json(path, limited_offsets(store_of(path, self._asked), first, last, limit)))
+            for bound in self._limits(limit):
+                last = limited_offsets(store_of(path, self._asked), first, last, bound)
+            limited.update(self._as_json(path, last))
         return self._not_before(start, limited)
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -103,6 +105,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         rows, size = self._asked["maxOffsetsPerTrigger"], self._asked["maxBytesPerTrigger"]
         return ReadMaxRows(rows) if rows is not None else ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+
+    def _limits(self, limit: ReadLimit) -> list[ReadLimit]:
+        """Spark hands back one of the limits that were given; the other holds too."""
+        size = self._asked["maxBytesPerTrigger"]
+        return [limit, ReadMaxBytes(size)] if isinstance(limit, ReadMaxRows) and size is not None else [limit]
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target_end = self._available()

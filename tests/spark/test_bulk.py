@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,6 +299,20 @@ def test_what_the_driver_does_not_see_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         publish(staging, places, [Placed(0, "00000.0.nix")], CONFIG)
     assert is_empty(tmp_path / "s")
+
+
+def test_a_path_may_be_a_file_uri_and_no_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made in a directory of the URI's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").touch()
+    frame: Any = SimpleNamespace(schema=SimpleNamespace(fieldNames=lambda: ["topic", "body"]))
+    for path in ("s3://bucket/s", "gs://bucket/s"):
+        with pytest.raises(ValueError, match=f"{path}: stores on object stores are read only"):
+            bulk_load(frame, path)
+    with pytest.raises(FileExistsError, match=f"^{tmp_path}/other: exists and holds x"):
+        bulk_load(frame, f"file://{tmp_path}/other")
+    assert [item.name for item in tmp_path.iterdir()] == ["other"]
 
 
 # ---- with Spark ----------------------------------------------------------------------------------

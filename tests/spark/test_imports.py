@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,16 @@ def test_planning_and_publishing_import_no_pyspark() -> None:
     done = subprocess.run([sys.executable, "-c", program, *WITHOUT], cwd=ROOT, capture_output=True, text=True,
                           check=True)  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_the_architecture_names_every_room_of_spark() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    flow = re.findall(r"^\* \*\*Spark\*\*.*?\n\n", page, re.M | re.S)[0]
+    rooms = {path.stem for path in (ROOT / "rmq" / "spark").glob("[a-z]*.py")}
+    assert rooms - set(re.findall(r"`(\w+)`", flow)) == set()
+    told = flow.rpartition("of these not")[2]
+    assert {f"rmq.spark.{name}" for name in re.findall(r"`(\w+)`", told)} == \
+        {name for name in WITHOUT if name.startswith("rmq.spark.")}  # fmt: skip
 
 
 @pytest.mark.spark

@@ -303,6 +303,14 @@ def test_cleaning_where_spark_never_wrote_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_cleaning_takes_a_file_uri_and_no_object_store(tmp_path: Path) -> None:
+    stage(Staging(str(tmp_path), "staged"), 0, ["b"])
+    removed = clean_staging(f"file://{tmp_path}", older_than=0)
+    assert removed == [f"{tmp_path}/rmq/spark/staging/staged"]
+    with pytest.raises(ValueError, match="s3://bucket/s: stores on object stores are read only"):
+        clean_staging("s3://bucket/s")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "[" * 10**5,
     '{"number": 1, "rows": 1, "shards": ["../x"]}', '{"number": 1, "rows": 1, "shards": ["part-00000-a/../../x"]}',
     '{"number": -1, "rows": 1, "shards": []}', '{"number": true, "rows": 1, "shards": []}',

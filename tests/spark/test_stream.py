@@ -165,6 +165,18 @@ def test_a_memory_of_offsets_is_kafkas_json(live: Path) -> None:
         plain.partitions(start, ahead)
 
 
+@pytest.mark.parametrize(("rows", "size", "count"), [(10, 10**9, 10), (10**9, 1, 1), (10, 1, 1), (1, 10**9, 1)])
+def test_both_limits_hold(live: Path, rows: int, size: int, count: int) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from rmq.spark.stream import StreamReader
+
+    asked = {"path": str(live), "maxOffsetsPerTrigger": str(rows), "maxBytesPerTrigger": str(size)}
+    reader = StreamReader(ReadOptions.parse(asked), StructType([StructField("topic", StringType())]))
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert sum(end["orders"].values()) == count
+
+
 def test_a_directory_of_shards_is_no_stream(live: Path, tmp_path: Path) -> None:
     from pyspark.sql.types import StructType
 

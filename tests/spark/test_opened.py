@@ -1,0 +1,74 @@
+"""Stores that a worker has open: once for all its tasks, anew when they are others. Without Spark."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+import rmq
+from rmq.spark import opened
+from rmq.spark.opened import ExecutorError, check_seen, forget
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    rmq.open(tmp_path / "s", "x").close()
+    return str(tmp_path / "s")
+
+
+def test_a_store_is_opened_once_and_only_to_read(path: str) -> None:
+    store = opened.opened(path)
+    assert opened.opened(path) is store
+    assert store.mode == "r"
+    assert opened.opened(path, rmq.StoreConfig()) is not store
+    forget(path)
+    assert store.closed
+    assert opened.opened(path) is not store
+
+
+def test_a_store_that_was_closed_or_replaced_is_opened_anew(path: str, tmp_path: Path) -> None:
+    store = opened.opened(path)
+    store.close()
+    again = opened.opened(path)
+    assert again is not store
+    shutil.copytree(path, tmp_path / "copy")
+    Path(path).rename(tmp_path / "old")
+    (tmp_path / "copy").rename(path)
+    assert opened.opened(path) is not again
+    assert again.closed
+
+
+def test_the_one_not_used_for_longest_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "LIMIT", 2)
+    paths = [str(tmp_path / name) for name in "abc"]
+    for item in paths:
+        rmq.open(item, "x").close()
+    first, second = map(opened.opened, paths[:2])
+    assert opened.opened(paths[0]) is first
+    opened.opened(paths[2])
+    assert (first.closed, second.closed) == (False, True)
+
+
+def test_a_path_without_store_is_told_with_host_and_path(tmp_path: Path) -> None:
+    pattern = re.escape(f"host {socket.gethostname()}: {tmp_path}/nix: no store is to be read here: No such file")
+    for call in (opened.opened, check_seen):
+        with pytest.raises(ExecutorError, match=pattern):
+            call(f"{tmp_path}/nix")
+    with pytest.raises(ExecutorError, match=re.escape(f": {tmp_path}: cannot be opened: ")):
+        opened.opened(str(tmp_path))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)
+def test_an_address_space_that_is_too_small_names_spark_s_setting(path: str, monkeypatch: pytest.MonkeyPatch,
+                                                                  error: Exception) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(opened, "open_store", fail)
+    with pytest.raises(ExecutorError, match=r"cannot be opened: .*spark\.executor\.pyspark\.memory"):
+        opened.opened(path)

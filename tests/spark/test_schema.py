@@ -1,0 +1,46 @@
+"""What crosses to Spark at a time. Its types: test_read.py. Without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmq
+from rmq.spark.options import ReadOptions
+from rmq.spark.schema import in_pieces
+
+LARGE = 1_000_000
+SIZES = [0, 1, 1000, 5, 5, 5, 2000, 0, 999, 1, 0]
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000, 1500, 5000, 10**6])
+@pytest.mark.parametrize("first", [0, 3])
+def test_pieces_are_the_batch_and_no_larger_than_asked(size: int, first: int) -> None:
+    bodies = [bytes(length) for length in SIZES]
+    batch = pa.record_batch({"body": bodies, "keys": [["k"]] * len(bodies)}).slice(first)
+    pieces = list(in_pieces(batch, size))
+    assert pa.Table.from_batches(pieces).to_pylist() == batch.to_pylist()
+    assert all(piece.nbytes <= size or len(piece) == 1 for piece in pieces)
+    assert len(pieces) == 1 or size < batch.nbytes
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_and_one_row_are_one_piece(count: int) -> None:
+    batch = pa.record_batch({"body": [bytes(1000)] * count})
+    assert list(in_pieces(batch, 1)) == [batch]
+
+
+def test_messages_of_keys_come_in_batches_of_few_bytes(tmp_path: Path) -> None:
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from rmq.spark.source import MessageReader
+
+    with rmq.open(tmp_path / "s", "x") as made:
+        made.put_many([rmq.Message("t", bytes([number]) * LARGE, keys="k") for number in range(20)])
+    asked = {"path": str(tmp_path / "s"), "subscribe": "t", "keys": "k", "batchBytes": str(3 * LARGE)}
+    reader = MessageReader(ReadOptions.parse(asked), StructType([StructField("body", BinaryType())]))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert sorted(body[0] for batch in batches for body in batch.column("body").to_pylist()) == list(range(20))
+    assert all(batch.nbytes <= 3 * LARGE for batch in batches)
