@@ -129,12 +129,22 @@ def key_list(keys: Any) -> list[str]:
     elif not isinstance(keys, Iterable):
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     items: list[str] = list(keys)
-    for number, key in enumerate(items):
+    for number, key in enumerate(items if set(map(type, items)) - {str} else ()):
         if key is None:
             raise ValueError(f"keys[{number}] is null")
         if not isinstance(key, str):
             raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
     return items
+
+
+def check_keys(keys: list[str]) -> None:
+    """TypeError, ValueError for what is no str, or has no UTF-8 form."""
+    try:
+        is_plain = all(map(str.isascii, keys))
+    except TypeError:
+        is_plain = False
+    for key in () if is_plain else keys:
+        encoded(key, "key")
 
 
 def encoded(text: Any, name: str) -> bytes:

@@ -57,17 +57,21 @@ class QueryManyResult:
 
 @dataclass(frozen=True)
 class Found:
-    """Matches ordered by key number, in it by descending phy offset; truncated: per key, if more match."""
+    """Matches ordered by key number, in it by descending phy offset; truncated: per key, if more match.
+
+    is_sound: each is one message whose CRCs were looked at; False: not known.
+    """
 
     numbers: npt.NDArray[np.int64]
     phy_offsets: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
+    is_sound: bool = False
 
 
 def find(log: CommitLog, topic: bytes, keys: list[str],
          candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], uncovered: list[tuple[int, int]],
-         log_end: int, *, begin: Times, end: Times, limit: int | None) -> Found:  # fmt: skip
-    """The records that truly carry each key.
+         log_end: int, *, begin: Times, end: Times, limit: int | None, is_all: bool = False) -> Found:  # fmt: skip
+    """The records that truly carry each key. is_all: nobody loads them again, so their CRCs are looked at here.
 
     candidates: (key numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
     of the log to scan. begin, end: inclusive, ms, on the record's store timestamp; of all keys or of each.
@@ -79,21 +83,26 @@ def find(log: CommitLog, topic: bytes, keys: list[str],
     numbers, offsets = _in_order(*candidates)
     rank = _rank(numbers, np.bincount(numbers, minlength=len(keys)))
     counts = np.zeros(len(keys), np.int64)
+    is_sound = is_all and not len(found[0][0])
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
     while True:
         chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[numbers] < enough))
         if not chosen.size:
             break
-        chosen = chosen[_matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begins, ends)]
+        mask = _matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begins, ends, is_sound)
+        if mask is None:
+            is_sound = False
+            continue
+        chosen = chosen[mask]
         found.append((numbers[chosen], offsets[chosen]))
         counts += np.bincount(numbers[chosen], minlength=len(keys))
         low, high = high, high * 4
     numbers, offsets = _in_order(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
     totals = np.bincount(numbers, minlength=len(keys))
     if limit is None:
-        return Found(numbers, offsets, np.zeros(len(keys), np.bool_))
+        return Found(numbers, offsets, np.zeros(len(keys), np.bool_), is_sound)
     kept = _rank(numbers, totals) < limit
-    return Found(numbers[kept], offsets[kept], totals > limit)
+    return Found(numbers[kept], offsets[kept], totals > limit, is_sound)
 
 
 def _in_order(numbers: npt.NDArray[np.int64],
@@ -155,17 +164,24 @@ def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
 
 def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray[np.int64],
              offsets: npt.NDArray[np.int64], log_end: int, begins: npt.NDArray[np.int64],
-             ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:  # fmt: skip
-    """Mask of the pairs (key number, phy offset) whose record is whole, in the key's time and carries the key."""
-    order = np.argsort(offsets, kind="stable")
+             ends: npt.NDArray[np.int64], check_crc: bool) -> npt.NDArray[np.bool_] | None:  # fmt: skip
+    """Mask of the pairs (key number, phy offset) whose record is whole, in the key's time and carries the key.
+
+    check_crc: None when some record is not there with a right CRC, or is a batch of messages.
+    """
+    order = np.argsort(offsets)
     mask = np.zeros(len(offsets), np.bool_)
     loaded = np.zeros(len(offsets), np.bool_)
-    for batch, rows in log.load(offsets[order], log_end, checks=PARSE_PROPERTIES):
+    for batch, rows in log.load(offsets[order], log_end, checks=PARSE_PROPERTIES | (CHECK_CRC if check_crc else 0)):
+        if check_crc and (batch.numbers("sys_flag") & SYS_FLAG_INNER_BATCH).any():
+            return None
         wanted = order[rows]
         loaded[wanted] = True
         times = batch.numbers("store_timestamp")
         asked = numbers[wanted]
         mask[wanted] = batch.match(topic, keys, asked) & (times >= begins[asked]) & (times <= ends[asked])
+    if check_crc and not loaded.all():
+        return None
     for phy_offset in offsets[~loaded].tolist():
         _check_lost(log, phy_offset, log_end)
     return mask

@@ -25,6 +25,7 @@ from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
 from rmq.keys import (
+    check_keys,
     check_limit,
     checked_max_num,
     encoded,
@@ -214,10 +215,13 @@ class StoreReader(ABC):
         last = times_of(end, "end", MAX_MS, len(listed))
         log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
-                     limit=limit)  # fmt: skip
-        table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
-        key_index = pa.array(found.numbers[np.sort(placed)].astype(np.int64))
-        table = table.add_column(0, "key_index", key_index)
+                     limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
+        if found.is_sound:
+            table, key_index = pa.table({"phy_offset": found.phy_offsets}), found.numbers
+        else:
+            table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
+            key_index = found.numbers[np.sort(placed)]
+        table = table.add_column(0, "key_index", pa.array(key_index.astype(np.int64)))
         cut = np.flatnonzero(found.truncated)
         return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
@@ -227,9 +231,7 @@ class StoreReader(ABC):
             raise self._foreign_index
         check_limit(limit)
         name = encoded(topic, "topic")
-        for key in keys:
-            if not (isinstance(key, str) and key.isascii()):
-                encoded(key, "key")
+        check_keys(keys)
         return name
 
     def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:

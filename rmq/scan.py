@@ -380,7 +380,7 @@ def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
     import pyarrow as pa
 
     maker = BatchMaker(columns)
-    order = np.argsort(phy_offsets, kind="stable")
+    order = np.argsort(phy_offsets)
     rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     batches: list[pa.RecordBatch] = []
     for batch, positions in load(phy_offsets[order], log_end, maker.checks):

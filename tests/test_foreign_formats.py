@@ -195,6 +195,14 @@ def test_a_pull_compares_the_tags_of_the_messages_inside(batched: Path, tags: st
     assert answer.next_queue_offset == 5
 
 
+def test_a_query_for_offsets_alone_counts_the_messages_inside(batched: Path) -> None:
+    with rmq.open(batched) as store:
+        for keys in (["k1"], ["k3", "k1"], ["k5", "none"]):
+            one, more = (store.query_many("BT", keys, columns=columns) for columns in (["phy_offset"], None))
+            assert one.table["phy_offset"].to_pylist() == more.table["phy_offset"].to_pylist()
+            assert one.table["key_index"].to_pylist() == more.table["key_index"].to_pylist()
+
+
 def test_topics_and_searches_know_the_queue(batched: Path) -> None:
     with rmq.open(batched) as store:
         assert store.topics() == {"BT": {0: (0, 5)}, "T": {0: (0, 1)}}

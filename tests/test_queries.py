@@ -67,6 +67,38 @@ def test_query_and_query_many_give_the_same(tmp_path: Path, limit: int | None) -
         assert one.truncated == many.truncated == (limit is not None and limit < 70)
 
 
+ONLY, MORE = ["phy_offset"], ["phy_offset", "body"]  # of the first no record is read twice
+
+
+@pytest.mark.parametrize("columns", [ONLY, MORE])
+def test_offsets_of_damaged_matches_are_an_error_others_are_not(tmp_path: Path, columns: list[str]) -> None:
+    places = fill(tmp_path / "store", [KEY, TWIN, KEY, KEY])
+    damage_body(tmp_path / "store", places[1])
+    with rmq.open(tmp_path / "store") as store:
+        found = store.query_many("T", [KEY, "none", KEY], limit=2, columns=columns)
+        assert found.table["phy_offset"].to_pylist() == [places[3], places[2]] * 2
+        assert found.table["key_index"].to_pylist() == [0, 0, 2, 2]
+        assert found.truncated_keys.tolist() == [0, 2]
+        with pytest.raises(rmq.CorruptFileError, match="body CRC differs") as caught:
+            store.query_many("T", ["none", TWIN], columns=columns)
+        assert caught.value.offset == places[1]
+    damage_body(tmp_path / "store", places[0])
+    with rmq.open(tmp_path / "store") as store:
+        found = store.query_many("T", [KEY], limit=2, columns=columns)  # behind the limit
+        assert (found.table["phy_offset"].to_pylist(), found.truncated) == ([places[3], places[2]], True)
+
+
+@pytest.mark.parametrize("limit", [1, 70, 71, None])
+@pytest.mark.parametrize("keys", [[], [KEY], [KEY, "none", TWIN, KEY]])
+def test_offsets_alone_are_those_beside_other_columns(tmp_path: Path, keys: list[str], limit: int | None) -> None:
+    fill(tmp_path / "store", [KEY, TWIN] * 70)
+    with rmq.open(tmp_path / "store", "r+") as store:
+        one, more = (store.query_many("T", keys, limit=limit, columns=columns) for columns in (ONLY, MORE))
+        assert one.table.equals(more.table.select(["key_index", "phy_offset"]))
+        assert one.table.schema == more.table.select(["key_index", "phy_offset"]).schema
+        assert one.truncated_keys.tolist() == more.truncated_keys.tolist()
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("limit", [1, 3, None])
 def test_each_key_has_its_own_time_range(tmp_path: Path, indexed: bool, limit: int | None) -> None:
