@@ -37,6 +37,7 @@ class StorePaths:
         self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
         self.cut = self.own / "cut"
+        self.rebuilt, self.replaced = self.own / "rebuild", self.own / "replaced"  # while a rebuild is at work
         self.sidecars = self.own / "sidecar"
 
     def queue(self, topic: str, queue_id: int) -> Path:
