@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import copy_store, digests
-from test_rebuilding import PARTS, Countdown, Stopped, assert_answers, cleaned, fill
+from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, fill
 
 import rmq
 from rmq import deriving, rebuilding
+from rmq.consumequeue import ConsumeQueue
+from rmq.queueset import QueueSet
+from rmq.segment import FileCache
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,48 @@ def test_an_output_in_the_store_is_refused(store: Path, tmp_path: Path, place: s
         with pytest.raises(ValueError, match="lies in the store"):
             rmq.rebuild(store, target, processes=1)
     assert not (store / place).exists()
+
+
+# ---- readers that open at that moment -------------------------------------------------------------------------
+
+
+def test_queues_that_are_moved_away_while_they_are_listed_are_listed_again(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real = QueueSet.open
+
+    def moved(queues: QueueSet, topic: str, queue_id: int) -> ConsumeQueue:
+        if (store / "consumequeue").exists():
+            os.rename(store / "consumequeue", tmp_path / "replaced")
+        return real(queues, topic, queue_id)
+
+    monkeypatch.setattr(QueueSet, "open", moved)
+    assert_answers(store)
+
+
+def test_queues_that_others_replace_while_they_are_listed_are_listed_again(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real, looks = QueueSet.open, iter(range(100))
+
+    def replaced(queues: QueueSet, topic: str, queue_id: int) -> ConsumeQueue:
+        if next(looks) == 2:
+            os.rename(store / "consumequeue", tmp_path / "replaced")
+            shutil.copytree(tmp_path / "replaced", store / "consumequeue")
+            shutil.rmtree(tmp_path / "replaced")
+        return real(queues, topic, queue_id)
+
+    monkeypatch.setattr(QueueSet, "open", replaced)
+    assert_answers(store)
+    assert next(looks) > 6
+
+
+def test_files_that_are_removed_while_their_end_is_sought_end_the_search(
+        store: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+    files = FileCache(writable=False)
+    queue = ConsumeQueue(store / "consumequeue" / "orders" / "1", "orders", 1, CONFIG.mapped_file_size_consume_queue,
+                         files, writable=False, is_exact=True)  # fmt: skip
+    end = queue.max_offset
+    monkeypatch.setattr(queue, "read", lambda *place: nothing)
+    queue.cut_where(2**62, lambda *place: False)
+    assert queue.max_offset == end
+    files.close()
