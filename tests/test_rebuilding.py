@@ -456,8 +456,9 @@ def test_what_a_killed_rebuild_leaves_goes_with_the_next(store: Path, tmp_path: 
     assert rmq.verify(store).is_sound
 
 
-def test_a_time_that_is_none_names_an_index_file_all_the_same(tmp_path: Path) -> None:
-    times = iter([2**62] * 400)
+@pytest.mark.parametrize("time", [2**62, -62_000_000_000_000, -40_000_000_000_000])  # the second is of the year 5
+def test_a_time_that_is_none_names_an_index_file_all_the_same(tmp_path: Path, time: int) -> None:
+    times = iter([time] * 400)
     with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: next(times)) as store:
         for number in range(350):
             store.put(rmq.Message("a", b"", keys=f"k{number}"))
