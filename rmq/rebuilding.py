@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -23,19 +24,21 @@ from rmq.errors import CorruptFileError, StoreLockedError, UnsupportedFormatErro
 from rmq.geometry import check_readable, check_writable, require_directory, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import StoreLock
+from rmq.lock import StoreLock, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
 from rmq.paths import StorePaths, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
-from rmq.segment import make_directory, sync_directories, sync_directory
+from rmq.segment import LOOKS, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar
 from rmq.store import open as open_store
 
 logger = logging.getLogger("rmq")
 
 PARTS = ("consumequeue", "index")
+STAGED = ".rebuild"  # in an output, while a rebuild is at work
+SOON = 0.01  # seconds until a writer that has begun a record is done with it
 
 
 class RebuildResult(NamedTuple):
@@ -101,16 +104,35 @@ def _rebuild_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConf
     if target.exists() and any(target.iterdir()):
         raise FileExistsError(f"{target}: exists and is not empty")
     make_directory(target)
-    staged = target / ".rebuild"
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, staged, ignore_errors=True)
-        source = _Source(paths, asked)
-        stack.callback(source.log.close)
-        derived = source.derive(run, staged)
-        for part in PARTS:
-            os.rename(staged / part, target / part)
+    for attempt in range(LOOKS, 0, -1):
+        first = _first_file(paths)
+        try:
+            derived = _derive_into(run, paths, target, asked)
+            break
+        except (CorruptFileError, FileNotFoundError):
+            if attempt == 1 or _first_file(paths) == first:
+                raise  # else the writer cleaned the log meanwhile
+    for part in PARTS:
+        os.rename(target / STAGED / part, target / part)
+    shutil.rmtree(target / STAGED, ignore_errors=True)
     sync_directory(target)
     return _result(target, derived)
+
+
+def _derive_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConfig) -> Derived:
+    """New queues and index below a directory's STAGED, which goes with an error."""
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, target / STAGED, ignore_errors=True)
+        source = _Source(paths, asked)
+        with closing(source.log):
+            derived = source.derive(run, target / STAGED)
+        stack.pop_all()
+    return derived
+
+
+def _first_file(paths: StorePaths) -> str:
+    """Name of the log's oldest segment."""
+    return min((name for path in paths.commit_logs if path.is_dir() for name in os.listdir(path)), default="")
 
 
 def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> RebuildResult:
@@ -188,7 +210,7 @@ class _Source:
         self._mark = _read_mark(paths) if meta is not None else None
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         try:
-            self._end = _log_end(self.log, self._mark)
+            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None)
         except BaseException:
             self.log.close()
             raise
@@ -259,14 +281,23 @@ def _queue_directories(path: Path) -> Iterator[tuple[str, int]]:
             yield queue.parent.name, int(queue.name)
 
 
-def _log_end(log: CommitLog, mark: Mark | None) -> int:
-    """Behind the last whole record. CorruptFileError when more had been there, or is."""
+def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:
+    """Behind the last whole record. CorruptFileError when more had been there, or is.
+
+    is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
+    """
     gap = log.first_gap()
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     begin = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
     end = look_behind(log, find_end(log, begin, log.max_phy_offset),
                       durable=mark.durable_phy_offset if mark is not None else 0, durable_time=None)  # fmt: skip
+    for _ in range(LOOKS if is_live and end.is_damage else 0):
+        time.sleep(SOON)
+        later = find_end(log, end.phy_offset, log.max_phy_offset)
+        if later.phy_offset > end.phy_offset:
+            end = later
+            break
     if end.is_damage:
         raise log.damage(end.phy_offset, end.stop)
     return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset

@@ -153,3 +153,52 @@ def test_files_that_are_removed_while_their_end_is_sought_end_the_search(
     queue.cut_where(2**62, lambda *place: False)
     assert queue.max_offset == end
     files.close()
+
+
+# ---- a writer beside an output --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_what_a_writer_puts_while_the_end_is_sought_is_no_damage(store: Path, tmp_path: Path, count: int,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    find_end = rebuilding.find_end
+    with rmq.open(store, "r+") as opened:
+        def racing(*arguments: Any) -> Any:
+            end = find_end(*arguments)
+            opened.put_many([rmq.Message("orders", b"later", queue_id=2)] * count)
+            return end
+
+        monkeypatch.setattr(rebuilding, "find_end", racing)
+        result = rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert 1500 <= result.unit_count <= 1500 + 2 * count
+    assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)
+
+
+def test_damage_beside_a_writer_is_told(store: Path, tmp_path: Path) -> None:
+    with rmq.open(store, "r+") as opened:
+        place = opened.put(rmq.Message("orders", b"x" * 50)).phy_offset
+        opened.put(rmq.Message("orders", b"later"))
+        opened.flush()
+        with sorted((store / "commitlog").iterdir())[-1].open("r+b") as file:
+            file.seek(place % CONFIG.mapped_file_size_commit_log)
+            file.write(bytes(50))
+        with pytest.raises(rmq.CorruptFileError):
+            rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert not os.listdir(tmp_path / "new")
+
+
+def test_a_log_that_is_cleaned_meanwhile_is_read_again(store: Path, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    derive = rebuilding.derive
+    segments = sorted((store / "commitlog").iterdir())[:2]
+
+    def racing(*arguments: Any) -> deriving.Derived:
+        if segments:
+            segments.pop(0).unlink()
+        return derive(*arguments)
+
+    monkeypatch.setattr(rebuilding, "derive", racing)
+    result = rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert not segments
+    assert 0 < result.unit_count < 1500
+    assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)
