@@ -150,7 +150,8 @@ OPTIONS = (
     Option("scanMode", "auto", "log: pass over the log; queue: take each message by its queue, needs topics or queues; "
            "auto: as below", _chosen("auto", "log", "queue")),
     Option("batchRows", 8192, "rows of an Arrow batch at most", _number(1, 1_000_000)),
-    Option("batchBytes", 8 * 1024 * 1024, "bytes of text after which an Arrow batch ends", _number(1, 2**30)),
+    Option("batchBytes", 8 * 1024 * 1024, "bytes of bodies and texts after which an Arrow batch ends",
+           _number(1, 2**30)),
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
     Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),

@@ -121,6 +121,14 @@ def test_sql_views_keep_options(spark: Any, store: Path) -> None:
     assert "path is missing" in failure(lambda: spark.read.format("rmq").load())
 
 
+def test_the_source_may_be_registered_too(spark: Any, store: Path) -> None:
+    from rmq.spark.source import RmqDataSource
+
+    session = spark.newSession()
+    session.dataSource.register(RmqDataSource)
+    assert load(session, store, subscribe="other").count() == 10
+
+
 def test_a_loaded_frame_is_a_snapshot(spark: Any, tmp_path: Path) -> None:
     """Of a store that is written meanwhile: what was there at the first action."""
     with rmq.open(tmp_path / "s", "x") as live:
