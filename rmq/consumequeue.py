@@ -298,7 +298,7 @@ class ConsumeQueue:
         """
         def is_past(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
-            if size[0] == UNIT_PRE_BLANK_SIZE:
+            if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE:  # removed meanwhile, as what lies before it
                 return False
             # Behind a lost page stand zeros, then newer units: neither may count as the queue's.
             return bool(size[0] <= 0 or phy_offset[0] < 0 or int(phy_offset[0]) + int(size[0]) > limit)
@@ -307,7 +307,7 @@ class ConsumeQueue:
         end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=is_past)
         while end > first:
             phy_offset, size, _ = self.read(end - 1, 1)
-            if size[0] == UNIT_PRE_BLANK_SIZE or is_own(end - 1, int(phy_offset[0]), int(size[0])):
+            if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE or is_own(end - 1, int(phy_offset[0]), int(size[0])):
                 break
             end -= 1
         self.cut(end)

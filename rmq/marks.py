@@ -207,6 +207,17 @@ def holder_pid(paths: StorePaths) -> int | None:
         return None
 
 
+def finish_rebuild(paths: StorePaths) -> None:
+    """Put new queues or index where a killed rebuild has taken the old ones away: they are whole and on disk, and alone
+    know the offsets of queues without messages. The caller has the lock.
+    """
+    for part in (paths.consume_queue, paths.index):
+        made = paths.rebuilt / part.name
+        if not os.path.lexists(part) and (paths.replaced / part.name).is_dir() and made.is_dir():
+            os.rename(made, part)
+            sync_directory(paths.root)
+
+
 def _free_name(paths: StorePaths, stem: str) -> Path:
     """A name in cut/ that no file has: time, stem and, when needed, a number."""
     make_directory(paths.cut)

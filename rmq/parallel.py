@@ -39,6 +39,10 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
 
     options: topics, begin, end, columns, batch_rows, batch_bytes, check_crc of Store.scan, checked here.
     """
+    if isinstance(split_bytes, bool) or not isinstance(split_bytes, int):
+        raise TypeError(f"split_bytes must be int, got {type(split_bytes).__name__}")
+    if split_bytes < 1:
+        raise ValueError(f"split_bytes must be at least 1, got {split_bytes}")
     if isinstance(options.get("topics"), Iterable) and not isinstance(options["topics"], str):
         options["topics"] = list(options["topics"])
     if isinstance(options.get("columns"), Iterable) and not isinstance(options["columns"], str):

@@ -37,6 +37,7 @@ class StorePaths:
         self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
         self.cut = self.own / "cut"
+        self.rebuilt, self.replaced = self.own / "rebuild", self.own / "replaced"  # while a rebuild is at work
         self.sidecars = self.own / "sidecar"
 
     def queue(self, topic: str, queue_id: int) -> Path:
@@ -66,7 +67,7 @@ def segment_name(offset: int) -> str:
 def index_name(ms: int) -> str:
     """File name of an index file made at a time: yyyyMMddHHmmssSSS, local time."""
     moment = datetime.fromtimestamp(ms // 1000)
-    return f"{moment:%Y%m%d%H%M%S}{ms % 1000:03d}"
+    return f"{moment.year:04d}{moment:%m%d%H%M%S}{ms % 1000:03d}"  # %Y of the year 900 has three digits
 
 
 def next_index_name(name: str, ms: int) -> str:
@@ -79,7 +80,7 @@ def next_index_name(name: str, ms: int) -> str:
         return fresh
     try:
         later = datetime.strptime(name[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(name[14:]) + 1)
-        return f"{later:%Y%m%d%H%M%S}{later.microsecond // 1000:03d}"
+        return f"{later.year:04d}{later:%m%d%H%M%S}{later.microsecond // 1000:03d}"
     except (ValueError, OverflowError):
         return f"{int(name) + 1:017d}"  # seventeen digits that are no time; RocketMQ sorts them all the same
 

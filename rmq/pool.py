@@ -40,9 +40,14 @@ def in_processes(count: int | None = None) -> Runner:
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         workers = min(wanted, len(items))
-        return map(task, items) if workers <= 1 else _spawned(workers, task, items)
+        return _here(task, items) if workers <= 1 else _spawned(workers, task, items)
 
     return run
+
+
+def _here(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+    for item in items:
+        yield task(item)  # a StopIteration from it is an error here, where it would end a map()
 
 
 def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
-from rmq.segment import FileCache
+from rmq.errors import CorruptFileError
+from rmq.segment import LOOKS, FileCache
 
 logger = logging.getLogger("rmq")
 
@@ -27,6 +28,27 @@ class QueueSet:
 
     def load(self) -> None:
         """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
+        known = dict(self.queues)
+        for attempt in range(LOOKS, 0, -1):
+            before = self._identity()
+            try:
+                self._load()
+                if self._writable or self._identity() == before:
+                    return
+            except (FileNotFoundError, CorruptFileError):
+                if self._writable or attempt == 1:
+                    raise
+            if attempt > 1:  # a rebuild has put another directory here, or a topic was removed
+                self.queues = dict(known)
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self.directory.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _load(self) -> None:
         if not self.directory.is_dir():
             return
         for topic in sorted(path for path in self.directory.iterdir() if path.is_dir()):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,20 +24,21 @@ from rmq.errors import CorruptFileError, StoreLockedError, UnsupportedFormatErro
 from rmq.geometry import check_readable, check_writable, require_directory, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import StoreLock
+from rmq.lock import StoreLock, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
-from rmq.marks import Manifest, Mark, Marks, holder_pid, read_meta, write_manifest
+from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
 from rmq.paths import StorePaths, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
-from rmq.segment import make_directory, sync_directories, sync_directory
+from rmq.segment import LOOKS, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar
 from rmq.store import open as open_store
 
 logger = logging.getLogger("rmq")
 
-STAGED, REPLACED = "rebuild", "replaced"  # below <store>/rmq/, while a rebuild is at work
 PARTS = ("consumequeue", "index")
+STAGED = ".rebuild"  # in an output, while a rebuild is at work
+SOON = 0.01  # seconds until a writer that has begun a record is done with it
 
 
 class RebuildResult(NamedTuple):
@@ -63,12 +66,13 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     output None: in the store, which nobody may have open for writing. The new files are whole and on disk before an old
     one is touched; a crash at any moment leaves a store that opens as before. One that was not closed is opened for
     writing first, and so recovered. output: a new or empty directory gets consumequeue/ and index/; the store is only
-    read, may be read only, and may have a writer.
+    read, may be read only, and may have a writer. It must not lie in the store.
     Queues whose messages have all been cleaned away keep their files, so that their offsets go on. Index files are
     named by the time of their first message; sidecars of replaced ones go.
     processes: as of `scan_map`. Cost: one pass over the log and one over its keys; disk for the new files and 20 bytes
     for each key. Raises CorruptFileError for a damaged log, StoreLockedError, UnsupportedFormatError for queues that
-    are not written here, FileExistsError, ValueError as `rmq.open`, OSError, ChildProcessError; then nothing changed.
+    are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or index/ that
+    is a link or another disk, in the store), ChildProcessError; then nothing changed.
     """
     return rebuild_by(in_processes(processes), path, output, config)
 
@@ -94,37 +98,57 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
 
 
 def _rebuild_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConfig) -> RebuildResult:
+    real = Path(os.path.realpath(target))
+    if any(Path(os.path.realpath(path)) in real.parents for path in (paths.root, *paths.commit_logs)):
+        raise ValueError(f"output {target} lies in the store")
     if target.exists() and any(target.iterdir()):
         raise FileExistsError(f"{target}: exists and is not empty")
     make_directory(target)
-    staged = target / f".{STAGED}"
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, staged, ignore_errors=True)
-        source = _Source(paths, asked)
-        stack.callback(source.log.close)
-        derived = source.derive(run, staged)
-        for part in PARTS:
-            os.rename(staged / part, target / part)
+    for attempt in range(LOOKS, 0, -1):
+        first = _first_file(paths)
+        try:
+            derived = _derive_into(run, paths, target, asked)
+            break
+        except (CorruptFileError, FileNotFoundError):
+            if attempt == 1 or _first_file(paths) == first:
+                raise  # else the writer cleaned the log meanwhile
+    for part in PARTS:
+        os.rename(target / STAGED / part, target / part)
+    shutil.rmtree(target / STAGED, ignore_errors=True)
     sync_directory(target)
     return _result(target, derived)
 
 
+def _derive_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConfig) -> Derived:
+    """New queues and index below a directory's STAGED, which goes with an error."""
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, target / STAGED, ignore_errors=True)
+        source = _Source(paths, asked)
+        with closing(source.log):
+            derived = source.derive(run, target / STAGED)
+        stack.pop_all()
+    return derived
+
+
+def _first_file(paths: StorePaths) -> str:
+    """Name of the log's oldest segment."""
+    return min((name for path in paths.commit_logs if path.is_dir() for name in os.listdir(path)), default="")
+
+
 def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> RebuildResult:
-    staged, replaced = paths.own / STAGED, paths.own / REPLACED
+    staged, replaced = paths.rebuilt, paths.replaced
+    finish_rebuild(paths)
     for leftover in (staged, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, staged, ignore_errors=True)
+        stack.callback(_clear, paths)
         source = _Source(paths, asked)
         stack.callback(source.log.close)
-        derived = source.derive(run, staged)
         parts = PARTS if source.config.message_index_enable else PARTS[:1]
+        _check_replaceable(paths, parts)
+        derived = source.derive(run, staged)
         make_directory(replaced)
-        for part in parts:
-            if (paths.root / part).exists():
-                os.rename(paths.root / part, replaced / part)
-            os.rename(staged / part, paths.root / part)  # a crash before it: the next open derives the part again
-        sync_directory(paths.root)
+        _replace(paths, parts)
         source.write_marks(derived)
         for old in index_paths(replaced / "index"):
             sidecar = sidecar_path(paths.index / old.name)
@@ -132,6 +156,42 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
                 sidecar.unlink(missing_ok=True)
         shutil.rmtree(replaced)
     return _result(paths.root, derived)
+
+
+def _clear(paths: StorePaths) -> None:
+    """Remove what was made, unless old parts are still away: then the next open for writing may need it."""
+    with suppress(OSError):
+        paths.replaced.rmdir()
+    if not paths.replaced.exists():
+        shutil.rmtree(paths.rebuilt, ignore_errors=True)
+
+
+def _check_replaceable(paths: StorePaths, parts: tuple[str, ...]) -> None:
+    """OSError when renames cannot put new directories in the place of the old ones."""
+    disk = paths.root.stat().st_dev
+    for path in (paths.own, *(paths.root / part for part in parts)):
+        if (path.exists() and path.stat().st_dev != disk) or (path != paths.own and path.is_symlink()):
+            reason = "a link or another disk, which a rename cannot replace: rebuild with an output"
+            raise OSError(errno.EXDEV, reason, str(path))
+
+
+def _replace(paths: StorePaths, parts: tuple[str, ...]) -> None:
+    """Each part by a new one, all or none. A crash between its two renames: the next open for writing goes on."""
+    with ExitStack() as undo:
+        for part in parts:
+            place, new, old = paths.root / part, paths.rebuilt / part, paths.replaced / part
+            undo.callback(_move_back, old, place)
+            undo.callback(_move_back, place, new)
+            if place.exists():
+                os.rename(place, old)
+            os.rename(new, place)
+        sync_directory(paths.root)
+        undo.pop_all()
+
+
+def _move_back(path: Path, before: Path) -> None:
+    if path.exists() and not before.exists():
+        os.rename(path, before)
 
 
 def _result(path: Path, derived: Derived) -> RebuildResult:
@@ -150,7 +210,7 @@ class _Source:
         self._mark = _read_mark(paths) if meta is not None else None
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         try:
-            self._end = _log_end(self.log, self._mark)
+            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None)
         except BaseException:
             self.log.close()
             raise
@@ -221,14 +281,23 @@ def _queue_directories(path: Path) -> Iterator[tuple[str, int]]:
             yield queue.parent.name, int(queue.name)
 
 
-def _log_end(log: CommitLog, mark: Mark | None) -> int:
-    """Behind the last whole record. CorruptFileError when more had been there, or is."""
+def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:
+    """Behind the last whole record. CorruptFileError when more had been there, or is.
+
+    is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
+    """
     gap = log.first_gap()
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     begin = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
     end = look_behind(log, find_end(log, begin, log.max_phy_offset),
                       durable=mark.durable_phy_offset if mark is not None else 0, durable_time=None)  # fmt: skip
+    for _ in range(LOOKS if is_live and end.is_damage else 0):
+        time.sleep(SOON)
+        later = find_end(log, end.phy_offset, log.max_phy_offset)
+        if later.phy_offset > end.phy_offset:
+            end = later
+            break
     if end.is_damage:
         raise log.damage(end.phy_offset, end.stop)
     return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset

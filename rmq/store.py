@@ -47,7 +47,7 @@ from rmq.geometry import (
 from rmq.index import Index
 from rmq.lock import StoreLock
 from rmq.logsegment import Segment
-from rmq.marks import Marks, holder_pid, read_manifest, read_meta, write_meta, write_owner
+from rmq.marks import Marks, finish_rebuild, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
 from rmq.paths import StorePaths, is_elsewhere
 from rmq.queueset import QueueSet
@@ -175,8 +175,8 @@ class Store(StoreReader):
         check_readable(self._paths)
         make_root(self.path, self._paths, self.mode)
         check_writable(self._paths)
-        lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
-        self._release.callback(lock.close)
+        self._release.callback(StoreLock(self._paths.lock, lambda: holder_pid(self._paths)).close)
+        finish_rebuild(self._paths)
         meta = read_meta(self._paths)
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)

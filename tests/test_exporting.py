@@ -336,7 +336,8 @@ def test_a_second_try_of_a_task_is_another_place(path: Path, tmp_path: Path) -> 
     ({"partition_by": ["date", "date"]}, ValueError, "repeats"), ({"compression": "lz4"}, ValueError, "zstd"),
     ({"columns": ["topic"]}, ValueError, "columns"), ({"columns": ["nope"]}, ValueError, "nope"),
     ({"topics": "a"}, TypeError, "topics"), ({"begin": "x"}, TypeError, "begin"),
-    ({"processes": 0}, ValueError, "processes"), ({"partition_by": None}, TypeError, "partition_by")])  # fmt: skip
+    ({"processes": 0}, ValueError, "processes"), ({"partition_by": None}, TypeError, "partition_by"),
+    ({"split_bytes": 0}, ValueError, "split_bytes")])  # fmt: skip
 def test_strange_arguments_are_errors(path: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception],
                                       text: str) -> None:  # fmt: skip
     with pytest.raises(error, match=text):

@@ -118,6 +118,24 @@ def test_one_process_needs_no_pickling() -> None:
     assert list(in_processes(4)(double, [])) == []
 
 
+def first_row(batches: Iterator[pa.RecordBatch]) -> int:
+    return int(next(batches).num_rows)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_part_without_messages_does_not_end_the_answers(path: Path, processes: int) -> None:
+    """next() of no batches is a StopIteration, which would have passed for the end of all parts."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(rmq.scan_map(path, first_row, processes=processes, split_bytes=40_000, topics=["none"]))
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), ("2", TypeError),
+                                             (None, TypeError), (1.5, TypeError)])  # fmt: skip
+def test_a_strange_size_of_parts_is_an_error(path: Path, size: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="split_bytes"):
+        rmq.scan_map(path, bodies, processes=1, split_bytes=size)  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "job.py"

@@ -274,9 +274,8 @@ def test_a_log_that_lost_its_end_or_a_segment_is_damaged(made: Path, store: Path
 # ---- a cleaned log -------------------------------------------------------------------------------------------
 
 
-def test_queue_offsets_go_on_behind_a_cleaned_log(tmp_path: Path) -> None:
+def cleaned(path: Path) -> Path:
     """Queues begin within a file, and one has no message left at all."""
-    path = tmp_path / "s"
     clock = iter(range(TIME, 2**62, 7))
     with rmq.open(path, "x", config=CONFIG, clock=lambda: next(clock)) as store:
         store.put_many([rmq.Message("over", b"")] * 130)
@@ -284,6 +283,11 @@ def test_queue_offsets_go_on_behind_a_cleaned_log(tmp_path: Path) -> None:
             store.put(message(number))
     for victim in sorted((path / "commitlog").iterdir())[:2]:
         victim.unlink()
+    return path
+
+
+def test_queue_offsets_go_on_behind_a_cleaned_log(tmp_path: Path) -> None:
+    path = cleaned(tmp_path / "s")
     with rmq.open(path, "r+") as store:
         topics = store.topics()
     assert topics["over"] == {0: (130, 130)}
@@ -452,8 +456,9 @@ def test_what_a_killed_rebuild_leaves_goes_with_the_next(store: Path, tmp_path: 
     assert rmq.verify(store).is_sound
 
 
-def test_a_time_that_is_none_names_an_index_file_all_the_same(tmp_path: Path) -> None:
-    times = iter([2**62] * 400)
+@pytest.mark.parametrize("time", [2**62, -62_000_000_000_000, -40_000_000_000_000])  # the second is of the year 5
+def test_a_time_that_is_none_names_an_index_file_all_the_same(tmp_path: Path, time: int) -> None:
+    times = iter([time] * 400)
     with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: next(times)) as store:
         for number in range(350):
             store.put(rmq.Message("a", b"", keys=f"k{number}"))

@@ -2,6 +2,7 @@
 """Look-ups as Spark functions: the compiled index, called on Arrow batches of keys."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns
 from rmq.spark.opened import check_version, for_lookups, using
 from rmq.spark.partitions import arrow_schema
-from rmq.spark.schema import ddl, native_batch, native_ddl
+from rmq.spark.schema import ddl, in_pieces, native_batch, native_ddl
 from rmq.store import Store
 from rmq.version import __version__
 
@@ -27,6 +28,8 @@ MAX_OFFSETS = 32
 DEFAULT_SLOTS = 5_000_000
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 Times = npt.NDArray[np.int64]  # ms of each row
+PIECE_BYTES = 8 * 1024 * 1024  # of messages that a join hands to Spark at a time
+FEWER = "ask for fewer columns, or lower spark.sql.execution.arrow.maxRecordsPerBatch"
 MESSAGE_COLUMNS = ("phy_offset", "queue_id", "queue_offset", "store_timestamp", "tags", "body")
 
 
@@ -190,6 +193,8 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
         table = probe.found(keys, names, begins, ends).combine_chunks()
         counts = np.bincount(table["key_index"].to_numpy(), minlength=len(keys))
         batch = table.drop_columns(["key_index"]).to_batches() if len(table) else []
+        if len(batch) > 1:
+            raise ValueError(f"{path}: messages of {len(keys)} keys have more than 2 GiB; {FEWER}")
         items = native_batch(batch[0], target, path) if batch else pa.RecordBatch.from_pylist([], schema=target)
         values = pa.StructArray.from_arrays(items.columns, fields=list(target))
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -283,7 +288,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
             readable = _utf8(keys)
             numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))
             table = probe.found(keys.take(numbers), names).combine_chunks()
-            for part in table.to_batches():
+            for part in chain.from_iterable(in_pieces(found, PIECE_BYTES) for found in table.to_batches()):
                 left = batch.take(numbers.take(part.column("key_index")))
                 right = native_batch(part.drop_columns(["key_index"]), target, path)
                 yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
-from rmq.spark.opened import check_version, forget, opened
+from rmq.spark.opened import check_seen, check_version, forget, opened
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify_by
@@ -26,18 +27,20 @@ from rmq.version import __version__
 ANSWERS = "number bigint, answer binary"
 
 
-def on_executors(spark: SparkSession) -> Runner:
+def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
     """A Runner of whole-store jobs: one task for each item, answers come when all are done.
 
-    What the tasks read and write must be seen by all executors at the same path.
+    path: of the store. What the tasks read and write must be seen by all executors at the same path.
     """
+    root = os.path.abspath(path)
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         planned_by = __version__
 
         def answers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in _numbers(batches):
-                check_version(planned_by, f"{getattr(task, '__name__', 'job')} {number}")
+                check_version(planned_by, root)
+                check_seen(root)
                 answer = pickle.dumps(task(items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([number]), pa.array([answer], pa.binary())],
                                                  names=["number", "answer"])  # fmt: skip
@@ -58,7 +61,7 @@ def rebuild(spark: SparkSession, path: str, output: str | None = None, *,
     They write the new files: the store, or output, must be the same disk for all of them. Memory: an index file's
     size, 420 MB of the page cache by default, for each task that runs at a time.
     """
-    return rebuild_by(on_executors(spark), path, output, config)
+    return rebuild_by(on_executors(spark, path), path, output, config)
 
 
 def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
@@ -104,7 +107,7 @@ def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterabl
 
     target: a path that driver and executors see, as the store's. Messages do not cross to the JVM.
     """
-    return run_export(on_executors(spark), path, target, partition_by=partition_by, compression=compression,
+    return run_export(on_executors(spark, path), path, target, partition_by=partition_by, compression=compression,
                       columns=columns, config=config, split_bytes=split_bytes, min_partitions=min_partitions,
                       topics=topics, begin=begin, end=end)  # fmt: skip
 
@@ -115,4 +118,4 @@ def verify(spark: SparkSession, path: str, *, config: StoreConfig | None = None,
     Three jobs: index files, segments with their units and entries, queues; names and small files are the driver's.
     Past the limit others may be kept than `rmq.verify` keeps. Raises as `rmq.verify`, in a task what Spark raises.
     """
-    return verify_by(on_executors(spark), path, config=config, limit=limit)
+    return verify_by(on_executors(spark, path), path, config=config, limit=limit)

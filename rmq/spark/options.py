@@ -150,7 +150,8 @@ OPTIONS = (
     Option("scanMode", "auto", "log: pass over the log; queue: take each message by its queue, needs topics or queues; "
            "auto: as below", _chosen("auto", "log", "queue")),
     Option("batchRows", 8192, "rows of an Arrow batch at most", _number(1, 1_000_000)),
-    Option("batchBytes", 8 * 1024 * 1024, "bytes of text after which an Arrow batch ends", _number(1, 2**30)),
+    Option("batchBytes", 8 * 1024 * 1024, "bytes of bodies and texts after which an Arrow batch ends",
+           _number(1, 2**30)),
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
     Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),
@@ -197,6 +198,10 @@ NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table
            "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
 
 
+OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq, and keeps no "
+              "options: SELECT * FROM t WITH (path='...'); CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")
+
+
 def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict[str, Any], frozenset[str]]:
     """Values of all options, and the names of those given. ValueError names what is wrong."""
     by_name = {option.name.lower(): option for option in table}
@@ -207,6 +212,8 @@ def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict
         if option is not None:
             values[option.name] = option.read(option.name, value)
             given.add(option.name)
+        elif name.lower() == "location" or name.lower().startswith("option."):
+            raise ValueError(OF_A_TABLE)
         elif name.lower().startswith("fs.") and is_secret(name):
             raise ValueError(f"option {name}: {NO_CREDENTIALS}")
         elif name.lower() not in OF_SPARK:

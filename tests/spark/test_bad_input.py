@@ -236,6 +236,23 @@ def test_bodies_of_4_mib_go_through(spark: Any, tmp_path: Path, mode: str) -> No
          .write.format("rmq").mode("append").options(mode=mode).save(str(tmp_path / "more")))  # fmt: skip
 
 
+def test_more_bodies_than_an_arrow_list_holds_are_an_error(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow parts a table whose bodies have 2 GiB and more: here a small one that is in parts already."""
+    call = functions_of(store)["messages"]
+    real = functions.Probe.found
+
+    class Parted:
+        def __init__(self, table: pa.Table) -> None:
+            self._table = table
+
+        def combine_chunks(self) -> pa.Table:
+            return pa.concat_tables([self._table[:1], self._table[1:]])
+
+    monkeypatch.setattr(functions.Probe, "found", lambda *given: Parted(real(*given)))
+    with pytest.raises(ValueError, match=r"messages of 1 keys have more than 2 GiB; .*arrow\.maxRecordsPerBatch"):
+        call(pa.array(["c-7"]))
+
+
 # ---- a PySpark that is too old, or none ----
 
 

@@ -93,6 +93,15 @@ def test_lookup_join_has_a_row_for_each_pair(spark: Any, store: Path, frame: Any
     assert sorted((row.key, bytes(row.body)) for row in joined.collect()) == expected
 
 
+def test_a_join_of_large_bodies_crosses_in_pieces(spark: Any, tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x") as made:
+        made.put_many([rmq.Message("t", bytes([number]) * 1_000_000, keys=f"k{number}") for number in range(20)])
+    frame = spark.createDataFrame([(f"k{number}",) for number in range(20)], "key string").coalesce(1)
+    joined = rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=["body"])
+    assert {row.key[1:]: bytes(row.body) for row in joined.collect()} == \
+        {str(number): bytes([number]) * 1_000_000 for number in range(20)}  # fmt: skip
+
+
 @pytest.mark.parametrize(("options", "message"), [({"key": "nix"}, "df has no column 'nix'"),
     ({"key": "key", "columns": ["nix"]}, "no column 'nix'")], ids=str)  # fmt: skip
 def test_a_join_on_what_there_is_not_is_an_error(store: Path, frame: Any, options: Any, message: str) -> None:

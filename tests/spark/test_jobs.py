@@ -33,14 +33,25 @@ def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"count": [len(found)], "bytes": [sum(found)]})
 
 
-def test_answers_come_in_the_order_of_items(spark: Any) -> None:
+def test_answers_come_in_the_order_of_items(spark: Any, tmp_path: Path) -> None:
     from rmq.spark.jobs import on_executors
 
-    run = on_executors(spark)
+    run = on_executors(spark, tmp_path)
     assert list(run(double, list(range(25)))) == list(range(0, 50, 2))
     assert list(run(double, [])) == []
     with pytest.raises(Exception, match="a: byte 7: reason"):
         list(run(damaged, [7]))
+
+
+def test_an_executor_that_sees_no_store_or_has_another_version_is_named(spark: Any, store: Path, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmq.spark import jobs
+
+    with pytest.raises(Exception, match=rf"ExecutorError: host \S+: {tmp_path}/nix: no store is to be read here"):
+        list(jobs.on_executors(spark, tmp_path / "nix")(double, [1]))
+    monkeypatch.setattr(jobs, "__version__", "0.0.0")
+    with pytest.raises(Exception, match=rf"host \S+: {store}: rmq \S+ is installed here, the driver has 0\.0\.0"):
+        jobs.verify(spark, str(store))
 
 
 def test_only_what_the_function_yields_crosses_to_spark(spark: Any, store: Path) -> None:
@@ -78,6 +89,8 @@ def test_queues_and_index_are_made_by_executors(spark: Any, store: Path, tmp_pat
     assert rmq.verify(again).is_sound
     with pytest.raises(FileExistsError):
         rmq.spark.rebuild(spark, str(store), str(tmp_path / "new"))
+
+
 def test_export_by_executors_is_that_by_processes(spark: Any, store: Path, tmp_path: Path) -> None:
     import rmq.spark
 

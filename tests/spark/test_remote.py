@@ -91,6 +91,12 @@ def test_options_choose_as_of_a_store_here(bucket: Bucket, store: Path, options:
     assert rows(given, parts) == expected
 
 
+@pytest.mark.parametrize("options", [{"scanMode": "queue"}, {"maxRecordsPerPartition": "5"}], ids=str)
+def test_messages_one_by_one_want_a_disk(bucket: Bucket, options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="not for stores on object stores"):
+        planned(bucket, subscribe="orders", **options)
+
+
 def test_a_time_range_leaves_out_the_segments_before_it(bucket: Bucket) -> None:
     given, parts = planned(bucket, startingTimestamp=str(TIME + 4_000_000_000), subscribe="orders")
     assert rows(given, parts) == []

@@ -83,6 +83,10 @@ def test_later_messages_queues_and_topics_are_read_by_the_next_run(spark: Any, l
     assert stream.rows() == expected(live)
     progress = stream.query.lastProgress["sources"][0]
     assert json.loads(progress["latestOffset"])["orders"]["9"] == 10
+    behind = [sum(sum(place.values()) for place in json.loads(item["sources"][0]["latestOffset"]).values())
+              - sum(sum(place.values()) for place in json.loads(item["sources"][0]["endOffset"]).values())
+              for item in stream.query.recentProgress if item["numInputRows"]]  # fmt: skip
+    assert behind == [80, 50, 20, 0]
     assert stream.run() == 0
 
 

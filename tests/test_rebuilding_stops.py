@@ -1,0 +1,204 @@
+"""A rebuild in a store that is stopped between its renames, or may not begin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import copy_store, digests
+from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, fill
+
+import rmq
+from rmq import deriving, rebuilding
+from rmq.consumequeue import ConsumeQueue
+from rmq.queueset import QueueSet
+from rmq.segment import FileCache
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("rebuilding") / "store")
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    return copy_store(made, tmp_path / "store")
+
+
+def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The next open for writing, or the next rebuild, puts in place what the killed one had made."""
+    source = cleaned(tmp_path / "source")
+    with rmq.open(source, "r+") as store:
+        topics = store.topics()
+    derive, rename, rmtree = rebuilding.derive, os.rename, shutil.rmtree
+    for step, goes_on in [(step, goes_on) for step in range(6) for goes_on in ("r+", "rebuild")]:
+        path, countdown = copy_store(source, tmp_path / f"{goes_on}{step}"), Countdown(step)
+
+        def counted(*arguments: Any, countdown: Countdown = countdown) -> deriving.Derived:
+            found = derive(*arguments)
+            monkeypatch.setattr(os, "rename", countdown.before(rename))
+            monkeypatch.setattr(shutil, "rmtree", countdown.before(rmtree))
+            return found
+
+        monkeypatch.setattr(rebuilding, "derive", counted)
+        with contextlib.suppress(Stopped):
+            rmq.rebuild(path, processes=1)
+        monkeypatch.undo()
+        assert (path / "consumequeue").exists() == (step != 1)
+        if goes_on == "rebuild":
+            rmq.rebuild(path, processes=1)
+        with rmq.open(path, "r+") as store:
+            assert store.topics() == topics, (step, goes_on)
+            assert store.put(rmq.Message("over", b"")).queue_offset == 130
+        assert rmq.verify(path).is_sound
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), KeyboardInterrupt()])
+def test_a_rename_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path: Path, error: BaseException,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    rename = os.rename
+    for failing in range(4):
+        path, calls = copy_store(made, tmp_path / f"s{failing}"), iter(range(100))
+        before = digests(path, *PARTS, "rmq")
+
+        def failed(source: Path, target: Path, calls: Iterator[int] = calls, failing: int = failing) -> None:
+            if next(calls) == failing:
+                raise error
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", failed)
+        with pytest.raises(type(error)):
+            rmq.rebuild(path, processes=1)
+        monkeypatch.undo()
+        assert digests(path, *PARTS, "rmq") == before
+        assert not (path / "rmq" / "replaced").exists()
+        assert_answers(path)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_lies_elsewhere_is_told_first(store: Path, tmp_path: Path, part: str,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    shutil.move(store / part, tmp_path / "elsewhere")
+    (store / part).symlink_to(tmp_path / "elsewhere")
+    before = digests(store, *PARTS, "rmq")
+    monkeypatch.setattr(rebuilding, "derive", None)
+    with pytest.raises(OSError, match="rebuild with an output") as found:
+        rmq.rebuild(store, processes=1)
+    assert found.value.filename == str(store / part)
+    monkeypatch.undo()
+    assert digests(store, *PARTS, "rmq") == before
+    rmq.rebuild(store, tmp_path / "new", processes=1)
+    if part == "index":
+        rmq.rebuild(store, config=rmq.StoreConfig(message_index_enable=False), processes=1)
+    assert_answers(store)
+
+
+@pytest.mark.parametrize("place", ["new", "consumequeue/new", "commitlog/new", "index/new", "rmq/rebuild"])
+def test_an_output_in_the_store_is_refused(store: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(store)
+    for target in (store / place, tmp_path / "link" / place):
+        with pytest.raises(ValueError, match="lies in the store"):
+            rmq.rebuild(store, target, processes=1)
+    assert not (store / place).exists()
+
+
+# ---- readers that open at that moment -------------------------------------------------------------------------
+
+
+def test_queues_that_are_moved_away_while_they_are_listed_are_listed_again(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real = QueueSet.open
+
+    def moved(queues: QueueSet, topic: str, queue_id: int) -> ConsumeQueue:
+        if (store / "consumequeue").exists():
+            os.rename(store / "consumequeue", tmp_path / "replaced")
+        return real(queues, topic, queue_id)
+
+    monkeypatch.setattr(QueueSet, "open", moved)
+    assert_answers(store)
+
+
+def test_queues_that_others_replace_while_they_are_listed_are_listed_again(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real, looks = QueueSet.open, iter(range(100))
+
+    def replaced(queues: QueueSet, topic: str, queue_id: int) -> ConsumeQueue:
+        if next(looks) == 2:
+            os.rename(store / "consumequeue", tmp_path / "replaced")
+            shutil.copytree(tmp_path / "replaced", store / "consumequeue")
+            shutil.rmtree(tmp_path / "replaced")
+        return real(queues, topic, queue_id)
+
+    monkeypatch.setattr(QueueSet, "open", replaced)
+    assert_answers(store)
+    assert next(looks) > 6
+
+
+def test_files_that_are_removed_while_their_end_is_sought_end_the_search(
+        store: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+    files = FileCache(writable=False)
+    queue = ConsumeQueue(store / "consumequeue" / "orders" / "1", "orders", 1, CONFIG.mapped_file_size_consume_queue,
+                         files, writable=False, is_exact=True)  # fmt: skip
+    end = queue.max_offset
+    monkeypatch.setattr(queue, "read", lambda *place: nothing)
+    queue.cut_where(2**62, lambda *place: False)
+    assert queue.max_offset == end
+    files.close()
+
+
+# ---- a writer beside an output --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_what_a_writer_puts_while_the_end_is_sought_is_no_damage(store: Path, tmp_path: Path, count: int,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    find_end = rebuilding.find_end
+    with rmq.open(store, "r+") as opened:
+        def racing(*arguments: Any) -> Any:
+            end = find_end(*arguments)
+            opened.put_many([rmq.Message("orders", b"later", queue_id=2)] * count)
+            return end
+
+        monkeypatch.setattr(rebuilding, "find_end", racing)
+        result = rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert 1500 <= result.unit_count <= 1500 + 2 * count
+    assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)
+
+
+def test_damage_beside_a_writer_is_told(store: Path, tmp_path: Path) -> None:
+    with rmq.open(store, "r+") as opened:
+        place = opened.put(rmq.Message("orders", b"x" * 50)).phy_offset
+        opened.put(rmq.Message("orders", b"later"))
+        opened.flush()
+        with sorted((store / "commitlog").iterdir())[-1].open("r+b") as file:
+            file.seek(place % CONFIG.mapped_file_size_commit_log)
+            file.write(bytes(50))
+        with pytest.raises(rmq.CorruptFileError):
+            rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert not os.listdir(tmp_path / "new")
+
+
+def test_a_log_that_is_cleaned_meanwhile_is_read_again(store: Path, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    derive = rebuilding.derive
+    segments = sorted((store / "commitlog").iterdir())[:2]
+
+    def racing(*arguments: Any) -> deriving.Derived:
+        if segments:
+            segments.pop(0).unlink()
+        return derive(*arguments)
+
+    monkeypatch.setattr(rebuilding, "derive", racing)
+    result = rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert not segments
+    assert 0 < result.unit_count < 1500
+    assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)
