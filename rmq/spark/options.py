@@ -198,6 +198,11 @@ NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table
            "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
 
 
+OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq, and keeps no "
+              "options: SELECT * FROM t WITH (path='...'); "
+              "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")  # fmt: skip
+
+
 def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict[str, Any], frozenset[str]]:
     """Values of all options, and the names of those given. ValueError names what is wrong."""
     by_name = {option.name.lower(): option for option in table}
@@ -208,6 +213,8 @@ def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict
         if option is not None:
             values[option.name] = option.read(option.name, value)
             given.add(option.name)
+        elif name.lower() == "location" or name.lower().startswith("option."):
+            raise ValueError(OF_A_TABLE)
         elif name.lower().startswith("fs.") and is_secret(name):
             raise ValueError(f"option {name}: {NO_CREDENTIALS}")
         elif name.lower() not in OF_SPARK:

@@ -32,6 +32,13 @@ def test_what_spark_adds_by_itself_is_no_unknown_option() -> None:
     assert parse(checkpointLocation="/c").given == {"path"}
 
 
+@pytest.mark.parametrize("name", ["location", "option.subscribe", "Option.path"])
+def test_a_table_without_columns_is_told_the_forms_that_work(name: str) -> None:
+    """Spark hands over the properties of a new table in place of its options."""
+    with pytest.raises(ValueError, match=r"needs its columns, as CREATE TABLE t \(.*WITH .path=.*TEMPORARY VIEW"):
+        parse(**{name: "x"})
+
+
 def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
     with pytest.raises(ValueError, match=r"WITH .path=.*CREATE TEMPORARY VIEW"):
         ReadOptions.parse({})

@@ -129,6 +129,20 @@ def test_the_source_may_be_registered_too(spark: Any, store: Path) -> None:
     assert load(session, store, subscribe="other").count() == 10
 
 
+def test_a_table_of_the_catalog_says_how_to_give_options(spark: Any, store: Path) -> None:
+    """Spark drops those of CREATE TABLE."""
+    options = f"USING rmq OPTIONS (path '{store}', subscribe 'orders')"
+    assert "needs its columns" in failure(lambda: spark.sql(f"CREATE TABLE orders_at {options}"))
+    spark.sql("CREATE TABLE orders_at (body BINARY) USING rmq OPTIONS (subscribe 'orders')")
+    try:
+        assert "SELECT * FROM t WITH (path=" in failure(lambda: spark.sql("SELECT * FROM orders_at"))
+        given = f"WITH (path='{store}', subscribe='orders')"
+        assert spark.sql(f"SELECT count(*) n FROM orders_at {given}").first().n == COUNT
+        assert spark.read.option("path", str(store)).option("subscribe", "other").table("orders_at").count() == 10
+    finally:
+        spark.sql("DROP TABLE orders_at")
+
+
 def test_a_loaded_frame_is_a_snapshot(spark: Any, tmp_path: Path) -> None:
     """Of a store that is written meanwhile: what was there at the first action."""
     with rmq.open(tmp_path / "s", "x") as live:
