@@ -199,7 +199,8 @@ NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table
 
 
 OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq, and keeps no "
-              "options: SELECT * FROM t WITH (path='...'); CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")
+              "options: SELECT * FROM t WITH (path='...'); "
+              "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")  # fmt: skip
 
 
 def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict[str, Any], frozenset[str]]:
