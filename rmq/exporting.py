@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rmq.config import StoreConfig
 from rmq.parallel import ScanTask, plan_scan
+from rmq.paths import StorePaths, directory_here
 from rmq.pool import Runner, in_processes
 from rmq.scan import checked_columns
 from rmq.segment import sync_directory, sync_file
@@ -114,7 +115,7 @@ def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathL
     kept = tuple(name for name in wanted if name not in chosen)
     if not kept:
         raise ValueError("columns: none is left beside those of partition_by")
-    place = checked_target(target, path)
+    place = checked_target(target, path, options.get("config"))
     read = dict.fromkeys([*kept, *(PARTITIONS[name] for name in chosen)])
     scans = plan_scan(path, columns=list(read), batch_rows=BATCH_ROWS, **options)
     temporary = place.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
@@ -141,11 +142,13 @@ def checked_partitions(partition_by: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def checked_target(target: str | os.PathLike[str], store: str | os.PathLike[str]) -> Path:
-    """The target's real path. It must be absent or an empty directory."""
-    place = Path(os.path.realpath(target))
-    root = Path(os.path.realpath(store))
-    if place == root or root in place.parents:
+def checked_target(target: str | os.PathLike[str], store: str | os.PathLike[str],
+                   config: StoreConfig | None = None) -> Path:  # fmt: skip
+    """The target's real path. It must be absent or an empty directory, and not lie in the store."""
+    place = Path(os.path.realpath(directory_here(target, "target")))
+    paths = StorePaths(Path(store).absolute(), config.store_path_commit_log if config is not None else None)
+    roots = {Path(os.path.realpath(root)) for root in (paths.root, *paths.commit_logs)}
+    if roots & {place, *place.parents}:
         raise ValueError(f"target {place} lies in the store")
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place.parent))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -93,3 +94,11 @@ def is_elsewhere(path: str) -> bool:
 def local_path(path: str) -> str:
     """A file:// URI as a path; others as they are."""
     return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
+
+
+def directory_here(path: str | os.PathLike[str], name: str) -> Path:
+    """The absolute path of a directory to write; ValueError with the argument's name for another place's URI."""
+    text = local_path(os.fspath(path))
+    if is_elsewhere(text):
+        raise ValueError(f"{name} {text} is no directory of this machine")
+    return Path(text).absolute()

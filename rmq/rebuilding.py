@@ -27,7 +27,7 @@ from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
-from rmq.paths import StorePaths, sidecar_path
+from rmq.paths import StorePaths, directory_here, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, make_directory, sync_directories, sync_directory
@@ -88,7 +88,7 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
     check_readable(paths)
     check_writable(paths)
     if output is not None:
-        return _rebuild_into(run, paths, Path(output).absolute(), asked)
+        return _rebuild_into(run, paths, directory_here(output, "output"), asked)
     if paths.abort.exists():
         open_store(path, "r+", config=config).close()
     with closing(StoreLock(paths.lock, lambda: holder_pid(paths))):

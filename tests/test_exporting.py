@@ -289,6 +289,11 @@ def test_the_target_must_be_new_or_empty(path: Path, tmp_path: Path) -> None:
     for place in (path, path / "lake"):
         with pytest.raises(ValueError, match="lies in the store"):
             rmq.export(path, place)
+    elsewhere = rmq.StoreConfig(store_path_commit_log=str(tmp_path))
+    with pytest.raises(ValueError, match="lies in the store"):
+        rmq.export(path, tmp_path / "lake", config=elsewhere)
+    with pytest.raises(ValueError, match="target s3://b/lake is no directory of this machine"):
+        rmq.export(path, "s3://b/lake")
     assert os.listdir(tmp_path) == ["lake"]
 
 

@@ -110,6 +110,16 @@ def test_an_output_in_the_store_is_refused(store: Path, tmp_path: Path, place: s
     assert not (store / place).exists()
 
 
+def test_an_output_elsewhere_is_refused_a_file_uri_is_not(store: Path, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir())
+    with pytest.raises(ValueError, match="output s3://b/y is no directory of this machine"):
+        rmq.rebuild(store, "s3://b/y", processes=1)
+    assert sorted(os.listdir()) == before
+    assert rmq.rebuild(store, f"file://{tmp_path}/new", processes=1).path == str(tmp_path / "new")
+
+
 # ---- readers that open at that moment -------------------------------------------------------------------------
 
 
