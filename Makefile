@@ -74,7 +74,7 @@ bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in two minutes
 bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; a minute
 	$(PY) bench/latency.py --json build/latency.json $(BENCH_ARGS)
 
-bench-spark: $(VENV)/.bench ## look-ups on Spark beside Spark's own ways, 16 million keys; half an hour, 8 GB of disk
+bench-spark: $(VENV)/.bench ## look-ups on Spark beside Spark's own ways, 16 million keys; a quarter of an hour, 8 GB of disk
 	@tools/java.sh >/dev/null || true
 	$(PY) bench/spark.py --entries 20000000 --keys 16000000 --json build/spark.json $(BENCH_ARGS)
 

@@ -474,7 +474,7 @@ def test_progress_shows_rows_a_second_and_the_time_left(tmp_path: Path, form: st
     assert done.code == 0
     assert re.search(r"rows, [\d,]+/s (\d:\d\d:\d\d|-:--:--)", SGR.sub("", done.out)), "rows/s and time left"
     seen = frames(done.out)
-    assert len(seen) > 3
+    assert any(0 < percent < 100 for percent, _ in seen), seen
     assert all(abs(percent / 100 - rows / total) < 0.25 for percent, rows in seen), seen
     assert re.search(r"stored +1,000,000 messages in [\d.]+ s \([\d,]+ a second\)\n", SGR.sub("", done.out))
 
