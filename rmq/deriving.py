@@ -230,8 +230,8 @@ def derive(commit_logs: Sequence[Path], starts: Sequence[int], end: int, target:
     """Queues and index of the log's records below `end` under a directory: consumequeue/ and index/, on disk.
 
     starts: of the log's segments, the first to the one with the last record. target must be seen by all tasks.
-    Raises CorruptFileError where the log is damaged, OSError of the disk. Memory: a few MiB for each task, and 2 MiB
-    for each million of keys of a segment. Disk: 20 bytes for each key until it is done.
+    Raises CorruptFileError where the log is damaged, OSError of the disk. Memory: about 50 MiB for each task, whatever
+    the sizes, beside the mapped files. Disk: 20 bytes for each key until it is done.
     """
     derived, staged, queues = Derived(), target / "keys", target / "consumequeue"
     for directory in (staged, queues, target / "index"):

@@ -30,7 +30,7 @@ from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_me
 from rmq.paths import StorePaths, directory_here, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
-from rmq.segment import LOOKS, make_directory, sync_directories, sync_directory
+from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar
 from rmq.store import open as open_store
 
@@ -176,22 +176,35 @@ def _check_replaceable(paths: StorePaths, parts: tuple[str, ...]) -> None:
 
 
 def _replace(paths: StorePaths, parts: tuple[str, ...]) -> None:
-    """Each part by a new one, all or none. A crash between its two renames: the next open for writing goes on."""
+    """Each part by a new one, all or none. Where the system cannot exchange names at one instant, a crash may leave a
+    part away: the next open for writing puts the new one there.
+    """
     with ExitStack() as undo:
         for part in parts:
             place, new, old = paths.root / part, paths.rebuilt / part, paths.replaced / part
-            undo.callback(_move_back, old, place)
-            undo.callback(_move_back, place, new)
-            if place.exists():
+            kept = place.stat().st_ino if place.exists() else 0
+            undo.callback(_put_back, place, new, old, kept)
+            if kept and exchange(new, place):
+                os.rename(new, old)
+                continue
+            if kept:
                 os.rename(place, old)
             os.rename(new, place)
         sync_directory(paths.root)
         undo.pop_all()
 
 
-def _move_back(path: Path, before: Path) -> None:
-    if path.exists() and not before.exists():
-        os.rename(path, before)
+def _put_back(place: Path, new: Path, old: Path, kept: int) -> None:
+    """The directory of the inode `kept` (0: there was none) is at its place again, the other where it was made."""
+    if (place.stat().st_ino if place.exists() else 0) == kept:
+        return
+    if place.exists() and new.exists():
+        exchange(new, place)
+        return
+    if place.exists():
+        os.rename(place, new)
+    if old.exists():
+        os.rename(old, place)
 
 
 def _result(path: Path, derived: Derived) -> RebuildResult:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
@@ -23,6 +24,7 @@ DIRECTORY_MODE = 0o755
 FILE_CACHE_LIMIT = 96
 LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
 
 
@@ -62,6 +64,19 @@ def remove_file(path: Path, sync: Callable[[Path], None] = sync_directory) -> No
     """Remove a file; durable before anything else is removed. sync: makes a directory's names durable."""
     os.unlink(path)
     sync(path.parent)
+
+
+def exchange(path: Path, other: Path) -> bool:
+    """Two files or directories take each other's names at one instant. False: this system cannot, nothing was done."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def make_directory(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from conftest import copy_store, digests
 from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, fill
 
 import rmq
-from rmq import deriving, rebuilding
+from rmq import deriving, rebuilding, segment
 from rmq.consumequeue import ConsumeQueue
 from rmq.queueset import QueueSet
 from rmq.segment import FileCache
@@ -31,8 +31,14 @@ def store(made: Path, tmp_path: Path) -> Path:
     return copy_store(made, tmp_path / "store")
 
 
+def cannot(*_: Path) -> bool:
+    """In place of `exchange`: the system has none."""
+    return False
+
+
+@pytest.mark.parametrize("exchange", [segment.exchange, cannot])
 def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: Callable[..., bool]) -> None:  # fmt: skip
     """The next open for writing, or the next rebuild, puts in place what the killed one had made."""
     source = cleaned(tmp_path / "source")
     with rmq.open(source, "r+") as store:
@@ -43,6 +49,8 @@ def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
 
         def counted(*arguments: Any, countdown: Countdown = countdown) -> deriving.Derived:
             found = derive(*arguments)
+            swap = cannot if exchange is cannot else countdown.before(exchange)
+            monkeypatch.setattr(rebuilding, "exchange", swap)
             monkeypatch.setattr(os, "rename", countdown.before(rename))
             monkeypatch.setattr(shutil, "rmtree", countdown.before(rmtree))
             return found
@@ -51,7 +59,7 @@ def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
         with contextlib.suppress(Stopped):
             rmq.rebuild(path, processes=1)
         monkeypatch.undo()
-        assert (path / "consumequeue").exists() == (step != 1)
+        assert (path / "consumequeue").exists() == (exchange is not cannot or step != 1)
         if goes_on == "rebuild":
             rmq.rebuild(path, processes=1)
         with rmq.open(path, "r+") as store:
@@ -61,11 +69,13 @@ def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
         shutil.rmtree(path)
 
 
+@pytest.mark.parametrize(("exchange", "renames"), [(segment.exchange, 2), (cannot, 4)])
 @pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), KeyboardInterrupt()])
-def test_a_rename_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path: Path, error: BaseException,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_rename_that_fails_leaves_the_store_as_it_was(
+        made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException,
+        exchange: Callable[..., bool], renames: int) -> None:  # fmt: skip
     rename = os.rename
-    for failing in range(4):
+    for failing in range(renames):
         path, calls = copy_store(made, tmp_path / f"s{failing}"), iter(range(100))
         before = digests(path, *PARTS, "rmq")
 
@@ -74,6 +84,7 @@ def test_a_rename_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path: Pa
                 raise error
             rename(source, target)
 
+        monkeypatch.setattr(rebuilding, "exchange", exchange)
         monkeypatch.setattr(os, "rename", failed)
         with pytest.raises(type(error)):
             rmq.rebuild(path, processes=1)
@@ -81,6 +92,40 @@ def test_a_rename_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path: Pa
         assert digests(path, *PARTS, "rmq") == before
         assert not (path / "rmq" / "replaced").exists()
         assert_answers(path)
+
+
+def test_an_exchange_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Before it, of the first part and of the second, and behind it."""
+    for failing, is_done in ((0, False), (1, False), (0, True), (1, True)):
+        path, calls = copy_store(made, tmp_path / f"s{failing}{is_done}"), iter(range(100))
+        before = digests(path, *PARTS, "rmq")
+
+        def failed(new: Path, place: Path, calls: Iterator[int] = calls, failing: int = failing,
+                   is_done: bool = is_done) -> bool:  # fmt: skip
+            number = next(calls)
+            done = segment.exchange(new, place) if is_done or number != failing else False
+            if number == failing:
+                raise KeyboardInterrupt
+            return done
+
+        monkeypatch.setattr(rebuilding, "exchange", failed)
+        with pytest.raises(KeyboardInterrupt):
+            rmq.rebuild(path, processes=1)
+        monkeypatch.undo()
+        assert digests(path, *PARTS, "rmq") == before
+        assert not (path / "rmq" / "replaced").exists()
+
+
+def test_names_are_exchanged_or_nothing_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_bytes(b"b")
+    assert segment.exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == b"b"
+    assert (tmp_path / "b").is_dir()
+    with pytest.raises(FileNotFoundError, match="none"):
+        segment.exchange(tmp_path / "a", tmp_path / "none")
+    assert (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -196,8 +196,6 @@ ONE_OF = ("subscribe", "subscribePattern", "assign")
 NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table of the catalog loses its options: "
            "SELECT * FROM t WITH (path='...'), spark.read.option('path', ...).table('t'), or "
            "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
-
-
 OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq, and keeps no "
               "options: SELECT * FROM t WITH (path='...'); "
               "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")  # fmt: skip
