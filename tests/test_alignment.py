@@ -63,6 +63,7 @@ def test_every_place_begins_at_the_next_record(made: Path) -> None:
     assert first_from(made, places) == expected(begins, places)
 
 
+@pytest.mark.slow
 def test_of_a_broker_s_store(golden: Golden) -> None:
     path = golden.directory / "store"
     begins = starts(path, golden.store_config)
@@ -112,6 +113,7 @@ def test_units_that_are_wrong_lead_nowhere_else(made: Path, tmp_path: Path, dama
         assert [store._align(place, store.max_phy_offset) for place in places] == expected(begins, places)
 
 
+@pytest.mark.slow
 def test_a_body_that_holds_a_record_of_that_place_is_no_beginning(tmp_path: Path) -> None:
     """Its sender knew where it would lie: size, magic, own offset, CRC and all are right."""
     with rmq.open(tmp_path / "one", "x", config=CONFIG) as store:

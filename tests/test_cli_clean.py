@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cleaning import CONFIG, HOUR, SEGMENT, date, make
+from cleaning import CONFIG, HOUR, ROOMY, SEGMENT, date, make
 from commandline import Done, assert_error, call, good, on_terminal, run
 from conftest import digests
 
@@ -71,7 +71,9 @@ def test_options_say_how_much_goes(shop: Path) -> None:
         "clean", shop, "--dry-run", *ROOM, "--reserved-time", 0, "--limit", 4).notes  # fmt: skip
 
 
-def test_broker_conf_tells_the_time_and_the_level(shop: Path, tmp_path: Path) -> None:
+def test_broker_conf_tells_the_time_and_the_level(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rmq.Store.clean.__kwdefaults__ is not None
+    monkeypatch.setitem(rmq.Store.clean.__kwdefaults__, "disk_usage", ROOMY)
     conf = tmp_path / "broker.conf"
     conf.write_text("fileReservedTime=74\ncleanFileForciblyEnable=false\ndiskMaxUsedSpaceRatio=1\n")
     done = good("clean", shop, "--conf", conf)

@@ -86,9 +86,10 @@ def test_cat_pulls_few_messages_first_and_then_more(store: Path, monkeypatch: An
     assert pulled == [FIRST_PAGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--key-column", "a"), ("--key-column", "a", "--key-column", "b", "--queues", "2"),
                                      ("--tags-column", "b", "--body-column", "a")], ids=len)  # fmt: skip
-@pytest.mark.parametrize("form", ["csv", *(pytest.param(it, marks=pytest.mark.slow) for it in ["jsonl", "parquet"])])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_ingest_loads_one_reader_and_no_pandas(tmp_path: Path, form: str, options: tuple[str, ...]) -> None:
     """pyarrow imports pandas when it is asked for NumPy arrays, or is given Python's own values."""
     path = tmp_path / f"x.{form}"

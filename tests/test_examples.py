@@ -197,6 +197,7 @@ def verdict_figures(record: oracle.Record, uniq_key: str) -> dict[str, str]:
             "verdict": "found" if is_own else "the same hash, another id: passed over"}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), (TWIN,)])
 def test_chain_and_record_of_an_id(
     directory: Path, records: list[oracle.Record], index: oracle.IndexFile, arguments: tuple[str, ...]
@@ -250,6 +251,7 @@ def test_unknown_id_is_not_found(directory: Path, store: Path) -> None:
     ("read_queue.py", "rmq.java_hash = lambda text: 1"),
     ("find_by_id.py", "rmq.IndexFile.select_phy_offset = lambda self, key: [0]"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_wrong_answer_ends_the_program(tmp_path: Path, store: Path, name: str, line: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import rmq\n{line}\n")
     done = run_example(name, tmp_path, "new" if name == "write_messages.py" else str(store))

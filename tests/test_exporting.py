@@ -98,6 +98,7 @@ def test_rows_of_a_file_are_in_log_order_with_the_types_of_scan(path: Path, tmp_
         assert store.put_many(table, topic="b", results=False) == len(table)
 
 
+@pytest.mark.slow
 def test_partitions_by_hour_and_queue(path: Path, tmp_path: Path) -> None:
     rmq.export(path, tmp_path / "lake", processes=1, partition_by=["queue_id", "date", "hour"])
     rows = read(tmp_path / "lake", queue_id=pa.int32(), date=pa.date32(), hour=pa.int32())

@@ -217,7 +217,7 @@ def test_a_screen_for_people_and_exact_rows_for_programs(own: Path) -> None:
     size = row["max_phy_offset"]
     assert lines["log"] == f"{size:,} bytes ({size / 1000:.2f} kB) in 2 segments, phy offsets 0 to {size:,}"
     assert lines["times (UTC)"] == "2023-11-14 22:13:20.000 to 2023-11-14 22:14:19.000"
-    assert lines["store"] == str(own)
+    assert lines["store"].replace(" ", "") == str(own)  # a long line is broken
     table = {line["name"]: line["value"] for line in good("info", own, "-o", "csv").table}
     assert table.keys() == row.keys()
     assert all(str(row[name]) == table[name] for name in row if not isinstance(row[name], list))

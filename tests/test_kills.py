@@ -95,6 +95,7 @@ def kill_some(root: Path, count: int, seed: int, kinds: list[str], readers: int)
         killing.give_up()
 
 
+@pytest.mark.slow
 def test_five_killed_writers_lose_nothing_that_put_returned(tmp_path: Path) -> None:
     kill_some(tmp_path / "k", 5, SEED, ["ASYNC_FLUSH", "SYNC_FLUSH"], readers=1)
 

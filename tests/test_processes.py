@@ -216,6 +216,7 @@ CALLS: list[Callable[[rmq.Store], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path, mode: str) -> None:
     rmq.open(tmp_path / "s", "a", config=CONFIG).close()
@@ -263,6 +264,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 def test_a_killed_writer_loses_nothing_that_was_flushed(tmp_path: Path, flush: str) -> None:
     done = 0

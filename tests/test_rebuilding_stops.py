@@ -36,6 +36,7 @@ def cannot(*_: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [segment.exchange, cannot])
 def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: Callable[..., bool]) -> None:  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Golden
-from test_verify_damage import QUICK, TABLE, Victim, base
+from test_verify_damage import TABLE, Victim, base
 
 import rmq
 from rmq.paths import StorePaths
@@ -43,9 +43,9 @@ def assert_same(path: Path, **options: Any) -> rmq.VerifyResult:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_bytes", [0, 8192, 2**27])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-                                  for name in TABLE])  # fmt: skip
+@pytest.mark.parametrize("name", TABLE)
 def test_tasks_find_what_threads_find(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
                                       group_bytes: int) -> None:  # fmt: skip
     monkeypatch.setattr(Tasks, "group_bytes", group_bytes)
@@ -89,6 +89,7 @@ def test_rocketmq_s_own_stores(golden: Golden) -> None:
     assert assert_same(golden.directory / "store").is_sound
 
 
+@pytest.mark.slow
 def test_a_broker_s_crash_image(small_golden: Golden) -> None:
     assert_same(small_golden.directory / "crash")
 

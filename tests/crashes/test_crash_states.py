@@ -39,6 +39,7 @@ def output(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_stores_come_back_from_some_crashes() -> None:
     """The same ones each time; `make crash` draws others."""
     assert "36 states" in output("--states", "36", "--jobs", "2", "--seed", "1")

@@ -210,6 +210,7 @@ def test_a_driver_that_dies_before_the_last_rename_leaves_nothing_visible(tmp_pa
     assert by_queue(path) == by_queue(peer(tmp_path / "peer", range(200)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["r", "r+"])
 @pytest.mark.parametrize(("owner", "name"), [(Store, "_open_to_write"), (Marks, "__init__"), (Dispatcher, "advance"),
                                              (Marks, "write")], ids=str)  # fmt: skip
