@@ -90,7 +90,10 @@ class RocketMQ:
 
     def open(self, store: Path, config: rmq.StoreConfig, questions: dict[str, Any], *, put: Sequence[Put] = (),
              leave_open: bool = False) -> Visit:  # fmt: skip
-        """Load and start a store, put, answer the questions, shut down. A load that fails is an AssertionError."""
+        """Load and start a store, put, answer the questions, shut down. A load that fails is an AssertionError.
+
+        leave_open: no shutdown; the next call for that store goes on with it, unless `kill` came between.
+        """
         job = {"options": self._options(store, config), "put": [self._json(item) for item in put],
                "questions": questions, "leave_open": leave_open}  # fmt: skip
         self._jobs += 1

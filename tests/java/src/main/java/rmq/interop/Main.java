@@ -12,6 +12,8 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
@@ -20,11 +22,14 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  * Does jobs until standard input ends. A line is the path of a job, the reply is the path of its answer.
  *
  * <p>A job: {@code options} (bean properties of MessageStoreConfig), {@code put} (see {@link Messages}),
- * {@code questions} (see {@link Answers}), {@code leave_open} (do not close the store at the end).
+ * {@code questions} (see {@link Answers}), {@code leave_open} (do not close the store at the end; the next job of the
+ * same store goes on with it).
  * An answer: {@code loaded}, {@code put}, {@code answers}; or {@code error}.
  */
 public final class Main {
     private static final long DISPATCH_TIMEOUT_NS = TimeUnit.SECONDS.toNanos(60);
+
+    private static final Map<String, DefaultMessageStore> LEFT_OPEN = new HashMap<>();
 
     private Main() {
     }
@@ -51,18 +56,24 @@ public final class Main {
 
     private static void work(JSONObject job, JSONObject answer) throws Exception {
         MessageStoreConfig config = job.getObject("options", MessageStoreConfig.class);
-        DefaultMessageStore store = Release.newStore(config);
-        boolean loaded = store.load();
+        String root = config.getStorePathRootDir();
+        DefaultMessageStore left = LEFT_OPEN.remove(root);
+        DefaultMessageStore store = left == null ? Release.newStore(config) : left;
+        boolean loaded = left != null || store.load();
         answer.put("loaded", loaded);
         try {
             if (loaded) {
-                store.start();
+                if (left == null) {
+                    store.start();
+                }
                 answer.put("put", put(store, job.getJSONArray("put")));
                 awaitDispatch(store);
                 answer.put("answers", new Answers(store).to(job.getJSONObject("questions")));
             }
         } finally {
-            if (!job.getBooleanValue("leave_open")) {
+            if (job.getBooleanValue("leave_open")) {
+                LEFT_OPEN.put(root, store);
+            } else {
                 store.shutdown();
             }
         }
