@@ -102,18 +102,20 @@ class Process:
 
 
 class Standalone:
-    """A master and two workers of one core each on loopback, at ports that were free."""
+    """A master and two workers of one core each on loopback, two hosts to Spark, at ports that were free."""
 
     def __init__(self, place: Path, java: str) -> None:
         self.processes: list[Process] = []
         env, start = environment(place, java), [str(place / "home" / "bin" / "spark-class")]
-        deploy, loopback = "org.apache.spark.deploy", ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        deploy, ports = "org.apache.spark.deploy", ["--port", "0", "--webui-port", "0"]
         try:
-            self.processes.append(Process([*start, f"{deploy}.master.Master", *loopback], place / "master.log", env))
+            master = [*start, f"{deploy}.master.Master", "--host", "127.0.0.1", *ports]
+            self.processes.append(Process(master, place / "master.log", env))
             self.url = self.processes[0].printed(URL, "master")
-            for name in ("worker-1", "worker-2"):
-                command = [*start, f"{deploy}.worker.Worker", *loopback, "--cores", "1", "--memory", "1g", self.url]
-                self.processes.append(Process(command, place / f"{name}.log", env))
+            for number in (1, 2):
+                command = [*start, f"{deploy}.worker.Worker", "--host", f"127.0.0.{number}", *ports,
+                           "--cores", "1", "--memory", "1g", self.url]  # fmt: skip
+                self.processes.append(Process(command, place / f"worker-{number}.log", env))
             for worker in self.processes[1:]:
                 worker.printed(re.compile("Successfully registered with master"), "worker")
         except BaseException:
@@ -128,10 +130,11 @@ class Standalone:
 class Application:
     """application.py: a driver with its JVM, which executes steps one after another."""
 
-    def __init__(self, master: str, place: Path, java: str) -> None:
+    def __init__(self, master: str, place: Path, java: str, settings: dict[str, str]) -> None:
         self.place = place
         answers, told = os.pipe()
-        command = [sys.executable, str(Path(__file__).with_name("application.py")), master, str(place), str(told)]
+        command = [sys.executable, str(Path(__file__).with_name("application.py")), master, str(place), str(told),
+                   json.dumps(settings)]  # fmt: skip
         self._process = Process(command, place / "application.log", environment(place, java), stdin=subprocess.PIPE,
                                 pass_fds=[told])  # fmt: skip
         os.close(told)
@@ -183,14 +186,14 @@ class Application:
 
 
 @contextlib.contextmanager
-def application(master: str | None, place: Path, java: str) -> Iterator[Application]:
-    """An application on a master; None: on a standalone cluster of its own."""
+def application(master: str | None, place: Path, java: str, **settings: str) -> Iterator[Application]:
+    """An application on a master; None: on a standalone cluster of its own. settings: of Spark, without `spark.`."""
     spark_home(place)
     with contextlib.ExitStack() as stack:
         if master is None:
             cluster = Standalone(place, java)
             stack.callback(cluster.kill)
             master = cluster.url
-        made = Application(master, place, java)
+        made = Application(master, place, java, settings)
         stack.callback(made.kill)
         yield made

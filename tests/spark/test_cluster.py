@@ -240,3 +240,49 @@ def test_a_write_whose_driver_dies_shows_nothing_and_is_cleaned_away(standalone:
 
     until(is_clean, "an empty staging directory")
     assert bodies(out) == expected(0, COUNT)
+
+
+# ---- two tries of one task -----------------------------------------------------------------------
+
+SPECULATION = {"speculation": "true", "speculation.interval": "100ms", "speculation.quantile": "0.5",
+               "speculation.multiplier": "1.1", "speculation.minTaskRuntime": "500ms"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def speculating(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """An application on two hosts that starts slow tasks a second time, on the other one."""
+    with application(None, tmp_path_factory.mktemp("speculating"), java, **SPECULATION) as made:
+        yield made
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("races", [False, True])
+@pytest.mark.parametrize("mode", ["shards", "single"])
+def test_a_write_is_there_once_when_a_slow_task_is_tried_twice(speculating: Application, live: Path, tmp_path: Path,
+                                                               mode: str, races: bool) -> None:  # fmt: skip
+    """The slow one hangs, or both write to their ends."""
+    out, marker = tmp_path / "out", tmp_path / "marker"
+    hold = {"marker": str(marker), "body": f"350 {BODY}", "races": races}
+    speculating.ask("write", store=live, out=out, options=IN_PARTS, to=SMALL | {"mode": mode}, hold=hold)
+    tries = [json.loads(item.read_text()) for item in tmp_path.glob("marker.*")]
+    assert sorted(item["attempt"] for item in tries) == [0, 1]
+    assert len({item["partition"] for item in tries}) == 1
+    assert len({item["pid"] for item in tries}) == 2
+    assert bodies(out) == expected(0, COUNT)
+    for root in roots(str(out)):
+        assert rmq.verify(root) == []
+
+    def is_clean() -> bool:  # the slower try may not have been told yet
+        clean_staging(str(out), older_than=0)
+        return not list((out / "rmq" / "spark" / "staging").iterdir())
+
+    until(is_clean, "an empty staging directory")
+    assert bodies(out) == expected(0, COUNT)
+
+
+@pytest.mark.cluster
+def test_a_read_gives_each_row_once_when_a_slow_task_is_tried_twice(speculating: Application, live: Path,
+                                                                    tmp_path: Path) -> None:  # fmt: skip
+    hold = {"marker": str(tmp_path / "marker"), "body": f"150 {BODY}", "races": True}
+    assert sorted(speculating.ask("read", store=live, options=IN_PARTS, hold=hold)) == stored(live)
+    assert len(list(tmp_path.glob("marker.*"))) == 2
