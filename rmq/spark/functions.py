@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StructType
 
 from rmq._core._message import to_ms
 from rmq.config import StoreConfig
 from rmq.keys import check_limit, encoded, hash_keys, list_array
 from rmq.message import is_hex_id, parse_offset_msg_id
-from rmq.scan import checked_columns
+from rmq.scan import checked_columns, schema_of
 from rmq.spark.opened import check_version, for_lookups, using
 from rmq.spark.partitions import arrow_schema
-from rmq.spark.schema import ddl, in_pieces, native_batch, native_ddl
+from rmq.spark.schema import in_pieces, native_batch
 from rmq.store import Store
 from rmq.version import __version__
 
@@ -30,6 +31,7 @@ MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 Times = npt.NDArray[np.int64]  # ms of each row
 PIECE_BYTES = 8 * 1024 * 1024  # of messages that a join hands to Spark at a time
 FEWER = "ask for fewer columns, or lower spark.sql.execution.arrow.maxRecordsPerBatch"
+ID = pa.schema([("store_host", pa.string()), ("phy_offset", pa.int64())])  # what an offset_msg_id says
 MESSAGE_COLUMNS = ("phy_offset", "queue_id", "queue_offset", "store_timestamp", "tags", "body")
 
 
@@ -169,7 +171,7 @@ def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, beg
 
     answer = exact_offsets if exact else probe.raw_offsets
 
-    @arrow_udf("array<bigint>")  # type: ignore[untyped-decorator]
+    @arrow_udf(ArrayType(LongType()))  # type: ignore[untyped-decorator]
     def rmq_offsets(key: pa.Array, begin: pa.Array = None, end: pa.Array = None) -> pa.Array:
         return answered(key, answer, begin, end)
 
@@ -183,9 +185,7 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
     columns: of StoredMessage, in their order. The rest as of `offsets`; always exact.
     """
     names = checked_columns(columns)
-    kinds = native_ddl(names)
     probe = Probe(path, topic, begin, end, limit, config)
-    struct = ",".join(f"{name}:{kind}" for name, kind in kinds.items())
     fields = struct_of(names)
 
     def rows(keys: pa.Array, begins: Times | None, ends: Times | None) -> pa.ListArray:
@@ -200,7 +200,7 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values)
 
-    @arrow_udf(f"array<struct<{struct}>>")  # type: ignore[untyped-decorator]
+    @arrow_udf(ArrayType(fields))  # type: ignore[untyped-decorator]
     def rmq_messages(key: pa.Array, begin: pa.Array = None, end: pa.Array = None) -> pa.Array:
         return answered(key, rows, begin, end)
 
@@ -208,13 +208,12 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
 
 
 def struct_of(names: Sequence[str]) -> StructType:
-    found = StructType.fromDDL(ddl(native_ddl(names), False))
-    assert isinstance(found, StructType)
-    return found
+    """Types as values: as text Spark reads them only in a session."""
+    return from_arrow_schema(schema_of(names))
 
 
 def key_hash_function() -> Any:
-    @arrow_udf("int")  # type: ignore[untyped-decorator]
+    @arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
     def rmq_key_hash(keys: pa.Array) -> pa.Array:
         return _of_texts(keys, hash_keys)
 
@@ -222,7 +221,7 @@ def key_hash_function() -> Any:
 
 
 def slot_function(slots: int = DEFAULT_SLOTS) -> Any:
-    @arrow_udf("int")  # type: ignore[untyped-decorator]
+    @arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
     def rmq_slot(keys: pa.Array) -> pa.Array:
         return _of_texts(keys, lambda texts: hash_keys(texts) % slots)
 
@@ -240,12 +239,12 @@ def _of_texts(keys: pa.Array, hashes: Callable[[pa.Array], Any]) -> pa.Array:
 
 
 def parse_id_function() -> Any:
-    @arrow_udf("struct<store_host:string,phy_offset:bigint>")  # type: ignore[untyped-decorator]
+    @arrow_udf(from_arrow_schema(ID))  # type: ignore[untyped-decorator]
     def rmq_parse_id(ids: pa.Array) -> pa.Array:
         texts = (None if item is None else item.decode(errors="replace") for item in
                  as_text(ids).cast(pa.binary()).to_pylist())  # fmt: skip
         rows = [parse_offset_msg_id(text)._asdict() if text is not None and is_hex_id(text) else None for text in texts]
-        return pa.array(rows, pa.struct([("store_host", pa.string()), ("phy_offset", pa.int64())]))
+        return pa.array(rows, pa.struct(list(ID)))
 
     return rmq_parse_id
 

@@ -67,3 +67,10 @@ def test_the_room_that_spark_looks_for_raises_nothing_without_pyspark() -> None:
                "import pyspark_rmq; print(hasattr(pyspark_rmq, 'DefaultSource'))")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_functions_are_made_before_a_session() -> None:
+    """As module-level names of a job."""
+    done = subprocess.run([sys.executable, "-c", "import rmq.spark\n"
+                           "rmq.spark.offsets('/s', 'T'), rmq.spark.messages('/s', 'T')\n"], check=False)  # fmt: skip
+    assert done.returncode == 0
