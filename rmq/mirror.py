@@ -169,7 +169,10 @@ class Mirror:
 
     def _named(self, name: str) -> Path:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):  # an object store may have both, a directory has not
+            raise ObjectStoreError(self.objects.uri(name), "another object has the name of its directory") from None
         return target
 
     def _fetch_whole(self, item: Listed) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import random
 import shutil
@@ -320,6 +321,13 @@ def test_names_that_lead_elsewhere_are_passed_over(bucket: Bucket) -> None:
 
 
 @pytest.mark.slow
+def test_an_object_with_the_name_of_a_directory_is_an_error(bucket: Bucket) -> None:
+    snapshot = dataclasses.replace(take(bucket), signs=("consumequeue/orders",))
+    with pytest.raises(ObjectStoreError, match=r"consumequeue/orders/.*another object has the name of its directory"):
+        MirroredStore(snapshot.of("queues"))
+    assert leftovers(bucket) == []
+
+
 def test_a_small_file_may_not_be_large(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "SMALL_BYTES", 8)
     with pytest.raises(ObjectStoreError, match="at most 8 make sense"):
