@@ -3,6 +3,7 @@
 
 RMQ_DEBUG=1     bounds checks, asserts and line tracing in the compiled modules
 RMQ_SANITIZE=1  AddressSanitizer and UndefinedBehaviorSanitizer (CONTRIBUTING.md says how to run them)
+RMQ_PLAIN=1     the C code of machines without SSE
 """
 
 import os
@@ -16,6 +17,7 @@ from setuptools import Extension, setup
 
 DEBUG = os.environ.get("RMQ_DEBUG") == "1"
 SANITIZE = os.environ.get("RMQ_SANITIZE") == "1"
+PLAIN = os.environ.get("RMQ_PLAIN") == "1"
 
 optimise = "-O1" if DEBUG or SANITIZE else "-O3"
 # -g0 because Python's own CFLAGS say -g: symbols for gdb make a wheel five times as large.
@@ -23,7 +25,9 @@ compile_args = ["-std=c11", optimise, "-g0", "-fno-strict-aliasing", "-Wno-unuse
 # -s because names of static functions are a tenth of the wheel; `make debug` keeps them.
 link_args = ["-Wl,-s"] if sys.platform == "linux" and not (DEBUG or SANITIZE) else []
 macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")]
-if platform.machine() in ("x86_64", "AMD64"):
+if PLAIN:
+    compile_args.append("-U__SSE2__")
+elif platform.machine() in ("x86_64", "AMD64"):
     # The wheels of numpy 2.4 and pyarrow ask as much. No wheel tag says it, and auditwheel does not see it.
     compile_args.append("-march=x86-64-v2")
 if DEBUG:
