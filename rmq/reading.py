@@ -17,7 +17,7 @@ from rmq._core._javahash import hash_str_keys
 from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue
-from rmq.commitlog import CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
 from rmq.errors import StoreClosedError, UnsupportedFormatError
@@ -41,7 +41,17 @@ from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, record_before, search_batches, search_units, tag_set
-from rmq.query import QueryManyResult, QueryResult, ambiguous_records, carriers, find, load_sound, messages_at, unwrap
+from rmq.query import (
+    QueryManyResult,
+    QueryResult,
+    Wanted,
+    ambiguous_records,
+    carriers,
+    find,
+    load_sound,
+    messages_at,
+    unwrap,
+)
 from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
@@ -421,17 +431,18 @@ class StoreReader(ABC):
     # ---- ranges ----
 
     @while_open
-    def scan(self, *, topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
+    def scan(self, *, topics: Iterable[str] | None = None, keys: Any = None, begin: Any = None, end: Any = None,
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
              columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
              check_crc: bool = True, on_damage: Literal["raise", "skip"] = "raise",
              lost: list[LostRange] | None = None) -> pa.RecordBatchReader:  # fmt: skip
         """The log's messages in log order as a stream of Arrow record batches.
 
-        topics: those only. begin, end: store timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start
-        in [begin, end). columns: names of StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows
-        and ends soon after batch_bytes bytes. check_crc: a body whose CRC differs is damage. The end of the log is
-        taken now. Memory: about two batches; up to 32 MiB stay for the next ones.
+        topics: those only. keys: those that query_many finds by one of them, but without the index. begin, end: store
+        timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start in [begin, end). columns: names of
+        StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows and ends soon after batch_bytes
+        bytes. check_crc: a body whose CRC differs is damage. The end of the log is taken now. Memory: about two
+        batches; up to 32 MiB stay for the next ones.
 
         on_damage: "raise" gives what lies before the first damage, then raises CorruptFileError; "skip" goes on at the
         next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
@@ -442,7 +453,9 @@ class StoreReader(ABC):
         names = checked_columns(columns)
         if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
             raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
-        wanted = None if topics is None else [encoded(topic, "topics") for topic in topics]
+        named = None if topics is None else [encoded(topic, "topics") for topic in topics]
+        listed = None if keys is None else key_list(keys)
+        check_keys(listed or [])
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
             if isinstance(number, bool) or not isinstance(number, int):
                 raise TypeError(f"{name} must be int, got {type(number).__name__}")
@@ -451,6 +464,7 @@ class StoreReader(ABC):
         tell = teller(on_damage, lost)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
+        wanted = Wanted(named, first, last, listed)
         log_end = self._log_end()
         low = self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
@@ -458,9 +472,9 @@ class StoreReader(ABC):
         align = self._align if tell is None else partial(aligned, self._log)
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
-        batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
-                                 end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
-                                 check_crc=check_crc, tell=tell)  # fmt: skip
+        batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=batch_rows,
+                                 batch_bytes=batch_bytes, checks=wanted.checks | (CHECK_CRC if check_crc else 0),
+                                 keep=None if wanted.is_all else wanted.keep, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _align(self, place: int, log_end: int) -> int:

@@ -54,6 +54,7 @@ class RecordBatch:
         topics: Iterable[bytes] | None = None,
         begin: int = -9223372036854775808,
         end: int = 9223372036854775807,
+        mask: npt.NDArray[np.uint8] | None = None,
     ) -> int: ...
     def match(
         self, topic: bytes, keys: list[str], wanted: npt.NDArray[np.int64]

@@ -274,8 +274,9 @@ cdef class RecordBatch:
             self.rows[i].size = size
         self.count = <int32_t>len(places)
 
-    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807):
-        """Keep rows with one of `topics` (bytes; None: any) and a store timestamp in [begin, end]; returns how many."""
+    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807,
+             const uint8_t[::1] mask=None):
+        """Keep rows of `topics` (bytes; None: any), stored in [begin, end], and not 0 in a mask; returns how many."""
         cdef int32_t kept = 0, i, k, count = -1 if topics is None else <int32_t>len(topics)
         cdef RecordRow *row
         cdef list names = list(topics) if topics is not None else []
@@ -283,12 +284,15 @@ cdef class RecordBatch:
         if wanted == NULL:
             raise MemoryError()
         try:
+            if mask is not None and mask.shape[0] != self.count:
+                raise ValueError("mask must have one number per row")
             for k in range(max(count, 0)):
                 _borrow(names[k], &wanted[k])
             with nogil:
                 for i in range(self.count):
                     row = &self.rows[i]
-                    if row.store_timestamp < begin or row.store_timestamp > end:
+                    if row.store_timestamp < begin or row.store_timestamp > end or \
+                            (mask is not None and not mask[i]):
                         continue
                     k = 0
                     while k < count and not _is_span(row.base + row.topic_position, row.topic_size, &wanted[k]):

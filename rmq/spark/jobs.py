@@ -75,8 +75,8 @@ def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.Rec
     """The rows that function(batches) yields for each part of a store: only they cross to Spark, not the messages.
 
     batches: an iterator of the part's Arrow record batches, as `Store.scan` with the same options gives them (topics,
-    begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose types
-    are Spark's. A part is a partition; together they are the store as it stands now, each message once.
+    keys, begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose
+    types are Spark's. A part is a partition; together they are the store as it stands now, each message once.
     """
     tasks = plan_scan(path, config=config, split_bytes=split_bytes, min_partitions=min_partitions, **options)
     planned_by = __version__

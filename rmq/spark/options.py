@@ -141,14 +141,14 @@ OPTIONS = (
            _times),
     Option("endingOffsetsByTimestamp", None, "for each queue the time before which it ends; not for streams", _times),
     Option("tags", None, "tags of which a message has one, as `A || B`", _text),
-    Option("keys", None, "keys of which a message has one, found by the index; needs subscribe; damage is an error",
+    Option("keys", None, "keys of which a message has one, found by the index unless scanMode=log; needs subscribe",
            _list),
     Option("splitBytes", SPLIT_BYTES, "bytes of the log that a partition reads", _number(SMALLEST_SPLIT)),
     Option("minPartitions", 1, "as many partitions, when the log has as many bytes", _number(1, 1_000_000)),
     Option("maxRecordsPerPartition", None, "messages of a partition at most; needs topics or queues, read by queue",
            _number(1)),
     Option("scanMode", "auto", "log: pass over the log; queue: take each message by its queue, needs topics or queues; "
-           "auto: as below", _chosen("auto", "log", "queue")),
+           "index: find keys by the index; auto: as below", _chosen("auto", "log", "queue", "index")),
     Option("batchRows", 8192, "rows of an Arrow batch at most", _number(1, 1_000_000)),
     Option("batchBytes", 8 * 1024 * 1024, "bytes of bodies and texts after which an Arrow batch ends",
            _number(1, 2**30)),
@@ -297,12 +297,15 @@ class ReadOptions:
                     raise ValueError(f"options {begin} and {other}: only one of them can be given")
         if "keys" in self.given and "subscribe" not in self.given:
             raise ValueError("option keys: subscribe must say of which topics")
+        if self["scanMode"] == "index" and "keys" not in self.given and self["table"] == "messages":
+            raise ValueError("option scanMode=index: keys must say which messages, and subscribe of which topics")
         if self.is_by_queue:
             name = "maxRecordsPerPartition" if "maxRecordsPerPartition" in self.given else "scanMode=queue"
             if not chosen:
                 raise ValueError(f"option {name}: one of {', '.join(ONE_OF)} must say of which queues")
             if "keys" in self.given:
-                raise ValueError(f"options keys and {name}: only one of them can be given")
+                raise ValueError(f"options keys and {name}: only one of them can be given; keys are found by the index "
+                                 "or with scanMode=log")  # fmt: skip
             if self["scanMode"] == "log":
                 raise ValueError("options maxRecordsPerPartition and scanMode=log: only queues tell how many messages "
                                  "they have")  # fmt: skip
@@ -333,6 +336,11 @@ class ReadOptions:
     def is_by_queue(self) -> bool:
         """Whether only what queues hold is asked for."""
         return self["scanMode"] == "queue" or "maxRecordsPerPartition" in self.given
+
+    @property
+    def is_by_index(self) -> bool:
+        """Whether the index finds the messages, and no partition passes over the log."""
+        return "keys" in self.given and self["scanMode"] != "log"
 
     @property
     def has_store_column(self) -> bool:
