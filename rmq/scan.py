@@ -32,6 +32,7 @@ from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
 from rmq.message import inner_messages, plain_body
 from rmq.paths import segment_name
+from rmq.segment import EXHAUSTED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -255,6 +256,8 @@ def _readable_segment(log: CommitLog, segment: Segment, begin: int, end: int, ba
     try:
         file = segment.of_any_size(begin, end)  # what is there is read
     except (CorruptFileError, OSError) as error:
+        if getattr(error, "errno", None) in EXHAUSTED:
+            raise  # of this process: the file may be whole
         tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
         return
     with closing(file), memoryview(file.map)[: log.segment_size] as data:

@@ -13,12 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
 from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
-from rmq.spark.opened import check_seen, check_version, forget, opened
+from rmq.spark.opened import check_seen, check_version, using
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify_by
@@ -92,11 +91,8 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
            planned_by: str) -> Iterator[pa.RecordBatch]:  # fmt: skip
     path = task.split.path
     check_version(planned_by, path)
-    try:
-        yield from function(iter(task.batches(opened(path, task.config))))
-    except (RmqError, OSError):
-        forget(path)
-        raise
+    with using(path, task.config) as store:
+        yield from function(iter(task.batches(store)))
 
 
 def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),

@@ -90,12 +90,14 @@ def _identity(place: Place) -> Identity:
 
 @contextlib.contextmanager
 def using(place: Place, config: StoreConfig | None = None) -> Iterator[Store]:
-    """opened. After an error the store is opened anew next time."""
+    """opened. After an error the store is opened anew next time. ExecutorError when there is no room for a map."""
     store = opened(place, config)
     try:
         yield store
-    except (RmqError, OSError) as error:
+    except (RmqError, OSError, MemoryError) as error:
         forget(place)
+        if _is_no_room(error):
+            raise ExecutorError(path_of(place), _advice(error)) from error
         if (better := told(store, error)) is not error:
             raise better from None
         raise
@@ -133,8 +135,12 @@ def _close(key: tuple[Place, StoreConfig | None]) -> None:
         store.close()
 
 
+def _is_no_room(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM  # the latter of a map
+
+
 def _advice(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or "out of memory"
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:  # the latter of a map
+    if _is_no_room(error):
         reason += "; spark.executor.pyspark.memory limits the address space: leave it unset, or at 4g and more"
     return reason
