@@ -17,7 +17,7 @@ from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
-from rmq.spark.opened import check_seen, check_version, using
+from rmq.spark.opened import check_seen, check_version, having_room, using
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify_by
@@ -40,7 +40,8 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
             for number in _numbers(batches):
                 check_version(planned_by, root)
                 check_seen(root)
-                answer = pickle.dumps(task(items[number]))
+                with having_room(root):
+                    answer = pickle.dumps(task(items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([number]), pa.array([answer], pa.binary())],
                                                  names=["number", "answer"])  # fmt: skip
 

@@ -154,6 +154,8 @@ OPTIONS = (
            _number(1, 2**30)),
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
+    Option("io", "auto", "of a pass over the log: mmap: map whole segments; pread: read windows of them; auto: map, "
+           "and read windows of what no room is for", _chosen("auto", "mmap", "pread")),
     Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),
     Option("fs.endpoint", None, "s3:// only: where the object store answers, as http://host:port", _text),
     Option("fs.region", None, "s3:// only: region of the bucket; found out by default", _text),
@@ -309,6 +311,8 @@ class ReadOptions:
             if self["scanMode"] == "log":
                 raise ValueError("options maxRecordsPerPartition and scanMode=log: only queues tell how many messages "
                                  "they have")  # fmt: skip
+        if self["io"] == "pread":
+            self._check_windows()
         if self["schemaMode"] == "kafka" and "columns" in self.given:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
         if self["table"] != "messages":
@@ -316,6 +320,12 @@ class ReadOptions:
             others = self.given - {"path", "paths", "table", "brokerConf"} - topics - OF_OBJECT_STORES
             if others:
                 raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are not for it")
+
+    def _check_windows(self) -> None:
+        if self.is_by_index:
+            raise ValueError("options keys and io=pread: the index is mapped; scanMode=log needs no index")
+        if not self["failOnDataLoss"]:
+            raise ValueError("options failOnDataLoss=false and io=pread: damage is passed over in maps")
 
     def check_stream(self) -> None:
         """ValueError for options that a stream has not."""

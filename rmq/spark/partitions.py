@@ -100,7 +100,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     columns = list(dict.fromkeys([*wanted, *selection.columns])) or ["phy_offset"]
     shape = kafka_batch if mode == "kafka" else native_batch
     try:
-        with using(place, config_of(asked)) as store:
+        with using(place, config_of(asked), "mmap" if isinstance(partition, KeysPartition) else asked["io"]) as store:
             found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
                 pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
                 queried(store, partition, columns, asked)  # fmt: skip
