@@ -75,7 +75,7 @@ class LogScan:
             batch = self._batch
             until = segment.reach(self.phy_offset, min(self._end, segment.end), batch.capacity)
             file = segment.holding(self.phy_offset, until)
-            self.stop = batch.scan(file.map, segment.start, self.phy_offset, until, **self._options)
+            self.stop = batch.scan(file.map, file.start, self.phy_offset, until, behind=file.behind, **self._options)
             if self.stop == SCAN_TRUNCATED and batch.count:
                 self.stop = SCAN_FULL  # seen whole in the next step, if it is
             file.check()
@@ -359,9 +359,9 @@ class CommitLog:
             if segment is None:
                 first += 1
                 continue
-            last = min(int(phy_offsets.searchsorted(segment.end)), first + batch.capacity)
+            last = min(int(phy_offsets.searchsorted(segment.end)), first + segment.at_once(batch.capacity))
             file = segment.holding_records(phy_offsets[first:last])
-            found = batch.load(file.map, segment.start, phy_offsets[first:last], end, checks=checks)
+            found = batch.load(file.map, file.start, phy_offsets[first:last], end, checks=checks, behind=file.behind)
             file.check()
             if batch.count:
                 yield batch, found.astype(np.int64) + first

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,20 @@ BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITE_SIZE = 1024 * 1024  # so much is encoded before it is written, or one record
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
+
+
+class Held(Protocol):
+    """Bytes of a segment: `map` begins at the phy offset `start`; `behind` bytes of the segment follow it."""
+
+    map: Any
+    start: int
+    behind: int
+
+    def check(self) -> None:
+        """CorruptFileError when some of them were gone."""
+
+    def data_end(self) -> int:
+        """Position in the map behind the last byte that may be no zero."""
 
 
 class Segment:
@@ -63,23 +77,28 @@ class Segment:
             if file is None or file is old:
                 self._maps.make_room(self)
                 try:
-                    file = MappedFile(self.path, size=self._size, writable=self._writable)
+                    file = MappedFile(self.path, size=self._size, writable=self._writable, start=self.start)
                 except OSError as error:
                     if error.errno not in EXHAUSTED or not self._maps.make_room(self, 0):
                         raise
-                    file = MappedFile(self.path, size=self._size, writable=self._writable)
+                    file = MappedFile(self.path, size=self._size, writable=self._writable, start=self.start)
                 self._file = file
         return file
 
-    # What of a segment is read goes through these four: of one that is fetched piece by piece the rest reads as zeros.
+    # What of a segment is read goes through these five: of one that is fetched piece by piece the rest reads as zeros,
+    # of one that is read in windows there is no more than was asked for.
 
-    def holding(self, begin: int, end: int) -> MappedFile:
+    def holding(self, begin: int, end: int) -> Held:
         """The file, of which only the phy offsets [begin, end) are read."""
         return self.file
 
-    def holding_records(self, phy_offsets: npt.NDArray[np.int64]) -> MappedFile:
+    def holding_records(self, phy_offsets: npt.NDArray[np.int64]) -> Held:
         """The file, of which only records that begin at some phy offsets are read."""
         return self.file
+
+    def at_once(self, records: int) -> int:
+        """Of how many phy offsets, of so many, `holding_records` takes the records in at a time."""
+        return records
 
     def reach(self, begin: int, end: int, records: int) -> int:
         """How far to go in one step, for a reader of so many records from `begin` on: over one of them at least."""
@@ -116,8 +135,9 @@ class Segment:
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the file, fewer at its end."""
-        file = self.holding(self.start + position, min(self.start + position + size, self.end))
-        data = bytes(file.map[position : position + size])
+        begin = self.start + position
+        file = self.holding(begin, min(begin + size, self.end))
+        data = bytes(file.map[begin - file.start : begin - file.start + size])
         file.check()
         return data
 
@@ -125,7 +145,7 @@ class Segment:
         """RecordBatch.scan of a range of phy offsets, a part of it when the segment has to be fetched."""
         end = self.reach(begin, end, batch.capacity)
         file = self.holding(begin, end)
-        stop: int = batch.scan(file.map, self.start, begin, end, **options)
+        stop: int = batch.scan(file.map, file.start, begin, end, behind=file.behind, **options)
         file.check()
         return stop
 
@@ -148,7 +168,7 @@ class Segment:
         # A record without properties ends with zeros.
         end = min(end, self.start + self.used_end(begin - self.start) + ZEROS_AT_END)
         file = self.holding(begin, end)
-        found: int = resync(file.map, self.start, begin, end)
+        found: int = resync(file.map, file.start, begin, end)
         file.check()
         return found
 
@@ -157,7 +177,7 @@ class Segment:
         self._maps.make_room(self)
         try:
             # Kept here: not yet the log's end, so another thread that maps a segment may let go of it.
-            self._file = file = MappedFile(self.path, size=self._size, writable=True, create=True)
+            self._file = file = MappedFile(self.path, size=self._size, writable=True, create=True, start=self.start)
             self.inode = file.inode
             file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
             file.sync_all()

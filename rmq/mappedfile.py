@@ -111,13 +111,17 @@ class GuardedMap(mmap.mmap):
 class MappedFile:
     """One file of fixed size, mapped whole. Writable ones keep a descriptor and reserve blocks before use."""
 
-    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False,
-                 create: bool = False) -> None:  # fmt: skip
-        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled.
+    behind = 0  # bytes of the file that are not in the map
+
+    def __init__(self, path: Path, *, size: int | None = None, writable: bool = False, create: bool = False,
+                 start: int = 0) -> None:  # fmt: skip
+        """size: bytes the file must have, None: what it has. create: make it, sparse and zero-filled. start: of a
+        segment, the phy offset of its first byte.
 
         Raises CorruptFileError for another size, OSError of the system.
         """
         self.path = path
+        self.start = start
         self.writable = writable
         self.reserved = 0  # bytes from the start that have blocks for sure
         self.filled = 0  # bytes from the start whose blocks were written, if only with zeros; 0: not known

@@ -303,6 +303,7 @@ class FetchedSegment(Segment):
                 raise CorruptFileError(self.path, min(self._listed.size, self._size),
                                        f"file has {self._listed.size} bytes, expected {self._size}")  # fmt: skip
             self._descriptor, self._file = self._mirror.file(self._size)
+            self._file.start = self.start
         return self._file
 
     def _runs(self, blocks: Iterable[int]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rmq.config import StoreConfig
+from rmq.keys import key_list
 from rmq.pool import in_processes
 from rmq.splits import SPLIT_BYTES, Split, plan, time_ranges
 from rmq.store import Store
@@ -37,16 +38,17 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
               min_partitions: int = 1, **options: Any) -> list[ScanTask]:  # fmt: skip
     """The parts of a store as it stands now, in log order; segments outside of the time range are left out.
 
-    options: topics, begin, end, columns, batch_rows, batch_bytes, check_crc of Store.scan, checked here.
+    options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc of Store.scan, checked here.
     """
     if isinstance(split_bytes, bool) or not isinstance(split_bytes, int):
         raise TypeError(f"split_bytes must be int, got {type(split_bytes).__name__}")
     if split_bytes < 1:
         raise ValueError(f"split_bytes must be at least 1, got {split_bytes}")
-    if isinstance(options.get("topics"), Iterable) and not isinstance(options["topics"], str):
-        options["topics"] = list(options["topics"])
-    if isinstance(options.get("columns"), Iterable) and not isinstance(options["columns"], str):
-        options["columns"] = list(options["columns"])
+    for name in ("topics", "columns"):
+        if isinstance(options.get(name), Iterable) and not isinstance(options[name], str):
+            options[name] = list(options[name])
+    if options.get("keys") is not None:
+        options["keys"] = key_list(options["keys"])
     with open_store(path, config=config) as store:
         store.scan(begin_phy_offset=0, end_phy_offset=0, **options)  # raises for what is wrong with them
         ranges = time_ranges(store, options.get("begin"), options.get("end"))
@@ -69,7 +71,8 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
     """function(batches) for each part of a store, on `processes` processes; its answers in the order of the log.
 
     batches: an iterator of the part's Arrow record batches, valid during the call. Together the parts are all that one
-    `Store.scan` with the same options (topics, begin, end, columns, batch_rows, batch_bytes, check_crc) gives, once.
+    `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc) gives,
+    once.
     processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
     and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk

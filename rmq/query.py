@@ -27,6 +27,28 @@ ALL = 2**62
 CRC_STOPS = (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC)
 
 
+class Wanted:
+    """Which rows of scanned batches are asked for: of topics (None: any), stored in [begin, end], and, with keys, those
+    that an index would find by one of them.
+    """
+
+    def __init__(self, topics: Sequence[bytes] | None, begin: int, end: int, keys: Sequence[str] | None) -> None:
+        self._bounds = topics, begin, end
+        self._keys: set[tuple[bytes | None, bytes]] | None = None if keys is None else {(None, key.encode()) for key in
+                                                                                        keys}
+        self._hashes = np.sort(hash_str_keys(list(keys or ())))
+        self.is_all = topics is None and keys is None and end - begin == 2**64 - 1
+        self.checks = 0 if keys is None else PARSE_PROPERTIES
+
+    def keep(self, batch: RecordBatch) -> None:
+        """Keep those rows, of a batch that was scanned with `checks`."""
+        batch.keep(*self._bounds)
+        if self._keys is not None:
+            mask = np.zeros(len(batch), np.uint8)
+            mask[[row for row, _ in batch.find_keys(self._keys, self._hashes)]] = 1
+            batch.keep(mask=mask)
+
+
 class QueryResult(list[StoredMessage]):
     """Messages that carry a key, newest first.
 

@@ -17,7 +17,7 @@ from rmq._core._javahash import hash_str_keys
 from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue
-from rmq.commitlog import CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
 from rmq.errors import StoreClosedError, UnsupportedFormatError
@@ -41,7 +41,18 @@ from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
 from rmq.pull import batch_queues, pull_batches, pull_units, record_before, search_batches, search_units, tag_set
-from rmq.query import QueryManyResult, QueryResult, ambiguous_records, carriers, find, load_sound, messages_at, unwrap
+from rmq.query import (
+    QueryManyResult,
+    QueryResult,
+    Times,
+    Wanted,
+    ambiguous_records,
+    carriers,
+    find,
+    load_sound,
+    messages_at,
+    unwrap,
+)
 from rmq.queueset import QueueSet
 from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
@@ -184,14 +195,15 @@ class StoreReader(ABC):
 
         begin, end: store timestamp, inclusive, int ms or aware datetime. limit >= 1, None: all; .truncated tells when
         it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
-        scanned; complete=False leaves them out, and .complete tells.
-        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
-        read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
+        scanned; complete=False leaves them out, and .complete tells. Index files whose times lie more than an hour
+        outside of begin and end are not asked: of a clock that went back by more than an hour messages may be missed.
+        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file asked, one
+        record read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
+        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
         found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
                                     end=last, limit=limit)  # fmt: skip
@@ -213,7 +225,7 @@ class StoreReader(ABC):
         name = self._checked_query(topic, listed, limit)
         first = times_of(begin, "begin", MIN_MS, len(listed))
         last = times_of(end, "end", MAX_MS, len(listed))
-        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
+        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic), first, last)
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
@@ -234,12 +246,14 @@ class StoreReader(ABC):
         check_keys(keys)
         return name
 
-    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
+    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]], begin: Times,
+                    end: Times) -> tuple[int, list[tuple[int, int]], Pairs]:  # fmt: skip
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
+        first, last = int(np.min(begin, initial=MAX_MS)), int(np.max(end, initial=MIN_MS))
         while True:
             writer = self._writer_now()
             log_end, uncovered = self._unindexed()
-            pairs = self._index.collect(hashes())
+            pairs = self._index.collect(hashes(), first, last)
             if self._writer_now() == writer:
                 return log_end, uncovered, pairs
 
@@ -336,7 +350,7 @@ class StoreReader(ABC):
             topics = sorted({name for name, _ in list(self._queues.queues)}) if topic is None else [topic]
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
-        log_end, uncovered, (_, offsets) = self._candidates(hashes)
+        log_end, uncovered, (_, offsets) = self._candidates(hashes, MIN_MS, MAX_MS)
         found, _ = carriers(self._log, item, offsets.tolist(), uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
         for message in found:
             if message.uniq_key == uniq_key:
@@ -421,17 +435,18 @@ class StoreReader(ABC):
     # ---- ranges ----
 
     @while_open
-    def scan(self, *, topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
+    def scan(self, *, topics: Iterable[str] | None = None, keys: Any = None, begin: Any = None, end: Any = None,
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
              columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
              check_crc: bool = True, on_damage: Literal["raise", "skip"] = "raise",
              lost: list[LostRange] | None = None) -> pa.RecordBatchReader:  # fmt: skip
         """The log's messages in log order as a stream of Arrow record batches.
 
-        topics: those only. begin, end: store timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start
-        in [begin, end). columns: names of StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows
-        and ends soon after batch_bytes bytes. check_crc: a body whose CRC differs is damage. The end of the log is
-        taken now. Memory: about two batches; up to 32 MiB stay for the next ones.
+        topics: those only. keys: those that query_many finds by one of them, but without the index. begin, end: store
+        timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start in [begin, end). columns: names of
+        StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows and ends soon after batch_bytes
+        bytes. check_crc: a body whose CRC differs is damage. The end of the log is taken now. Memory: about two
+        batches; up to 32 MiB stay for the next ones.
 
         on_damage: "raise" gives what lies before the first damage, then raises CorruptFileError; "skip" goes on at the
         next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
@@ -442,7 +457,9 @@ class StoreReader(ABC):
         names = checked_columns(columns)
         if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
             raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
-        wanted = None if topics is None else [encoded(topic, "topics") for topic in topics]
+        named = None if topics is None else [encoded(topic, "topics") for topic in topics]
+        listed = None if keys is None else key_list(keys)
+        check_keys(listed or [])
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
             if isinstance(number, bool) or not isinstance(number, int):
                 raise TypeError(f"{name} must be int, got {type(number).__name__}")
@@ -451,6 +468,7 @@ class StoreReader(ABC):
         tell = teller(on_damage, lost)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
+        wanted = Wanted(named, first, last, listed)
         log_end = self._log_end()
         low = self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
@@ -458,9 +476,9 @@ class StoreReader(ABC):
         align = self._align if tell is None else partial(aligned, self._log)
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
-        batches = record_batches(self._log, start, max(start, stop), maker, topics=wanted, begin_timestamp=first,
-                                 end_timestamp=last, batch_rows=batch_rows, batch_bytes=batch_bytes,
-                                 check_crc=check_crc, tell=tell)  # fmt: skip
+        batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=batch_rows,
+                                 batch_bytes=batch_bytes, checks=wanted.checks | (CHECK_CRC if check_crc else 0),
+                                 keep=None if wanted.is_all else wanted.keep, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _align(self, place: int, log_end: int) -> int:

@@ -32,6 +32,7 @@ from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
 from rmq.message import inner_messages, plain_body
 from rmq.paths import segment_name
+from rmq.segment import EXHAUSTED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +61,7 @@ class LostRange:
 
 
 Tell = Callable[[Path, int, int, str], None]
+Keep = Callable[[RecordBatch], object]
 Load = Callable[[npt.NDArray[np.int64], int, int], Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]
 
 
@@ -254,6 +256,8 @@ def _readable_segment(log: CommitLog, segment: Segment, begin: int, end: int, ba
     try:
         file = segment.of_any_size(begin, end)  # what is there is read
     except (CorruptFileError, OSError) as error:
+        if getattr(error, "errno", None) in EXHAUSTED:
+            raise  # of this process: the file may be whole
         tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
         return
     with closing(file), memoryview(file.map)[: log.segment_size] as data:
@@ -310,22 +314,20 @@ def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
     return min(segment.end, end)
 
 
-def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, topics: list[bytes] | None,
-                   begin_timestamp: int, end_timestamp: int, batch_rows: int, batch_bytes: int,
-                   check_crc: bool, tell: Tell | None) -> Iterator[pa.RecordBatch]:  # fmt: skip
+def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, checks: int, keep: Keep | None,
+                   batch_rows: int, batch_bytes: int, tell: Tell | None) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Arrow batches of the records in [begin, end): at most batch_rows rows, about batch_bytes of text each.
 
+    keep: takes what is not wanted out of a scanned batch; None: all is. checks: what it and the reader need.
     Raises CorruptFileError at the first byte that is no record; what lies before was yielded. With `tell` it goes on
     at the next whole record.
     """
-    checks = maker.checks | (CHECK_CRC if check_crc else 0)
     batch = RecordBatch(min(8192, batch_rows))
     damage: CorruptFileError | None = None
-    options = {"checks": checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
+    options = {"checks": maker.checks | checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
     records = log.records(begin, end, batch=batch, **options) if tell is None else \
         readable(log, begin, end, batch, tell, **options)  # fmt: skip
     has_bodies = "body" in maker.schema.names
-    keeps_all = topics is None and end_timestamp - begin_timestamp == 2**64 - 1  # of any time
     while damage is None:
         try:
             scanned = next(records, None)
@@ -334,8 +336,8 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, t
             break
         if scanned is None:
             break
-        if not keeps_all:
-            scanned.keep(topics, begin_timestamp, end_timestamp)
+        if keep is not None:
+            keep(scanned)
         for rows in unwrapped(scanned) if tell is None else sound(log, scanned, has_bodies, tell):
             first = 0
             while first < len(rows):

@@ -92,6 +92,7 @@ class Store(StoreReader):
 
     _make_segment: Callable[..., Segment] = Segment
     _known: Mapping[str, int] = {}  # arguments of Visible
+    _has_index = True
 
     def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],
                  repair: bool) -> None:  # fmt: skip
@@ -167,7 +168,8 @@ class Store(StoreReader):
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
                                 writable=writable, is_exact=is_own)  # fmt: skip
         self._release.callback(self._queues.close)
-        self._index = Index(self._paths.index, self.config, writable=writable, damaged=damaged)
+        directory = self._paths.index if self._has_index else self._paths.own / "none"
+        self._index = Index(directory, self.config, writable=writable, damaged=damaged)
         self._release.callback(self._index.close)
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:

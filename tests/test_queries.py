@@ -213,3 +213,22 @@ def test_no_change_of_a_directory_is_missed(tmp_path: Path, change: Callable[[Pa
     assert not watch.is_unchanged(files)
     watch.keep(files)  # no longer what is there
     assert not watch.is_unchanged(files)
+
+
+# ---- rows of a scan --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 300])
+def test_a_mask_keeps_the_rows_that_are_not_0(tmp_path: Path, count: int) -> None:
+    fill(tmp_path / "store", [KEY] * count)
+    data = (tmp_path / "store" / LOG).read_bytes()
+    for mask in (np.zeros(count, np.uint8), np.ones(count, np.uint8), np.arange(count, dtype=np.uint8) % 3):
+        batch = RecordBatch()
+        batch.scan(data, 0, 0, len(data))
+        places = batch.numbers("phy_offset")
+        for wrong in (mask[1:], np.r_[mask, 1].astype(np.uint8)):
+            with pytest.raises(ValueError, match="mask must have one number per row"):
+                batch.keep(mask=wrong)
+        assert batch.keep([b"T"], mask=mask) == len(batch) == np.count_nonzero(mask)
+        assert batch.numbers("phy_offset").tolist() == places[mask > 0].tolist()
+        assert batch.keep([b"none"], mask=np.ones(len(batch), np.uint8)) == 0

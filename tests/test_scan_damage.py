@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -283,3 +284,23 @@ def test_random_damage_gives_no_message_that_was_not_put_and_tells_all_that_is_g
         for number in set(range(40)) - set(found):
             begin, size = log.records[number]
             assert any(item.begin_phy_offset < begin + size and begin < item.end_phy_offset for item in lost), seed
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO])
+def test_what_this_process_lacks_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(rmq.Message("t", b"x"))
+    with rmq.open(tmp_path / "s") as store:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(rmq.logsegment, "MappedFile", fail)
+        lost: list[rmq.LostRange] = []
+        if number in (errno.EACCES, errno.EIO):
+            assert store.scan(on_damage="skip", lost=lost).read_all().num_rows == 0
+            assert [one.reason for one in lost] == [os.strerror(number)]
+        else:
+            with pytest.raises(OSError, match=os.strerror(number)):
+                store.scan(on_damage="skip", lost=lost).read_all()
+            assert not lost

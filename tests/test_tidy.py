@@ -35,7 +35,7 @@ LAYERS = (
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart"},
     {"flushing", "visible", "reading"},
     {"store"},
-    {"parallel", "rebuilding", "mirror"},
+    {"parallel", "rebuilding", "mirror", "windows"},
     {"exporting"},
     {"cli", "spark", "groups", "console"},
     {"__init__"},
@@ -51,8 +51,8 @@ LARGER = {
     "rmq/_core/_layout.pxd": 160,  # one noun: all that is on disk
     "rmq/_core/_putbatch.pyx": 665,  # one noun: rows from a list and rows from columns go through the same checks
     "rmq/commitlog.py": 420,  # one noun: files, appending, reading, the end
-    "rmq/reading.py": 512,  # the public face: half of it docstrings
-    "rmq/store.py": 454,  # the public face
+    "rmq/reading.py": 530,  # the public face: half of it docstrings
+    "rmq/store.py": 456,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }

@@ -38,6 +38,7 @@ class RecordBatch:
         checks: int = 0,
         queues: QueueTable | None = None,
         byte_limit: int = 0,
+        behind: int = 0,
     ) -> int: ...
     def load(
         self,
@@ -47,6 +48,7 @@ class RecordBatch:
         end: int,
         *,
         checks: int = 0,
+        behind: int = 0,
     ) -> npt.NDArray[np.int32]: ...
     def adopt(self, data: bytes, places: list[tuple[int, int]]) -> None: ...
     def keep(
@@ -54,6 +56,7 @@ class RecordBatch:
         topics: Iterable[bytes] | None = None,
         begin: int = -9223372036854775808,
         end: int = 9223372036854775807,
+        mask: npt.NDArray[np.uint8] | None = None,
     ) -> int: ...
     def match(
         self, topic: bytes, keys: list[str], wanted: npt.NDArray[np.int64]

@@ -165,12 +165,12 @@ cdef class RecordBatch:
         self._source = None
 
     def scan(self, segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end, *,
-             int checks=0, QueueTable queues=None, int64_t byte_limit=0):
+             int checks=0, QueueTable queues=None, int64_t byte_limit=0, int64_t behind=0):
         """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
 
         begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
         each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that
-        many bytes.
+        many bytes. behind: bytes that follow in the segment, when `segment` is the beginning of one.
         """
         cdef int64_t segment_size = 0
         cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
@@ -192,7 +192,7 @@ cdef class RecordBatch:
                 if count == self._room:
                     self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room))
                 row = &self.rows[count]
-                stop = parse_record(base + position, limit - position, segment_size - position,
+                stop = parse_record(base + position, limit - position, segment_size + behind - position,
                                     segment_phy_offset + position, checks, row)
                 if stop != SCAN_FULL:
                     break
@@ -213,7 +213,7 @@ cdef class RecordBatch:
         return stop
 
     def load(self, segment not None, int64_t segment_phy_offset, const int64_t[::1] phy_offsets not None,
-             int64_t end, *, int checks=0):
+             int64_t end, *, int checks=0, int64_t behind=0):
         """Fill the batch with the records at the given phy offsets of one segment, those that are whole there.
 
         Returns an int32 array with the position in phy_offsets of each row; what is no record below `end` is left
@@ -241,8 +241,8 @@ cdef class RecordBatch:
                 position = _position(phy_offsets[i], segment_phy_offset, limit)
                 if position < 0:
                     continue
-                if parse_record(base + position, limit - position, segment_size - position, phy_offsets[i], checks,
-                                &self.rows[count]) == SCAN_FULL:
+                if parse_record(base + position, limit - position, segment_size + behind - position, phy_offsets[i],
+                                checks, &self.rows[count]) == SCAN_FULL:
                     out[count] = <int32_t>i
                     count += 1
         self.count = count
@@ -274,8 +274,9 @@ cdef class RecordBatch:
             self.rows[i].size = size
         self.count = <int32_t>len(places)
 
-    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807):
-        """Keep rows with one of `topics` (bytes; None: any) and a store timestamp in [begin, end]; returns how many."""
+    def keep(self, topics=None, int64_t begin=-9223372036854775808, int64_t end=9223372036854775807,
+             const uint8_t[::1] mask=None):
+        """Keep rows of `topics` (bytes; None: any), stored in [begin, end], and not 0 in a mask; returns how many."""
         cdef int32_t kept = 0, i, k, count = -1 if topics is None else <int32_t>len(topics)
         cdef RecordRow *row
         cdef list names = list(topics) if topics is not None else []
@@ -283,12 +284,15 @@ cdef class RecordBatch:
         if wanted == NULL:
             raise MemoryError()
         try:
+            if mask is not None and mask.shape[0] != self.count:
+                raise ValueError("mask must have one number per row")
             for k in range(max(count, 0)):
                 _borrow(names[k], &wanted[k])
             with nogil:
                 for i in range(self.count):
                     row = &self.rows[i]
-                    if row.store_timestamp < begin or row.store_timestamp > end:
+                    if row.store_timestamp < begin or row.store_timestamp > end or \
+                            (mask is not None and not mask[i]):
                         continue
                     k = 0
                     while k < count and not _is_span(row.base + row.topic_position, row.topic_size, &wanted[k]):

@@ -249,13 +249,15 @@ def parse_id_function() -> Any:
     return rmq_parse_id
 
 
-def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_", **options: Any) -> None:
+def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_",
+             columns: Sequence[str] = MESSAGE_COLUMNS, **options: Any) -> None:  # fmt: skip
     """Register for SQL: rmq_offsets(key [, begin, end]), rmq_messages(key [, begin, end]), rmq_key_hash(index_key),
-    rmq_slot(index_key), rmq_parse_id(id). options: of `offsets`. prefix: for a second store or topic.
+    rmq_slot(index_key), rmq_parse_id(id). options: of `offsets`. columns: of rmq_messages. prefix: for a second store
+    or topic. What is wrong with one is an error before any is registered.
     """
     shared = {name: value for name, value in options.items() if name in ("begin", "end", "config")}
     made = {"offsets": offsets(path, topic, **options),
-            "messages": messages(path, topic, limit=options.get("max_offsets", MAX_OFFSETS), **shared),
+            "messages": messages(path, topic, columns=columns, limit=options.get("max_offsets", MAX_OFFSETS), **shared),
             "key_hash": key_hash_function(), "slot": slot_function(), "parse_id": parse_id_function()}  # fmt: skip
     for name, function in made.items():
         spark.udf.register(prefix + name, function)

@@ -13,12 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.errors import RmqError
 from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
-from rmq.spark.opened import check_seen, check_version, forget, opened
+from rmq.spark.opened import check_seen, check_version, having_room, using
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify_by
@@ -41,7 +40,8 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
             for number in _numbers(batches):
                 check_version(planned_by, root)
                 check_seen(root)
-                answer = pickle.dumps(task(items[number]))
+                with having_room(root):
+                    answer = pickle.dumps(task(items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([number]), pa.array([answer], pa.binary())],
                                                  names=["number", "answer"])  # fmt: skip
 
@@ -75,8 +75,8 @@ def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.Rec
     """The rows that function(batches) yields for each part of a store: only they cross to Spark, not the messages.
 
     batches: an iterator of the part's Arrow record batches, as `Store.scan` with the same options gives them (topics,
-    begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose types
-    are Spark's. A part is a partition; together they are the store as it stands now, each message once.
+    keys, begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose
+    types are Spark's. A part is a partition; together they are the store as it stands now, each message once.
     """
     tasks = plan_scan(path, config=config, split_bytes=split_bytes, min_partitions=min_partitions, **options)
     planned_by = __version__
@@ -92,11 +92,8 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
            planned_by: str) -> Iterator[pa.RecordBatch]:  # fmt: skip
     path = task.split.path
     check_version(planned_by, path)
-    try:
-        yield from function(iter(task.batches(opened(path, task.config))))
-    except (RmqError, OSError):
-        forget(path)
-        raise
+    with using(path, task.config) as store:
+        yield from function(iter(task.batches(store)))
 
 
 def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),

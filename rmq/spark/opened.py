@@ -19,6 +19,7 @@ from rmq.paths import is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
+from rmq.windows import WindowedStore
 
 LIMIT = 16  # stores of a worker; the one not used for longest is closed
 
@@ -26,7 +27,8 @@ Identity = tuple[int, int, int]
 Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
 
 _lock = threading.Lock()
-_stores: OrderedDict[tuple[Place, StoreConfig | None], tuple[Identity, Store]] = OrderedDict()
+Key = tuple[Place, StoreConfig | None, str]
+_stores: OrderedDict[Key, tuple[Identity, Store]] = OrderedDict()
 
 
 class ExecutorError(RmqError):
@@ -52,9 +54,12 @@ def check_seen(path: str) -> None:
     _identity(path)
 
 
-def opened(place: Place, config: StoreConfig | None = None) -> Store:
-    """The store, open for reading. Another store at the same path is opened anew; ExecutorError when there is none."""
-    key = place, config
+def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> Store:
+    """The store, open for reading. Another store at the same path is opened anew; ExecutorError when there is none.
+
+    io: how its log is read, mmap, pread or auto, if it is a directory; with the last two it may have no index.
+    """
+    key = place, config, io
     with _lock:
         identity = _identity(place)
         if key in _stores:
@@ -64,13 +69,25 @@ def opened(place: Place, config: StoreConfig | None = None) -> Store:
                 return store
             _close(key)
         try:
-            store = open_store(place, config=config) if isinstance(place, str) else MirroredStore(place, config)
+            store = _open(place, config, io) if isinstance(place, str) else MirroredStore(place, config)
         except (OSError, MemoryError, UnsupportedFormatError) as error:
             raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
         while len(_stores) > LIMIT:
             _close(next(iter(_stores)))
         return store
+
+
+def _open(path: str, config: StoreConfig | None, io: str) -> Store:
+    if io == "mmap":
+        return open_store(path, config=config)
+    if io == "auto":
+        try:
+            return WindowedStore(path, config, maps_first=True, has_index=True)
+        except OSError as error:
+            if not _is_no_room(error):
+                raise
+    return WindowedStore(path, config, maps_first=io == "auto", has_index=False)
 
 
 def path_of(place: Place) -> str:
@@ -89,11 +106,23 @@ def _identity(place: Place) -> Identity:
 
 
 @contextlib.contextmanager
-def using(place: Place, config: StoreConfig | None = None) -> Iterator[Store]:
-    """opened. After an error the store is opened anew next time."""
-    store = opened(place, config)
+def having_room(path: str) -> Iterator[None]:
+    """ExecutorError, which names Spark's setting, when there is no room for a map or for what is made of it."""
     try:
-        yield store
+        yield
+    except (OSError, MemoryError) as error:
+        if _is_no_room(error):
+            raise ExecutorError(path, _advice(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def using(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> Iterator[Store]:
+    """opened. After an error the store is opened anew next time. ExecutorError when there is no room for a map."""
+    store = opened(place, config, io)
+    try:
+        with having_room(path_of(place)):
+            yield store
     except (RmqError, OSError) as error:
         forget(place)
         if (better := told(store, error)) is not error:
@@ -127,14 +156,18 @@ def forget(place: Place) -> None:
             _close(key)
 
 
-def _close(key: tuple[Place, StoreConfig | None]) -> None:
+def _close(key: Key) -> None:
     (pid, _, _), store = _stores.pop(key)
     if pid == os.getpid():
         store.close()
 
 
+def _is_no_room(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM  # the latter of a map
+
+
 def _advice(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or "out of memory"
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:  # the latter of a map
+    if _is_no_room(error):
         reason += "; spark.executor.pyspark.memory limits the address space: leave it unset, or at 4g and more"
     return reason

@@ -141,19 +141,21 @@ OPTIONS = (
            _times),
     Option("endingOffsetsByTimestamp", None, "for each queue the time before which it ends; not for streams", _times),
     Option("tags", None, "tags of which a message has one, as `A || B`", _text),
-    Option("keys", None, "keys of which a message has one, found by the index; needs subscribe; damage is an error",
+    Option("keys", None, "keys of which a message has one, found by the index unless scanMode=log; needs subscribe",
            _list),
     Option("splitBytes", SPLIT_BYTES, "bytes of the log that a partition reads", _number(SMALLEST_SPLIT)),
     Option("minPartitions", 1, "as many partitions, when the log has as many bytes", _number(1, 1_000_000)),
     Option("maxRecordsPerPartition", None, "messages of a partition at most; needs topics or queues, read by queue",
            _number(1)),
     Option("scanMode", "auto", "log: pass over the log; queue: take each message by its queue, needs topics or queues; "
-           "auto: as below", _chosen("auto", "log", "queue")),
+           "index: find keys by the index; auto: as below", _chosen("auto", "log", "queue", "index")),
     Option("batchRows", 8192, "rows of an Arrow batch at most", _number(1, 1_000_000)),
     Option("batchBytes", 8 * 1024 * 1024, "bytes of bodies and texts after which an Arrow batch ends",
            _number(1, 2**30)),
     Option("verifyCrc", True, "check the CRC of bodies", _bool),
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
+    Option("io", "auto", "of a pass over the log: mmap: map whole segments; pread: read windows of them; auto: map, "
+           "and read windows of what no room is for", _chosen("auto", "mmap", "pread")),
     Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),
     Option("fs.endpoint", None, "s3:// only: where the object store answers, as http://host:port", _text),
     Option("fs.region", None, "s3:// only: region of the bucket; found out by default", _text),
@@ -297,15 +299,20 @@ class ReadOptions:
                     raise ValueError(f"options {begin} and {other}: only one of them can be given")
         if "keys" in self.given and "subscribe" not in self.given:
             raise ValueError("option keys: subscribe must say of which topics")
+        if self["scanMode"] == "index" and "keys" not in self.given and self["table"] == "messages":
+            raise ValueError("option scanMode=index: keys must say which messages, and subscribe of which topics")
         if self.is_by_queue:
             name = "maxRecordsPerPartition" if "maxRecordsPerPartition" in self.given else "scanMode=queue"
             if not chosen:
                 raise ValueError(f"option {name}: one of {', '.join(ONE_OF)} must say of which queues")
             if "keys" in self.given:
-                raise ValueError(f"options keys and {name}: only one of them can be given")
+                raise ValueError(f"options keys and {name}: only one of them can be given; keys are found by the index "
+                                 "or with scanMode=log")  # fmt: skip
             if self["scanMode"] == "log":
                 raise ValueError("options maxRecordsPerPartition and scanMode=log: only queues tell how many messages "
                                  "they have")  # fmt: skip
+        if self["io"] == "pread":
+            self._check_windows()
         if self["schemaMode"] == "kafka" and "columns" in self.given:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
         if self["table"] != "messages":
@@ -313,6 +320,12 @@ class ReadOptions:
             others = self.given - {"path", "paths", "table", "brokerConf"} - topics - OF_OBJECT_STORES
             if others:
                 raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are not for it")
+
+    def _check_windows(self) -> None:
+        if self.is_by_index:
+            raise ValueError("options keys and io=pread: the index is mapped; scanMode=log needs no index")
+        if not self["failOnDataLoss"]:
+            raise ValueError("options failOnDataLoss=false and io=pread: damage is passed over in maps")
 
     def check_stream(self) -> None:
         """ValueError for options that a stream has not."""
@@ -333,6 +346,11 @@ class ReadOptions:
     def is_by_queue(self) -> bool:
         """Whether only what queues hold is asked for."""
         return self["scanMode"] == "queue" or "maxRecordsPerPartition" in self.given
+
+    @property
+    def is_by_index(self) -> bool:
+        """Whether the index finds the messages, and no partition passes over the log."""
+        return "keys" in self.given and self["scanMode"] != "log"
 
     @property
     def has_store_column(self) -> bool:

@@ -100,7 +100,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     columns = list(dict.fromkeys([*wanted, *selection.columns])) or ["phy_offset"]
     shape = kafka_batch if mode == "kafka" else native_batch
     try:
-        with using(place, config_of(asked)) as store:
+        with using(place, config_of(asked), "mmap" if isinstance(partition, KeysPartition) else asked["io"]) as store:
             found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
                 pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
                 queried(store, partition, columns, asked)  # fmt: skip
@@ -116,7 +116,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
 def scanned(store: Store, partition: SplitPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
     split, selection = partition.split, partition.selection
-    batches = store.scan(topics=selection.topics, begin=selection.begin, end=selection.end,
+    batches = store.scan(topics=selection.topics, keys=asked["keys"], begin=selection.begin, end=selection.end,
                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
                          on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
@@ -139,19 +139,20 @@ def pulled(store: Store, partition: QueuePartition, columns: list[str],
 
 def queried(store: Store, partition: KeysPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Each message once, though it has several of the keys."""
+    """Each message once, though it has several of the keys. Those of an inner batch have one phy offset."""
     import pyarrow as pa
 
     keys, selection = partition.keys, partition.selection
-    names, seen = list(dict.fromkeys([*columns, "phy_offset"])), set[int]()
+    names, seen = list(dict.fromkeys([*columns, "phy_offset", "queue_offset"])), set[tuple[int, int]]()
     for topic in selection.topics or ():
         for first in range(0, len(keys), KEYS_AT_ONCE):
             table = store.query_many(topic, list(keys[first : first + KEYS_AT_ONCE]), begin=selection.begin,
                                      end=selection.end, limit=None, columns=names).table  # fmt: skip
             for batch in table.to_batches(max_chunksize=asked["batchRows"]):
                 wanted = []
-                for phy_offset in batch.column("phy_offset").to_pylist():
-                    wanted.append(phy_offset < partition.end and phy_offset not in seen)
-                    seen.add(phy_offset)
+                for place in zip(*(batch.column(name).to_pylist() for name in ("phy_offset", "queue_offset")),
+                                 strict=True):  # fmt: skip
+                    wanted.append(place[0] < partition.end and place not in seen)
+                    seen.add(place)
                 yield from in_pieces(batch.filter(pa.array(wanted, pa.bool_())), asked["batchBytes"])
     check_begin(store, partition.begin, asked)

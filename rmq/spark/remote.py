@@ -59,7 +59,7 @@ def remote_partitions(path: str, taken: Snapshot, asked: ReadOptions) -> list[In
     parts: list[InputPartition] = []
     with planning(taken.of("queues") if OF_QUEUES & asked.given else taken.of(), config_of(asked)) as store:
         selection, bounds = select(store, asked), log_bounds(store)
-        if asked["keys"] is not None:
+        if asked.is_by_index:
             place = taken.of("index", end=store.max_phy_offset)
             return [KeysPartition(path, asked["keys"], bounds[1], selection, begin=bounds[0], place=place)]
         splits = plan_segments(path, ranges(store, selection), store.config.mapped_file_size_commit_log, bounds,

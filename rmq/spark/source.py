@@ -134,7 +134,7 @@ class MessageReader(DataSourceReader):
                 continue
             store = store_of(path, asked)
             selection = select(store, asked)
-            if asked["keys"] is not None:
+            if asked.is_by_index:
                 begin, end = log_bounds(store)
                 parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
                 continue

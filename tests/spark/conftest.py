@@ -25,7 +25,7 @@ rootLogger.level = off
 def _stores_are_let_go_of() -> Iterator[None]:
     """What a test read without Spark's workers stays open in the process of the tests, as it would in a worker."""
     yield
-    for path, _ in list(opened._stores):
+    for path, *_ in list(opened._stores):
         opened.forget(path)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import rmq
 import rmq.spark
+from rmq.spark.functions import MESSAGE_COLUMNS
 from spark.orders import COUNT, TIME
 
 pytestmark = pytest.mark.spark
@@ -81,6 +82,21 @@ def test_bytes_that_are_no_utf_8_have_no_answers(spark: Any, store: Path) -> Non
     function = rmq.spark.offsets(str(store), "orders")
     rows = spark.sql("SELECT cast(X'6FFF' AS STRING) key UNION ALL SELECT 'o-5'").select(function("key")).collect()
     assert sorted(len(row[0]) for row in rows) == [0, 1]
+
+
+def test_rmq_messages_gives_the_columns_that_were_registered(spark: Any, store: Path) -> None:
+    for names in (["body", "n", "queue_offset"], ["body", "body"]):
+        with pytest.raises(ValueError, match="column"):
+            rmq.spark.register(spark, str(store), "orders", prefix="never_", columns=names)
+    rmq.spark.register(spark, str(store), "orders", prefix="some_", columns=["tags", "phy_offset"], max_offsets=2)
+    rmq.spark.register(spark, str(store), "orders", prefix="usual_")
+    assert not [one.name for one in spark.catalog.listFunctions() if one.name.startswith("never_")]
+    found = spark.sql("SELECT inline(some_messages('c-7'))")
+    assert found.dtypes == [("tags", "string"), ("phy_offset", "bigint")]
+    assert spark.sql("SELECT inline(usual_messages('c-7'))").columns == list(MESSAGE_COLUMNS)
+    with rmq.open(store) as opened:
+        assert [tuple(row) for row in found.collect()] == \
+            [(message.tags, message.phy_offset) for message in opened.query("orders", "c-7", limit=2)]  # fmt: skip
 
 
 def test_lookup_join_has_a_row_for_each_pair(spark: Any, store: Path, frame: Any) -> None:

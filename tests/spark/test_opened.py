@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
+from test_processes import in_child
 
 import rmq
 from rmq.spark import opened
 from rmq.spark.opened import ExecutorError, check_seen, forget
+
+NO_ROOM = r"Cannot allocate memory; spark\.executor\.pyspark\.memory"
 
 
 @pytest.fixture
@@ -69,6 +73,33 @@ def test_an_address_space_that_is_too_small_names_spark_s_setting(path: str, mon
     def fail(*_: object, **__: object) -> None:
         raise error
 
+    store = opened.opened(path)
+    with pytest.raises(ExecutorError, match=r"(memory|Cannot).*; spark\.executor\.pyspark\.memory"), opened.using(path):
+        raise error
+    assert store.closed
     monkeypatch.setattr(opened, "open_store", fail)
     with pytest.raises(ExecutorError, match=r"cannot be opened: .*spark\.executor\.pyspark\.memory"):
         opened.opened(path)
+
+
+@pytest.mark.parametrize("what", ["index", "log"])
+def test_a_map_that_fails_names_spark_s_setting(tmp_path: Path, what: str) -> None:
+    """In the address space of a worker that Spark has limited: for the index when it is opened, for the log later."""
+    path, sizes = str(tmp_path / "s"), {"index": {}, "log": {"mapped_file_size_commit_log": 2**30 - 4096}}
+    small = {"max_hash_slot_num": 10, "max_index_num": 100}
+    config = rmq.StoreConfig(mapped_file_size_consume_queue=2000, **({} if what == "index" else small), **sizes[what])
+    with rmq.open(path, "x", config=config) as store:
+        store.put(rmq.Message("t", b"x", keys="k"))
+
+    def work() -> str:
+        store = opened.opened(path) if what == "log" else None
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if store is not None:
+            used -= 2**30
+            store._log.segments[0].let_go()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, used + 200 * 2**20))
+        with pytest.raises(ExecutorError, match=NO_ROOM) as caught, opened.using(path) as store:
+            store.scan(on_damage="skip").read_all()
+        return str(caught.value)
+
+    assert path in in_child(work)

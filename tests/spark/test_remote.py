@@ -79,6 +79,7 @@ def test_tasks_read_whole_segments_and_each_its_own(bucket: Bucket, store: Path)
     {"subscribePattern": "oth.*"},
     {"subscribe": "orders", "startingTimestamp": str(TIME + 1000), "endingTimestamp": str(TIME + 1500)},
     {"subscribe": "orders", "keys": "c-7,o-107,nix"},
+    {"subscribe": "orders", "keys": "c-7,o-107,nix", "scanMode": "log"},
     {"minPartitions": "3"},
 ], ids=str)  # fmt: skip
 def test_options_choose_as_of_a_store_here(bucket: Bucket, store: Path, options: dict[str, str]) -> None:
