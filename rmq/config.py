@@ -15,7 +15,6 @@ SYNC_FLUSH = "SYNC_FLUSH"
 DEFAULT_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNIT_SIZE = 20
 RECORD_SLACK = 65536
-CLOCK_SLACK = 3_600_000  # ms by which times of a store may go back; who prunes by time looks so much further
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INT_MAX = 2**31 - 1
 _PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.S)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rmq._core._indexfile import IndexFileView
 from rmq._core._mapguard import lost_pages
 from rmq._core._recordbatch import RecordBatch
-from rmq.config import CLOCK_SLACK, StoreConfig
+from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.indexfile import IndexFile
 from rmq.paths import INDEX_NAME, next_index_name
@@ -176,17 +176,11 @@ class Index:
             self._judged = len(self.files)
         return self._is_old
 
-    def collect(self, hashes: npt.NDArray[np.int32], begin: int,
-                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
-        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included.
-
-        Less those of files none of whose messages can be stored in [begin, end].
-        """
+    def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included."""
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         every = np.arange(len(hashes))
         for file in reversed(self.files):
-            if self.durable is None and _is_far(file.view, begin, end, is_last=file is self.files[-1]):
-                continue
             file.look()
             counts, values = file.view.collect(hashes) if self.durable is None else \
                 self._collect_durable(file, hashes, *self.durable)  # fmt: skip
@@ -251,13 +245,3 @@ def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:
     """Source: IndexFile#isTimeMatched."""
     first, last = view.begin_timestamp, view.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last
-
-
-def _is_far(view: IndexFileView, begin: int, end: int, *, is_last: bool) -> bool:
-    """Whether all messages of a file are stored outside of [begin, end], though the clock may have gone back."""
-    first, last = view.begin_timestamp, view.end_timestamp  # of its first and its last entry
-    if first <= 0 or last <= 0 or first - last > CLOCK_SLACK:
-        return False  # no times of entries, or of a clock that cannot be trusted
-    if end < min(first, last) - CLOCK_SLACK:
-        return True
-    return not is_last and begin > max(first, last) + CLOCK_SLACK  # the last may get a new entry before its new time

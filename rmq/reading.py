@@ -44,7 +44,6 @@ from rmq.pull import batch_queues, pull_batches, pull_units, record_before, sear
 from rmq.query import (
     QueryManyResult,
     QueryResult,
-    Times,
     Wanted,
     ambiguous_records,
     carriers,
@@ -195,15 +194,14 @@ class StoreReader(ABC):
 
         begin, end: store timestamp, inclusive, int ms or aware datetime. limit >= 1, None: all; .truncated tells when
         it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
-        scanned; complete=False leaves them out, and .complete tells. Index files whose times lie more than an hour
-        outside of begin and end are not asked: of a clock that went back by more than an hour messages may be missed.
-        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file asked, one
-        record read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
+        scanned; complete=False leaves them out, and .complete tells.
+        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
+        read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
+        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
         ranges = uncovered if complete else []
         found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
                                     end=last, limit=limit)  # fmt: skip
@@ -225,7 +223,7 @@ class StoreReader(ABC):
         name = self._checked_query(topic, listed, limit)
         first = times_of(begin, "begin", MIN_MS, len(listed))
         last = times_of(end, "end", MAX_MS, len(listed))
-        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic), first, last)
+        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
@@ -246,14 +244,12 @@ class StoreReader(ABC):
         check_keys(keys)
         return name
 
-    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]], begin: Times,
-                    end: Times) -> tuple[int, list[tuple[int, int]], Pairs]:  # fmt: skip
+    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
-        first, last = int(np.min(begin, initial=MAX_MS)), int(np.max(end, initial=MIN_MS))
         while True:
             writer = self._writer_now()
             log_end, uncovered = self._unindexed()
-            pairs = self._index.collect(hashes(), first, last)
+            pairs = self._index.collect(hashes())
             if self._writer_now() == writer:
                 return log_end, uncovered, pairs
 
@@ -350,7 +346,7 @@ class StoreReader(ABC):
             topics = sorted({name for name, _ in list(self._queues.queues)}) if topic is None else [topic]
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
-        log_end, uncovered, (_, offsets) = self._candidates(hashes, MIN_MS, MAX_MS)
+        log_end, uncovered, (_, offsets) = self._candidates(hashes)
         found, _ = carriers(self._log, item, offsets.tolist(), uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
         for message in found:
             if message.uniq_key == uniq_key:

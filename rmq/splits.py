@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rmq._core._message import to_ms
-from rmq.config import CLOCK_SLACK
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SPLIT_BYTES = 128 * 1024 * 1024
+CLOCK_SLACK = 3_600_000  # ms that the clock of a store may have gone back between two segments
 
 
 class Planned(Protocol):
@@ -61,9 +61,8 @@ def time_ranges(store: Planned, begin: Any, end: Any, low: int | None = None,
                 high: int | None = None) -> list[tuple[int, int]]:  # fmt: skip
     """Ranges of the log, as it stands now, in [low, high) in which messages stored from `begin` to `end` can lie.
 
-    A segment is left out when its times lie more than CLOCK_SLACK outside: of a clock that went back by more, messages
-    can be missed. begin, end: inclusive, ms or aware datetime, None: open. low, high: of the log when None. Cost: one
-    record read for each segment when a time is given.
+    begin, end: inclusive, ms or aware datetime, None: open. low, high: of the log when None. Cost: one record read for
+    each segment when a time is given.
     """
     low = store.min_phy_offset if low is None else low
     high = store.max_phy_offset if high is None else high

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rmq.config import CLOCK_SLACK
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import FOREVER, Bounds, DataLossError, Selection
+from rmq.splits import CLOCK_SLACK
 from rmq.store import Store
 
 if TYPE_CHECKING:
