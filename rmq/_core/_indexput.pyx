@@ -10,7 +10,7 @@ from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch, slot_of
+from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch_far, slot_of
 from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_topic
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
@@ -84,7 +84,7 @@ cdef bint put_one_hashed(const IndexBytes *file, int32_t key_hash, int64_t phy_o
 
 
 cdef inline void _ask(const IndexBytes *file, int32_t key_hash) noexcept nogil:
-    rmq_prefetch(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
+    rmq_prefetch_far(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
 
 
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,

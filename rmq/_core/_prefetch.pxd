@@ -7,11 +7,13 @@ from rmq._core._record cimport RecordRow
 
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
+    void rmq_prefetch_far(const void *p) noexcept
 
 cdef enum:
     LINE = 64                   # bytes of a cache line
-    RECORDS_AHEAD = 16          # of a scan that passes over the bodies
+    RECORDS_TOGETHER = 8        # of a scan that passes over the bodies: asked for as many before their turn
     NEAR = 512                  # bytes of a record: of smaller ones the memory knows by itself what comes
+    FRONT = 92                  # bytes of a record that are read of most, up to its body's size
     FRONT_LINES = 128           # bytes from a record's start up to its body and a bit more
     FRONTS_AHEAD = 32           # of a look-up: records whose front is asked for
     TAILS_AHEAD = 16
@@ -26,17 +28,30 @@ cdef inline void prefetch_lines(const uint8_t *base, int64_t begin, int64_t end,
         begin += LINE
 
 
-cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t size,
-                                const RecordRow *last) noexcept nogil:
-    """Ask for front, topic and properties of a later record, as if all were like the last one: `following` is its end.
+cdef inline void _prefetch_far(const uint8_t *base, int64_t begin, int64_t end) noexcept nogil:
+    """prefetch_lines far ahead; base is aligned to a line."""
+    begin -= begin % LINE
+    while begin < end:
+        rmq_prefetch_far(base + begin)
+        begin += LINE
+
+
+cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t size, const RecordRow *last,
+                                int32_t count) noexcept nogil:
+    """Ask for front, topic and properties of later records, as if all were like the last one: `following` is its end,
+    count the records so far. Many at once: each is of another page, and beside other work few pages are looked up.
 
     Only for scans that pass over the bodies: of those that read every byte the memory knows by itself what comes.
     """
-    cdef int64_t at = following + RECORDS_AHEAD * <int64_t>last.size
-    # One line of the front: its neighbour comes along, and asking for it too takes longer.
-    prefetch_lines(base, at, at + 1, size)
-    at += last.topic_position
-    prefetch_lines(base, at, at + min(<int64_t>TAIL_LINES, <int64_t>last.size - last.topic_position), size)
+    cdef int64_t at, stop, tail = last.topic_position
+    if count % RECORDS_TOGETHER and count != 1:
+        return
+    at = following if count == 1 else following + RECORDS_TOGETHER * <int64_t>last.size
+    stop = min(size, following + 2 * RECORDS_TOGETHER * <int64_t>last.size) - last.size
+    while at <= stop:
+        _prefetch_far(base, at, at + FRONT)
+        _prefetch_far(base, at + tail, at + min(<int64_t>last.size, tail + TAIL_LINES))
+        at += last.size
 
 
 cdef inline int64_t position_in(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:

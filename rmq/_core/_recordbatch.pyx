@@ -173,7 +173,7 @@ cdef class RecordBatch:
                 position += row.size
                 count += 1
                 if skips_bodies and row.size > NEAR:
-                    prefetch_ahead(base, position, segment_size, row)
+                    prefetch_ahead(base, position, segment_size, row, count)
         if stop == SCAN_LIMIT and count == 0:
             self.release()
         self.count = count
