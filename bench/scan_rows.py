@@ -111,10 +111,11 @@ def beside_recovery(setting: Setting, filled: Filled, part: str) -> None:
 
 
 def beside_reput(setting: Setting, filled: Filled, part: str) -> None:
-    """Queue and index of a new store each round; two keys a message."""
+    """Queue and index of a new store each round, those of the round before are let go of; two keys a message."""
     place, rocketmq = setting.place / "derived", setting.rocketmq
 
     def make(_: int) -> Callable[[], Any]:
+        opened.close()
         shutil.rmtree(place, ignore_errors=True)
         queues = QueueSet(place / "consumequeue", CONFIG.mapped_file_size_consume_queue, writable=True, is_exact=True)
         index = Index(place / "index", CONFIG, writable=True)

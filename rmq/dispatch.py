@@ -18,7 +18,7 @@ from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_SIZE
 from rmq._core._message import check_topic
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import LEGACY_PROPERTIES, PARSE_PROPERTIES
+from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
@@ -74,7 +74,7 @@ class Dispatcher(Generic[Queue]):
         self._by_number: list[Queue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
-        self._checks = PARSE_PROPERTIES | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
+        self._checks = PARSE_PROPERTIES | HASH_KEYS | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
         self.lock = threading.RLock()
 
     def advance(self, end: int) -> None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmq")
 
 MAX_TIMESTAMP = 2**63 - 1
-RESERVE_AHEAD = 8 * 1024 * 1024
+RESERVE_AHEAD = 8 * 1024 * 1024  # bytes of entries, at most as many as there are
+RESERVE_FIRST = 1024 * 1024
 ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 
 
@@ -106,8 +107,10 @@ class IndexFile:
         """Blocks for the slots, once, and for the entries to come; returns how many more entries they hold."""
         if self._file.reserved == 0:
             self._file.reserve(0, self._entries_at, self._entries_at)
-        at = self._entries_at + self.view.index_count * L.ENTRY_SIZE
-        self._file.reserve(at - L.ENTRY_SIZE, min(self._file.size, at + L.ENTRY_SIZE), RESERVE_AHEAD)
+        used = self.view.index_count * L.ENTRY_SIZE
+        at = self._entries_at + used
+        ahead = min(RESERVE_AHEAD, max(RESERVE_FIRST, used))
+        self._file.reserve(at - L.ENTRY_SIZE, min(self._file.size, at + L.ENTRY_SIZE), ahead)
         self.view.limit((self._file.reserved - self._entries_at) // L.ENTRY_SIZE)
         return self.view.room
 

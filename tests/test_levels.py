@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 CORE = [f"test_{name}.py" for name in (
     "arrow_values", "bad_input", "columns", "consumequeue_units", "damage", "golden_read", "golden_write",
     "indexbatches", "indexfile", "items", "javahash", "jsonrows", "oracle", "places", "putbatch", "putter", "puttexts",
-    "queries", "record", "record_damage", "scan_damage", "sidecar", "store", "views")]  # fmt: skip
+    "queries", "record", "record_damage", "rowhashes", "scan_damage", "sidecar", "store", "views")]  # fmt: skip
 
 
 ROOT = HERE.parent

@@ -86,7 +86,8 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
             p = &out[count, 0]
             store_i64(p + L.UNIT_PHY_OFFSET_OFFSET, row.phy_offset)
             store_i32(p + L.UNIT_SIZE_OFFSET, row.size)
-            store_i64(p + L.UNIT_TAGS_CODE_OFFSET, tags_code_of(row, delay_levels))
+            store_i64(p + L.UNIT_TAGS_CODE_OFFSET, batch.hashes[i].tags if batch.has_hashes and row.delay_size <= 0
+                      else tags_code_of(row, delay_levels))
             queue_of[count] = row.queue
             offset_of[count] = row.queue_offset
             is_grouped = is_grouped and row.queue >= last

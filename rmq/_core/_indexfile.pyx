@@ -7,23 +7,26 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexput cimport KEYS_AHEAD, Pending, ask, put_hashed, put_pending
+from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
 from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk, walk_one
-from rmq._core._javahash cimport hash_of_str, key_hash_of, rmq_hash_utf8
-from rmq._core._record cimport RecordRow, next_key
+from rmq._core._javahash cimport hash_of_str, key_hash_of
 from rmq._core._recordbatch cimport RecordBatch
 from rmq._core._sidecar cimport ANSWERED, DAMAGED, Outcome, SidecarView
 
 import numpy as np
 
+cdef extern from "populate.h" nogil:
+    void rmq_populate(uint8_t *begin, int64_t size) noexcept
+
 cdef enum:
     FEW_ANSWERS = 32                # of one key, that need no memory
+    SLOTS_OF_A_KEY = 1365           # 4/3 of those of a page: so many keys touch more than half of the pages
+    BYTES_TOGETHER = 16384          # of entries: fewer are not worth a call of the system
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
-cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
 
 cdef extern from "Python.h":
@@ -176,6 +179,18 @@ cdef class IndexFileView:
             raise ValueError("index file is read only")
         return 0
 
+    cdef void _expect(self, int64_t keys) noexcept nogil:
+        """So many keys are about to be put: the pages that they will touch get into memory, hardly any more."""
+        cdef int64_t count = self._count(), begin, end
+        begin = max(self._present, count * L.ENTRY_SIZE)
+        end = min(count + keys, <int64_t>self._file.limit) * L.ENTRY_SIZE
+        if end - begin >= BYTES_TOGETHER:
+            rmq_populate(self._file.entries + begin, end - begin)
+            self._present = end
+        if not self._has_slots and keys >= self.hash_slot_num // SLOTS_OF_A_KEY and end - begin >= BYTES_TOGETHER:
+            rmq_populate(self._file.slots, <int64_t>self.hash_slot_num * L.INDEX_SLOT_SIZE)
+            self._has_slots = True
+
     def put(self, const int32_t[::1] key_hashes not None, const int64_t[::1] phy_offsets not None,
             const int64_t[::1] store_timestamps not None):
         """Append entries in order; returns how many fitted. Arrays of one length; no hash may be negative."""
@@ -188,6 +203,7 @@ cdef class IndexFileView:
             return 0
         self._users += 1
         with nogil:
+            self._expect(count)
             count = put_hashed(&self._file, &key_hashes[0], &phy_offsets[0], &store_timestamps[0], count)
         self._leave()
         return count
@@ -195,14 +211,13 @@ cdef class IndexFileView:
     def put_one(self, key, phy_offset, store_timestamp):
         """Append one entry for a whole index key. False: there is no room below the limit, or an argument is not just a
         str and two int of 64 bits, or the file is read only; nothing was done, and put tells more."""
-        cdef Pending entry
-        if type(key) is not str or not _is_plain(phy_offset, &entry.phy_offset) or \
-                not _is_plain(store_timestamp, &entry.store_timestamp) or not self._writable:
+        cdef int64_t offset, timestamp
+        if type(key) is not str or not _is_plain(phy_offset, &offset) or \
+                not _is_plain(store_timestamp, &timestamp) or not self._writable:
             return False
         self._check()
-        ask(&self._file, &entry, key_hash_of(hash_of_str(key, 0)))
         # With the GIL: to let it go and take it again takes as long as the entry.
-        return put_pending(&self._file, &entry, 1) == 1
+        return put_one_hashed(&self._file, key_hash_of(hash_of_str(key, 0)), offset, timestamp)
 
     def put_rows(self, RecordBatch batch not None, int32_t row, int32_t key, *, bint index_tags=False):
         """Index the rows of a scanned batch from (row, key) on; returns the (row, key) to go on with in the next file.
@@ -212,9 +227,9 @@ cdef class IndexFileView:
         there even when it has no keys, unless all its keys are in. ROLLBACK messages have none. Source:
         IndexService#buildIndex.
         """
-        cdef Pending[KEYS_AHEAD] block
+        cdef KeyBlock block
         cdef int32_t next_row, next_key
-        cdef int count, done
+        cdef int64_t done
         self._check_put()
         if row < 0 or key < 0:
             raise ValueError("row and key must not be negative")
@@ -222,89 +237,26 @@ cdef class IndexFileView:
         with nogil:
             while row < batch.count and self._count() < self._file.limit:
                 next_row, next_key = row, key
-                count = self._gather(batch, &next_row, &next_key, index_tags, block)
-                done = put_pending(&self._file, block, count)
-                if done < count:
-                    row, key = block[done].row, block[done].key
-                elif count and self._count() >= self._file.limit:
+                gather(batch, &next_row, &next_key, index_tags, &block)
+                # As if the rows to come had as many keys each.
+                self._expect(block.count + <int64_t>block.count * (batch.count - next_row) // max(1, next_row - row))
+                done = put_hashed(&self._file, block.key_hashes, block.phy_offsets, block.store_timestamps, block.count)
+                if done < block.count:
+                    row, key = block.rows[done], block.keys[done]
+                elif done and self._count() >= self._file.limit:
                     # Rows without keys behind the last entry meet a full file too.
-                    row = block[count - 1].row + (1 if block[count - 1].is_last else 0)
-                    key = 0 if block[count - 1].is_last else block[count - 1].key + 1
+                    row, key = block.rows[done - 1], block.keys[done - 1] + 1
+                    if next_row > row:
+                        row, key = row + 1, 0
                 else:
                     row, key = next_row, next_key
             if key > 0 and row < batch.count:
                 next_row, next_key = row, key
-                count = self._gather(batch, &next_row, &next_key, index_tags, block)
-                if count == 0 or block[0].row > row:
+                gather(batch, &next_row, &next_key, index_tags, &block)
+                if block.count == 0 or block.rows[0] > row:
                     row, key = row + 1, 0
         self._leave()
         return row, key
-
-    cdef bint _add(self, Pending *block, int *count, const RecordRow *record, int32_t row, int32_t *at, int32_t key,
-                   int32_t key_hash) noexcept nogil:
-        """Add key number *at of the record unless it comes before `key`; False when the block is full."""
-        cdef Pending *entry
-        if at[0] >= key:
-            if count[0] == KEYS_AHEAD:
-                return False
-            entry = &block[count[0]]
-            ask(&self._file, entry, key_hash)
-            entry.row = row
-            entry.key = at[0]
-            entry.is_last = False
-            entry.phy_offset = record.phy_offset
-            entry.store_timestamp = record.store_timestamp
-            count[0] += 1
-        at[0] += 1
-        return True
-
-    cdef int _gather(self, RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
-                     Pending *block) noexcept nogil:
-        """Entries of the rows from (*row, *key) on, at most KEYS_AHEAD, and where to go on; memory is asked for their
-        slots. Returns how many."""
-        cdef RecordRow *record
-        cdef const RecordRow *other = NULL
-        cdef int32_t seed = 0, tags_seed, at, hashed
-        cdef int count = 0, before
-        cdef const uint8_t *cursor
-        cdef const uint8_t *end
-        cdef const uint8_t *piece
-        cdef int64_t size
-        cdef bint room = True
-        while row[0] < batch.count:
-            record = &batch.rows[row[0]]
-            before = count
-            if record.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK:
-                if other == NULL or other.topic_size != record.topic_size or memcmp(
-                        other.base + other.topic_position, record.base + record.topic_position, record.topic_size):
-                    # Every key's hash begins with that of `topic#`.
-                    seed = rmq_hash_utf8(record.base + record.topic_position, record.topic_size, 0)
-                    seed = <int32_t>(31 * <uint32_t>seed + <uint32_t>HASH_OF_SEPARATOR)
-                    other = record
-                at = 0
-                if record.uniq_key_size > 0:
-                    hashed = key_hash_of(rmq_hash_utf8(record.base + record.uniq_key_position, record.uniq_key_size,
-                                                       seed))
-                    room = self._add(block, &count, record, row[0], &at, key[0], hashed)
-                if room and record.keys_size > 0:
-                    cursor = record.base + record.keys_position
-                    end = cursor + record.keys_size
-                    while room and next_key(&cursor, end, &piece, &size):
-                        hashed = key_hash_of(rmq_hash_utf8(piece, size, seed))
-                        room = self._add(block, &count, record, row[0], &at, key[0], hashed)
-                if room and index_tags and record.tags_size > 0:
-                    # The key is "T#tags" behind "topic#": three characters more.
-                    tags_seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + <uint32_t>HASH_OF_SEPARATOR)
-                    hashed = key_hash_of(rmq_hash_utf8(record.base + record.tags_position, record.tags_size, tags_seed))
-                    room = self._add(block, &count, record, row[0], &at, key[0], hashed)
-                if not room:
-                    key[0] = at
-                    return count
-                if count > before:
-                    block[count - 1].is_last = True
-            row[0] += 1
-            key[0] = 0
-        return count
 
     # ---- select ----
 

@@ -3,22 +3,23 @@
 from libc.stdint cimport int32_t, int64_t
 
 from rmq._core._indexwalk cimport IndexBytes
+from rmq._core._recordbatch cimport RecordBatch
 
 cdef enum:
-    KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn
+    KEYS_TOGETHER = 512             # keys of rows that are gathered before they are put
 
 
-cdef struct Pending:                # an entry to put, whose slot was asked of memory
-    int32_t key_hash
-    int32_t slot
-    int32_t row                     # where it comes from: row of the batch, number of the key in it
-    int32_t key
-    bint is_last                    # of its row
-    int64_t phy_offset
-    int64_t store_timestamp
+cdef struct KeyBlock:               # keys of rows of a batch, in RocketMQ's order
+    int32_t count
+    int32_t[KEYS_TOGETHER] key_hashes
+    int32_t[KEYS_TOGETHER] rows     # where each comes from: row of the batch,
+    int32_t[KEYS_TOGETHER] keys     # number of the key in it
+    int64_t[KEYS_TOGETHER] phy_offsets
+    int64_t[KEYS_TOGETHER] store_timestamps
 
 
-cdef void ask(const IndexBytes *file, Pending *entry, int32_t key_hash) noexcept nogil
-cdef int put_pending(const IndexBytes *file, const Pending *block, int count) noexcept nogil
+cdef void gather(RecordBatch batch, int32_t *row, int32_t *key, bint index_tags, KeyBlock *block) noexcept nogil
+cdef bint put_one_hashed(const IndexBytes *file, int32_t key_hash, int64_t phy_offset,
+                         int64_t store_timestamp) noexcept nogil
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,
                         const int64_t *store_timestamps, int64_t count) noexcept nogil

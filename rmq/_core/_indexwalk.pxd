@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
+    void rmq_prefetch_far(const void *p) noexcept
 
 
 cdef struct IndexBytes:             # an index file, borrowed

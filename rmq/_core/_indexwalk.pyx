@@ -14,6 +14,7 @@ from rmq._core._bytes cimport load_i32, load_i64
 cdef enum:
     IN_FLIGHT = 96                  # more do not wait less
     KEYS_AT_A_TIME = 4096           # answers are put in the order of their keys after so many
+    CACHED = 16 * 1024 * 1024       # bytes of a file that the caches near the processor may hold whole
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 
 
@@ -93,6 +94,18 @@ cdef bint _hand_over(const HitList *hits, const int32_t *counts, Py_ssize_t keys
     return True
 
 
+cdef inline void _ask(const uint8_t *first, const uint8_t *last, bint is_far) noexcept nogil:
+    """Ask memory for a byte or two."""
+    if is_far:
+        rmq_prefetch_far(first)
+        if last != first:
+            rmq_prefetch_far(last)
+    else:
+        rmq_prefetch(first)
+        if last != first:
+            rmq_prefetch(last)
+
+
 cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, const int32_t *key_hashes,
                          const int32_t *found, int32_t keys, bint is_raw, int32_t *counts,
                          HitList *hits) noexcept nogil:
@@ -104,9 +117,11 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
     cdef int64_t begin = question.begin, end = question.end, base_ms = 0, stored_ms, left
     cdef int32_t active = 0, asked = 0, next_key = 0, kept, free_lanes, i, position, previous, diff, count
     cdef const uint8_t *entry
+    cdef const uint8_t *slot
     cdef Lane lane
     cdef Hit *hit
     cdef bint is_hit, goes_on
+    cdef bint is_far = <int64_t>file.hash_slot_num * L.INDEX_SLOT_SIZE + <int64_t>file.index_num * L.ENTRY_SIZE > CACHED
     while True:
         if not _make_room(hits, active + 1):
             return False
@@ -132,8 +147,7 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
             chains[kept] = lane
             kept += goes_on & (lane.left > 0)
             entry = file.entries + <int64_t>previous * L.ENTRY_SIZE
-            rmq_prefetch(entry)
-            rmq_prefetch(entry + L.ENTRY_SIZE - 1)
+            _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
         hits.count = hit - hits.items
         active = kept
         if asked:
@@ -151,8 +165,7 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
                 chains[active] = lane
                 active += (position > 0) & (position <= count) & (lane.left > 0)
                 entry = file.entries + <int64_t>position * L.ENTRY_SIZE
-                rmq_prefetch(entry)
-                rmq_prefetch(entry + L.ENTRY_SIZE - 1)
+                _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
         free_lanes = min(IN_FLIGHT - active, keys - next_key)
         for i in range(free_lanes):
             left = question.max_num
@@ -163,7 +176,8 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
             lane.position = slot_of(&file, lane.key_hash)
             lane.left = <int32_t>min(max(left, <int64_t>0), <int64_t>INT32_LIMIT)
             slots[i] = lane
-            rmq_prefetch(file.slots + <int64_t>lane.position * L.INDEX_SLOT_SIZE)
+            slot = file.slots + <int64_t>lane.position * L.INDEX_SLOT_SIZE
+            _ask(slot, slot, is_far)
             next_key += 1
         asked = free_lanes
         if not active and not asked:

@@ -22,5 +22,10 @@ cdef inline int32_t key_hash_of(int32_t java_hash) noexcept nogil:
     return <int32_t>(((<uint32_t>java_hash ^ sign) - sign) & <uint32_t>0x7FFFFFFF)
 
 
+cdef inline int32_t seed_of_topic(const uint8_t *topic, int64_t size) noexcept nogil:
+    """Hash of `topic#`, on which those of its index keys go on."""
+    return <int32_t>(31 * <uint32_t>rmq_hash_utf8(topic, size, 0) + 35)       # '#'
+
+
 cdef int32_t hash_of_str(object text, int32_t seed) except? -1
 cdef object decode_utf8(const uint8_t *p, int64_t size)

@@ -8,6 +8,7 @@ cdef struct QueueSlot:
     uint8_t *topic              # owned
     int32_t topic_size
     int32_t queue_id
+    int32_t seed                # hash of `topic#`, on which those of its keys go on
     int64_t next_offset         # queue offset of the queue's next message
 
 

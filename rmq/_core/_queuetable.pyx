@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
+from rmq._core._javahash cimport seed_of_topic
 
 cdef extern from *:
     """
@@ -112,6 +113,7 @@ cdef class QueueTable:
         memcpy(slot.topic, topic, topic_size)
         slot.topic_size = topic_size
         slot.queue_id = queue_id
+        slot.seed = seed_of_topic(topic, topic_size)
         slot.next_offset = 0
         self.buckets[bucket] = self.count + 1
         self.count += 1

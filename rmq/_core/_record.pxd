@@ -26,6 +26,7 @@ cpdef enum:
     PARSE_PROPERTIES = 8        # fill the keys, uniq_key, tags and delay fields of the rows
     CHECK_HAS_CRC = 32          # properties with a NUL end with the CRC property: lost bytes may have been its name
     LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored
+    HASH_KEYS = 64              # with parsed properties and queues: hashes of tags and keys, for queues and index
 
 
 cdef enum:

@@ -30,6 +30,7 @@ CHECK_SECTORS: Final[int]
 CHECK_HAS_CRC: Final[int]
 PARSE_PROPERTIES: Final[int]
 LEGACY_PROPERTIES: Final[int]
+HASH_KEYS: Final[int]
 
 def encode_blank(segment: _Writable, position: int) -> None: ...
 def store_visible(marks: _Writable, phy_offset: int) -> None: ...

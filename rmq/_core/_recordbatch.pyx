@@ -15,10 +15,20 @@ from libc.string cimport memcmp
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
+from rmq._core._prefetch cimport (
+    FRONTS_AHEAD,
+    NEAR,
+    TAILS_AHEAD,
+    position_in,
+    prefetch_ahead,
+    prefetch_front,
+    prefetch_tail,
+)
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
     CHECK_BODY_CRC,
     CHECK_RECORD_CRC,
+    HASH_KEYS,
     PARSE_PROPERTIES,
     RecordRow,
     SCAN_FULL,
@@ -30,64 +40,11 @@ from rmq._core._record cimport (
     row_has_key,
     store_host_of,
 )
+from rmq._core._rowhash cimport RowHashes, hash_row
 
 import numpy as np
 
-cdef extern from "prefetch.h" nogil:
-    void rmq_prefetch(const void *p) noexcept
-
 cdef int32_t FIRST_ROOM = 32        # rows of a batch before it grows
-cdef int64_t LINE = 64              # bytes of a cache line
-cdef int RECORDS_AHEAD = 16         # of a scan that passes over the bodies
-cdef int32_t NEAR = 512             # bytes of a record: of smaller ones the memory knows by itself what comes
-cdef int64_t FRONT_LINES = 128      # bytes from a record's start up to its body and a bit more
-cdef int FRONTS_AHEAD = 32          # of a look-up: records whose front is asked for
-cdef int TAILS_AHEAD = 16
-cdef int64_t TAIL_LINES = 256       # bytes of topic and properties that are asked for
-
-
-cdef inline void _prefetch_lines(const uint8_t *base, int64_t begin, int64_t end, int64_t size) noexcept nogil:
-    """Ask for the cache lines of bytes [begin, end), those among the first `size`."""
-    end = min(end, size)
-    while begin < end:
-        rmq_prefetch(base + begin)
-        begin += LINE
-
-
-cdef inline void _prefetch_ahead(const uint8_t *base, int64_t following, int64_t size,
-                                 const RecordRow *last) noexcept nogil:
-    """Ask for front, topic and properties of a later record, as if all were like the last one: `following` is its end.
-
-    Only for scans that pass over the bodies: of those that read every byte the memory knows by itself what comes.
-    """
-    cdef int64_t at = following + RECORDS_AHEAD * <int64_t>last.size
-    # One line of the front: its neighbour comes along, and asking for it too takes longer.
-    _prefetch_lines(base, at, at + 1, size)
-    at += last.topic_position
-    _prefetch_lines(base, at, at + min(TAIL_LINES, <int64_t>last.size - last.topic_position), size)
-
-
-cdef inline int64_t _position(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:
-    """Where a phy offset lies in a segment, -1: not in its first `limit` bytes."""
-    # Compared first: the difference of hostile offsets may not overflow.
-    if limit <= 0 or phy_offset < segment_phy_offset or phy_offset > segment_phy_offset + (limit - 1):
-        return -1
-    return phy_offset - segment_phy_offset
-
-
-cdef inline void _prefetch_front(const uint8_t *base, int64_t position, int64_t size) noexcept nogil:
-    if position >= 0:
-        _prefetch_lines(base, position, position + FRONT_LINES, size)
-
-
-cdef inline void _prefetch_tail(const uint8_t *base, int64_t position, int64_t size) noexcept nogil:
-    """Ask for the end of a record whose front was asked for before; there lie its topic and properties."""
-    cdef int64_t length
-    if position < 0 or size - position < 4:
-        return
-    length = load_i32(base + position)
-    if FRONT_LINES < length <= size - position:
-        _prefetch_lines(base, position + max(FRONT_LINES, length - TAIL_LINES), position + length, size)
 
 
 cdef struct Span:
@@ -131,21 +88,27 @@ cdef class RecordBatch:
             raise ValueError("capacity must be at least 1")
         self.capacity = capacity
         self.stop = SCAN_FULL
-        self._grow(min(capacity, FIRST_ROOM))
+        self._grow(min(capacity, FIRST_ROOM), False)
 
     def __dealloc__(self):
         free(self.rows)
+        free(self.hashes)
 
     def __len__(self):
         return self.count
 
-    cdef int _grow(self, int64_t room) except -1 nogil:
+    cdef int _grow(self, int64_t room, bint with_hashes) except -1 nogil:
         """Room for so many rows; most batches hold few."""
         cdef RecordRow *rows = <RecordRow *>realloc(self.rows, <size_t>room * sizeof(RecordRow))
-        if rows == NULL:
+        cdef RowHashes *hashes = self.hashes
+        if rows != NULL:
+            self.rows = rows
+        if with_hashes or hashes != NULL:
+            hashes = <RowHashes *>realloc(hashes, <size_t>room * sizeof(RowHashes))
+        if rows == NULL or (hashes == NULL and (with_hashes or self.hashes != NULL)):
             with gil:
                 raise MemoryError()
-        self.rows, self._room = rows, <int32_t>room
+        self.hashes, self._room = hashes, <int32_t>room
         return 0
 
     cdef const uint8_t *_borrow_source(self, object source, int64_t *size) except? NULL:
@@ -162,6 +125,7 @@ cdef class RecordBatch:
     def release(self):
         """Forget the rows and let go of the bytes they borrow."""
         self.count = 0
+        self.has_hashes = False
         self._source = None
 
     def scan(self, segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end, *,
@@ -169,19 +133,22 @@ cdef class RecordBatch:
         """Fill the batch with the records from phy offset `begin` up to `end` of one segment; returns the stop code.
 
         begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
-        each row gets its queue's number. byte_limit > 0 ends the batch (SCAN_FULL) at the first record at or past that
-        many bytes. behind: bytes that follow in the segment, when `segment` is the beginning of one.
+        each row gets its queue's number; HASH_KEYS wants them. byte_limit > 0 ends the batch (SCAN_FULL) at the first
+        record at or past that many bytes. behind: bytes that follow in the segment, when `segment` is the beginning of one.
         """
         cdef int64_t segment_size = 0
         cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
         cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start = position
         cdef bint skips_bodies = not checks & (CHECK_BODY_CRC | CHECK_RECORD_CRC)
+        cdef bint has_hashes = queues is not None and checks & HASH_KEYS and checks & PARSE_PROPERTIES
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
         if position < 0 or limit < position or limit > segment_size:
             self.release()
             raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
+        if has_hashes and self.hashes == NULL:
+            self._grow(self._room, True)
         with nogil:
             while count < self.capacity:
                 if position == limit:
@@ -190,7 +157,7 @@ cdef class RecordBatch:
                 if byte_limit > 0 and position - start >= byte_limit:
                     break
                 if count == self._room:
-                    self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room))
+                    self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room), has_hashes)
                 row = &self.rows[count]
                 stop = parse_record(base + position, limit - position, segment_size + behind - position,
                                     segment_phy_offset + position, checks, row)
@@ -201,13 +168,16 @@ cdef class RecordBatch:
                     if row.queue < 0:
                         with gil:
                             raise MemoryError()
+                    if has_hashes:
+                        hash_row(row, queues.slots[row.queue].seed, &self.hashes[count])
                 position += row.size
                 count += 1
                 if skips_bodies and row.size > NEAR:
-                    _prefetch_ahead(base, position, segment_size, row)
+                    prefetch_ahead(base, position, segment_size, row, count)
         if stop == SCAN_LIMIT and count == 0:
             self.release()
         self.count = count
+        self.has_hashes = has_hashes
         self.stop = stop
         self.next_phy_offset = segment_phy_offset + position
         return stop
@@ -226,19 +196,19 @@ cdef class RecordBatch:
             raise ValueError("more offsets than the batch has rows")
         cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
         if number > self._room:
-            self._grow(number)
+            self._grow(number, False)
         found = np.empty(number, np.int32)
         cdef int32_t[::1] out = found
         limit = min(segment_size, end - segment_phy_offset)
         with nogil:
             for i in range(min(number, FRONTS_AHEAD)):
-                _prefetch_front(base, _position(phy_offsets[i], segment_phy_offset, limit), limit)
+                prefetch_front(base, position_in(phy_offsets[i], segment_phy_offset, limit), limit)
             for i in range(number):
                 if i + FRONTS_AHEAD < number:
-                    _prefetch_front(base, _position(phy_offsets[i + FRONTS_AHEAD], segment_phy_offset, limit), limit)
+                    prefetch_front(base, position_in(phy_offsets[i + FRONTS_AHEAD], segment_phy_offset, limit), limit)
                 if i + TAILS_AHEAD < number:
-                    _prefetch_tail(base, _position(phy_offsets[i + TAILS_AHEAD], segment_phy_offset, limit), limit)
-                position = _position(phy_offsets[i], segment_phy_offset, limit)
+                    prefetch_tail(base, position_in(phy_offsets[i + TAILS_AHEAD], segment_phy_offset, limit), limit)
+                position = position_in(phy_offsets[i], segment_phy_offset, limit)
                 if position < 0:
                     continue
                 if parse_record(base + position, limit - position, segment_size + behind - position, phy_offsets[i],
@@ -261,7 +231,7 @@ cdef class RecordBatch:
         self.release()
         self._source = data
         if len(places) > self._room:
-            self._grow(len(places))
+            self._grow(len(places), False)
         for i in range(<int32_t>len(places)):
             position, size = places[i]
             room = view.shape[0] - position
@@ -305,6 +275,7 @@ cdef class RecordBatch:
         finally:
             free(wanted)
         self.count = kept
+        self.has_hashes = False
         return kept
 
     def match(self, bytes topic not None, list keys not None, const int64_t[::1] wanted not None):
