@@ -11,7 +11,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport store_i32
+from rmq._core._alike cimport Alike, can_be_alike, encode_alike, take_alike
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, shares_header, waits
 from rmq._core._putrow cimport (
@@ -19,7 +19,7 @@ from rmq._core._putrow cimport (
     set_alike, set_hosts, set_numbers, set_own, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
-from rmq._core._record cimport PLAIN_HEADER_SIZE, SECTOR_SIZE, PutRow, encode_alike, encode_record, rmq_texts
+from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "property.h" nogil:
@@ -170,8 +170,9 @@ cdef class PutBatch:
         row.born_host_size = <uint8_t>PyBytes_GET_SIZE(text)
         if message._wait:
             self.waits = True
-        self._has_like = row.born_host_size == L.HOST_IPV4_SIZE and row.store_host_size == L.HOST_IPV4_SIZE
-        return self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+        self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+        self._has_like = can_be_alike(row)
+        return 0
 
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1:
         """_take for a message with the header of the one before it; False: not done, _take it."""
@@ -189,7 +190,7 @@ cdef class PutBatch:
         record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
         if record_size > self.rules.max_record_size:
             return False
-        set_alike(row, row - 1)
+        set_alike(row)
         row.body = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item).body)
         row.body_size = <int32_t>body_size
         row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
@@ -385,7 +386,7 @@ cdef class PutBatch:
         cdef rmq_texts texts = self._texts
         cdef bint has_topics = topic.count > 1
         cdef int malformed
-        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new
+        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new, has_like = False
         if has_numbers:
             set_rows(self.rows, count, self.rules.store_host)
             set_numbers(self.rows, count, numbers)
@@ -408,6 +409,7 @@ cdef class PutBatch:
                         malformed = 0  # checked above
                         units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                         settle(self.rules, i, &first, units, False, False)
+                        has_like = can_be_alike(&first)
                 if has_numbers:
                     row.topic, row.topic_size = first.topic, first.topic_size
                     row.is_v2, row.append_crc = first.is_v2, first.append_crc
@@ -416,10 +418,11 @@ cdef class PutBatch:
                     if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
                         with gil:
                             refuse_numbers(i, row)
-                elif is_new or first.sys_flag:      # IPv6 hosts
+                elif is_new or not has_like:
                     row[0] = first
                 else:
-                    set_alike(row, &first)
+                    set_alike(row)
+                    row.properties, row.properties_size = NULL, first.properties_size
                 row.body = bodies + body_starts[i]
                 size = body_starts[i + 1] - body_starts[i]
                 properties_size = rmq_texts_size(&texts, i)
@@ -576,7 +579,7 @@ cdef class PutBatch:
         cdef PutRow *rows = self.rows
         cdef QueueSlot *slots = queues.slots
         cdef rmq_texts texts = self._texts
-        cdef uint8_t[PLAIN_HEADER_SIZE] like    # the header of the row before, its total size 0
+        cdef Alike alike                        # the row before
         cdef bint is_counted = False, one_queue = self._one_queue
         for i in range(start, stop):
             row = &rows[i]
@@ -594,11 +597,12 @@ cdef class PutBatch:
                 slots[queue].next_offset += 1
             row.phy_offset = segment_phy_offset + position
             if row.is_alike:
-                encode_alike(row, base + position, row.phy_offset, like, &texts, i)
+                encode_alike(&alike, base + position, row.size, row.queue_offset, row.phy_offset, row.body,
+                             row.body_size, row.properties, row.properties_size, &texts, i)
             else:
                 encode_record(row, base + position, row.phy_offset, store_timestamp, &texts, i)
-                memcpy(like, base + position, PLAIN_HEADER_SIZE)
-                store_i32(like, 0)
+                if i + 1 < stop and rows[i + 1].is_alike:
+                    take_alike(&alike, row, base + position)
             position += row.size
 
     cdef void _stand_alone(self, Py_ssize_t i) noexcept:

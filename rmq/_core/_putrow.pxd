@@ -50,9 +50,6 @@ cdef inline void set_own(PutRow *row, const PutRow *other) noexcept nogil:
     row.queue_offset, row.phy_offset = other.queue_offset, other.phy_offset
 
 
-cdef inline void set_alike(PutRow *row, const PutRow *before) noexcept nogil:
+cdef inline void set_alike(PutRow *row) noexcept nogil:
     """Make a row like the one before it, but for set_own. What follows is_alike in it is not filled."""
-    row.topic, row.topic_size = before.topic, before.topic_size
-    row.properties, row.properties_size = before.properties, before.properties_size
-    row.is_v2, row.append_crc, row.separate_crc = before.is_v2, before.append_crc, before.separate_crc
     row.is_alike = True

@@ -22,6 +22,12 @@ cdef bint _ascends(const int64_t *starts, Py_ssize_t count, int64_t size) noexce
     return not falls and starts[0] >= 0 and starts[count] <= size
 
 
+cdef void _widen(int64_t *dest, const int32_t *numbers, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(count):      # of its own: fields of an object in it would keep it off vectors
+        dest[i] = numbers[i]
+
+
 @cython.final
 cdef class TextColumn:
     """offsets: int32 or int64, one more than strings."""
@@ -35,8 +41,8 @@ cdef class TextColumn:
             self._widened = <int64_t *>malloc(<size_t>(self.count + 1) * sizeof(int64_t))
             if self._widened == NULL:
                 raise MemoryError()
-            for i in range(self.count + 1):
-                self._widened[i] = narrow[i]
+            if self.count >= 0:
+                _widen(self._widened, &narrow[0], self.count + 1)
             self.starts = self._widened
         else:
             self._wide = offsets
