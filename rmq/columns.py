@@ -51,6 +51,8 @@ def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
 
     if isinstance(table, pa.RecordBatch):
         yield table
+    elif isinstance(table, pa.Table):
+        yield from table.to_reader()  # as of any stream, without the way through C
     elif hasattr(table, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(table)
     elif hasattr(table, "__arrow_c_array__"):
@@ -65,23 +67,24 @@ class ColumnReader:
     def __init__(self, schema: pa.Schema, *, topic: str | None, queue_id: int | None,
                  columns: Mapping[str, str] | None) -> None:  # fmt: skip
         """columns: message field -> column name, for those that are named otherwise."""
-        names = {field: field for field in KINDS}
+        names, found = {field: field for field in KINDS}, schema.names
         if columns is not None and not isinstance(columns, Mapping):
             raise TypeError(f"columns must be a mapping, got {type(columns).__name__}")
         for field, name in (columns or {}).items():
             if field not in _ACCEPTED:
                 known = ", ".join(sorted(_ACCEPTED))
                 raise ValueError(f"columns: no message field {field!r}; there are: {known}")
-            if name not in schema.names:
+            if name not in found:
                 raise ValueError(f"columns: the table has no column {name!r}")
             names[field] = name
-        self._names = {field: name for field, name in names.items() if name in schema.names}
-        unknown = sorted(set(schema.names) - set(self._names.values()))
+        self._names = {field: name for field, name in names.items() if name in found}
+        unknown = sorted(set(found) - set(self._names.values()))
         if unknown:
             raise ValueError(f"column {unknown[0]!r} is no message field; "
                              "map it with columns= or leave it out")  # fmt: skip
-        if len(set(schema.names)) != len(schema.names):
+        if len(set(found)) != len(found):
             raise ValueError("column names repeat")
+        self._places = {field: found.index(name) for field, name in self._names.items()}
         self._topic = topic
         self._constant: TextColumn | None = None
         self._queue_id = queue_id
@@ -126,8 +129,8 @@ class ColumnReader:
         )
 
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
-        name = self._names.get(field)
-        return None if name is None else batch.column(batch.schema.get_field_index(name))
+        place = self._places.get(field)
+        return None if place is None else batch.column(place)
 
     def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
         column = self._column(batch, field)

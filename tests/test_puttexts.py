@@ -167,6 +167,45 @@ def test_a_batch_that_is_encoded_in_parts_has_the_same_bytes() -> None:
     assert bytes(segment[:place]) == whole
 
 
+@pytest.mark.parametrize("append_crc", [False, True])
+def test_rows_of_columns_alone_end_where_messages_do(append_crc: bool) -> None:
+    """In parts, at a segment's end, in their results: what keeps nothing of each row is as what does."""
+    count = 60
+    bodies, keys = texts_of(count, 7), texts_of(count, 8, 1)
+    batch, listed = put_batch(append_crc=append_crc), put_batch(append_crc=append_crc)
+    loaded(batch, count + 1, topic=column([b"Other"]), body=column([b""] * (count + 1)))  # another, before
+    loaded(batch, count, topic=column([b"Orders"]), body=column(bodies), keys=column(keys))
+    listed.load([rmq.Message("Orders", body, keys=[key.decode()]) for body, key in zip(bodies, keys, strict=True)])
+    found = []
+    for each in (batch, listed):
+        assert (len(each), each.records_size) == (count, listed.records_size)
+        rooms = [each.fit(row, room) for row in range(count) for room in (0, 99, 1000, each.records_size + 8)]
+        queues, place, row = QueueTable(), 0, 0
+        segment = bytearray(each.records_size + 8)
+        for stop in (0, 1, 2, 31, 31, count):
+            place = each.encode(segment, 1000, place, row, stop, 1_700_000_000_000, queues)
+            row = stop
+        results = [np.asarray(part).tolist() for part in each.results()]
+        found.append((bytes(segment), place, rooms, each.packed_size(), each.last_phy_offset, results))
+        each.release()
+        assert (len(each), each.records_size, each.last_phy_offset, each.results()[4]) == (0, 0, -1, [])
+    assert found[0] == found[1]
+
+
+def test_rows_of_columns_alone_may_be_as_large_as_any() -> None:
+    limits = {"max_message_size": 65, "max_record_size": 91 + 1 + 65 + 22}
+    bodies = [b"b" * size for size in (65, 62, 1)]
+    for tags in ([b"t" * 16] * 3, [b"t" * 9, b"t" * 16, b"t" * 2]):
+        batch = loaded(put_batch(**limits), 3, topic=column([b"T"]), body=column(bodies), tags=column(tags))
+        messages = [rmq.Message("T", body, tags=tag.decode()) for body, tag in zip(bodies, tags, strict=True)]
+        assert encoded(batch, QueueTable()) == expected(messages)
+    with pytest.raises(MessageTooLargeError, match="row 1: body has 66 bytes, more than 65"):
+        loaded(batch, 3, topic=column([b"T"]), body=column([b"", b"b" * 66, b"b" * 66]))
+    with pytest.raises(MessageTooLargeError, match="row 0: record has 180 bytes, more than 179"):
+        loaded(batch, 3, topic=column([b"T"]), body=column(bodies), tags=column([b"t" * 17] * 3))
+    assert (len(batch), batch.records_size) == (0, 0)
+
+
 def test_messages_like_the_one_before_meet_the_same_limits() -> None:
     batch = put_batch(max_message_size=50, max_record_size=600)
     with pytest.raises(MessageTooLargeError, match="row 1: body has 51 bytes, more than 50"):
@@ -187,6 +226,8 @@ def test_offsets_outside_the_data_are_refused(offsets: list[int], width: type) -
         TextColumn(np.array(offsets, width), b"abc", NOTHING)
 
 
-def test_the_lowest_offset_of_all_is_refused() -> None:
+def test_offsets_whose_differences_overflow_are_refused() -> None:
     with pytest.raises(ValueError, match=r"offsets\[2\]"):
         TextColumn(np.array([0, 1, -(2**63)]), b"abc", NOTHING)
+    with pytest.raises(ValueError, match=r"offsets\[1\]"):
+        TextColumn(np.array([0, 3 * 2**61, -(2**63), -1, 3]), b"abc", NOTHING)  # each seems to ascend

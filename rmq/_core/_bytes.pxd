@@ -5,6 +5,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "bigendian.h" nogil:
     void store_i32 "rmq_store_i32"(uint8_t *p, int32_t value) noexcept
     void store_i64 "rmq_store_i64"(uint8_t *p, int64_t value) noexcept
+    void publish_i32 "rmq_publish_i32"(uint8_t *p, int32_t value) noexcept
+    void publish_i64 "rmq_publish_i64"(uint8_t *p, int64_t value) noexcept
 
 
 cdef inline uint16_t load_u16(const uint8_t *p) noexcept nogil:

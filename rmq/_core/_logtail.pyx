@@ -64,7 +64,7 @@ cdef class LogTail:
 
     cdef void _reach(self, int64_t phy_offset, PutBatch batch) noexcept:
         if batch.count:
-            self.last_phy_offset = batch.rows[batch.count - 1].phy_offset
+            self.last_phy_offset = batch.last_place()
         self.position = phy_offset
 
     @property

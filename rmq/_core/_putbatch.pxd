@@ -4,6 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from rmq._core._columnrows cimport ColumnRows
 from rmq._core._putrow cimport PutRules
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, rmq_texts
@@ -14,6 +15,7 @@ from rmq._core._textcolumn cimport TextColumn
 cdef class PutBatch:
     cdef:
         PutRow *rows
+        ColumnRows _columns                 # all rows, when it has any: then `rows` has none
         uint8_t *_arena                     # property strings built from columns
         int64_t _arena_size
         int64_t _arena_room
@@ -27,6 +29,8 @@ cdef class PutBatch:
         readonly bint waits                 # some message asks SYNC_FLUSH to wait for it
         int32_t _capacity
     cdef int _reserve(self, Py_ssize_t count) except -1
+    cdef int64_t last_place(self) noexcept
+    cdef int64_t _size(self, Py_ssize_t i) noexcept nogil
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil
     cdef int _room(self, int64_t size) except -1 nogil
     cdef PyObject *_shortened(self, bytes encoded) except NULL
@@ -38,7 +42,6 @@ cdef class PutBatch:
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
-    cdef void _stand_alone(self, Py_ssize_t i) noexcept
     cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1
     cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

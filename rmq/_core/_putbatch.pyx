@@ -11,15 +11,16 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport store_i32
+from rmq._core._alike cimport Alike, can_be_alike, encode_alike, take_alike
+from rmq._core._columnrows cimport ColumnRows
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, shares_header, waits
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, refuse_numbers, rmq_ends_with_crc, same_topic,
-    set_alike, set_hosts, set_numbers, set_own, set_row, set_rows, settle,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, find_queues, queue_of, refuse_numbers, results_of,
+    rmq_ends_with_crc, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
-from rmq._core._record cimport PLAIN_HEADER_SIZE, SECTOR_SIZE, PutRow, encode_alike, encode_record, rmq_texts
+from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "property.h" nogil:
@@ -56,6 +57,7 @@ cdef class PutBatch:
 
     def __cinit__(self, PutRules rules not None):
         self.rules = rules
+        self._columns = ColumnRows()
 
     def __dealloc__(self):
         free(self.rows)
@@ -72,6 +74,7 @@ cdef class PutBatch:
         self._source = None
         self.waits = False
         self._one_queue = False
+        self._columns.count = 0
         if count > self._capacity:
             rows = <PutRow *>realloc(self.rows, <size_t>count * sizeof(PutRow))
             if rows == NULL:
@@ -79,6 +82,9 @@ cdef class PutBatch:
             self.rows = rows
             self._capacity = <int32_t>count
         return 0
+
+    cdef inline int64_t _size(self, Py_ssize_t i) noexcept nogil:
+        return self._columns.size(i) if self._columns.count else self.rows[i].size
 
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil:
         """Settle row i and count it in."""
@@ -123,6 +129,7 @@ cdef class PutBatch:
         self.count = 0
         self.records_size = 0
         self._source = None
+        self._columns.count = 0
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
@@ -170,8 +177,9 @@ cdef class PutBatch:
         row.born_host_size = <uint8_t>PyBytes_GET_SIZE(text)
         if message._wait:
             self.waits = True
-        self._has_like = row.born_host_size == L.HOST_IPV4_SIZE and row.store_host_size == L.HOST_IPV4_SIZE
-        return self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+        self._finish(i, message._topic_units, message.raw_properties is not None, batch)
+        self._has_like = can_be_alike(row)
+        return 0
 
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1:
         """_take for a message with the header of the one before it; False: not done, _take it."""
@@ -189,7 +197,7 @@ cdef class PutBatch:
         record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
         if record_size > self.rules.max_record_size:
             return False
-        set_alike(row, row - 1)
+        set_alike(row)
         row.body = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item).body)
         row.body_size = <int32_t>body_size
         row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
@@ -244,15 +252,21 @@ cdef class PutBatch:
         cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
         cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
-        self._reserve(count)
         if count == 0:
+            self._reserve(0)
             return
         if raw_properties is None and maps is None and key_lists is None and not hosts and \
                 not self.rules.drop_last_separator and find_texts(&self._texts, keys, uniq_key, tags):
+            self._reserve(0)
+            if not numbers and self._columns.take(self.rules, count, topic, body, &self._texts):
+                self.records_size, self.waits = self._columns.records_size, True
+            else:
+                self._reserve(count)
+                self._load_plain(count, topic, body, numbers)
             self._source = (topic, body, keys, uniq_key, tags)
-            self._load_plain(count, topic, body, numbers)
             self.count = <int32_t>count
             return
+        self._reserve(count)
         self._room(1)  # so that rows without properties have an address too
         starts = np.empty(count, np.int64)
         self._source = (topic, body, raw_properties, hosts)
@@ -385,7 +399,7 @@ cdef class PutBatch:
         cdef rmq_texts texts = self._texts
         cdef bint has_topics = topic.count > 1
         cdef int malformed
-        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new
+        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new, has_like = False
         if has_numbers:
             set_rows(self.rows, count, self.rules.store_host)
             set_numbers(self.rows, count, numbers)
@@ -408,6 +422,7 @@ cdef class PutBatch:
                         malformed = 0  # checked above
                         units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                         settle(self.rules, i, &first, units, False, False)
+                        has_like = can_be_alike(&first)
                 if has_numbers:
                     row.topic, row.topic_size = first.topic, first.topic_size
                     row.is_v2, row.append_crc = first.is_v2, first.append_crc
@@ -416,10 +431,11 @@ cdef class PutBatch:
                     if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
                         with gil:
                             refuse_numbers(i, row)
-                elif is_new or first.sys_flag:      # IPv6 hosts
+                elif is_new or not has_like:
                     row[0] = first
                 else:
-                    set_alike(row, &first)
+                    set_alike(row)
+                    row.properties, row.properties_size = NULL, first.properties_size
                 row.body = bodies + body_starts[i]
                 size = body_starts[i + 1] - body_starts[i]
                 properties_size = rmq_texts_size(&texts, i)
@@ -496,12 +512,19 @@ cdef class PutBatch:
     @property
     def last_phy_offset(self):
         """Phy offset of the last encoded row, -1 when there are no rows."""
-        return self.rows[self.count - 1].phy_offset if self.count else -1
+        return self.last_place() if self.count else -1
+
+    cdef int64_t last_place(self) noexcept:
+        """last_phy_offset. REQUIRES: there are rows."""
+        return self._columns.last_phy_offset() if self._columns.count else self.rows[self.count - 1].phy_offset
 
     def packed_size(self):
         """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""
         cdef int64_t size = 0
         cdef Py_ssize_t i
+        if self._columns.count:
+            size = self.count * <int64_t>(self._columns.first.properties_size - self._columns.first.size)
+            return size + self.count * <int64_t>L.INNER_FIXED_SIZE + self.records_size
         for i in range(self.count):
             size += L.INNER_FIXED_SIZE + <int64_t>self.rows[i].body_size + self.rows[i].properties_size
         return size
@@ -512,8 +535,8 @@ cdef class PutBatch:
         cdef int32_t i = start
         if start == 0 and self.records_size + L.BLANK_HEADER_SIZE <= room:
             return self.count, self.records_size
-        while i < self.count and used + self.rows[i].size + L.BLANK_HEADER_SIZE <= room:
-            used += self.rows[i].size
+        while i < self.count and used + self._size(i) + L.BLANK_HEADER_SIZE <= room:
+            used += self._size(i)
             i += 1
         return i - start, used
 
@@ -538,30 +561,18 @@ cdef class PutBatch:
     cdef int64_t write(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
                        int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1:
         cdef int32_t i
-        cdef PutRow *row
-        cdef PutRow *before = NULL
         cdef int64_t end = position
         if start == 0 and stop == self.count:
             end += self.records_size
         else:
             for i in range(start, stop):
-                end += self.rows[i].size
+                end += self._size(i)
         if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
-        if start < stop:
-            self._stand_alone(start)
-        for i in range(start, min(start + 1, stop) if self._one_queue else stop):
-            row = &self.rows[i]
-            if row.is_alike:
-                continue
-            if before != NULL and row.topic == before.topic and row.topic_size == before.topic_size and \
-                    row.queue_id == before.queue_id:
-                row.queue = before.queue
-            else:
-                row.queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
-                if row.queue < 0:
-                    raise MemoryError()
-            before = row
+        if self._columns.count:
+            self._columns.first.queue = queue_of(&self._columns.first, queues)
+        else:
+            find_queues(self.rows, start, stop, self._one_queue, queues)
         if end - position <= SHORT_WRITE:
             self._encode(base, segment_phy_offset, position, start, stop, store_timestamp, queues)
         else:
@@ -576,8 +587,11 @@ cdef class PutBatch:
         cdef PutRow *rows = self.rows
         cdef QueueSlot *slots = queues.slots
         cdef rmq_texts texts = self._texts
-        cdef uint8_t[PLAIN_HEADER_SIZE] like    # the header of the row before, its total size 0
+        cdef Alike alike                        # the row before
         cdef bint is_counted = False, one_queue = self._one_queue
+        if self._columns.count:
+            self._columns.encode(base, segment_phy_offset, position, start, stop, store_timestamp, slots)
+            return
         for i in range(start, stop):
             row = &rows[i]
             if row.properties != NULL and i + ROWS_AHEAD < stop:
@@ -594,55 +608,19 @@ cdef class PutBatch:
                 slots[queue].next_offset += 1
             row.phy_offset = segment_phy_offset + position
             if row.is_alike:
-                encode_alike(row, base + position, row.phy_offset, like, &texts, i)
+                encode_alike(&alike, base + position, row.size, row.queue_offset, row.phy_offset, row.body,
+                             row.body_size, row.properties, row.properties_size, &texts, i)
             else:
                 encode_record(row, base + position, row.phy_offset, store_timestamp, &texts, i)
-                memcpy(like, base + position, PLAIN_HEADER_SIZE)
-                store_i32(like, 0)
+                if i + 1 < stop and rows[i + 1].is_alike:
+                    take_alike(&alike, row, base + position)
             position += row.size
-
-    cdef void _stand_alone(self, Py_ssize_t i) noexcept:
-        """Give row i what it has in common with the row before."""
-        cdef PutRow row = self.rows[i]
-        cdef Py_ssize_t head = i
-        while self.rows[head].is_alike:     # the first row is not
-            head -= 1
-        if head < i:
-            self.rows[i] = self.rows[head]
-            set_own(&self.rows[i], &row)
-            self.rows[i].is_alike = False
-
 
     def results(self):
         """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; topics, store hosts
         (lists).
         """
-        cdef Py_ssize_t i
-        phy_offset = np.empty(self.count, np.int64)
-        queue_offset = np.empty(self.count, np.int64)
-        size = np.empty(self.count, np.int32)
-        queue_id = np.empty(self.count, np.int32)
-        cdef int64_t[::1] phy = phy_offset, queue = queue_offset
-        cdef int32_t[::1] sizes = size, ids = queue_id
-        cdef PutRow *row
-        cdef PutRow *head = NULL
-        cdef list topics = [None] * self.count, stored_hosts = [None] * self.count
-        cdef object topic = None, host = None
-        for i in range(self.count):
-            row = &self.rows[i]
-            phy[i] = row.phy_offset
-            queue[i] = row.queue_offset
-            sizes[i] = row.size
-            if not row.is_alike:
-                if head == NULL or not same_topic(row, head):
-                    topic = (<const char *>row.topic)[:row.topic_size].decode()
-                if head == NULL or row.store_host != head.store_host:
-                    host = (<const char *>row.store_host)[:row.store_host_size]
-                head = row
-            ids[i] = head.queue_id
-            topics[i] = topic
-            stored_hosts[i] = host
-        return phy_offset, queue_offset, size, queue_id, topics, stored_hosts
+        return self._columns.results() if self._columns.count else results_of(self.rows, self.count)
 
     def release(self):
         """Let go of the messages or columns."""

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
+from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow
 
 
@@ -36,6 +37,9 @@ cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except
 cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
+cdef int32_t queue_of(const PutRow *row, QueueTable queues) except -1
+cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1
+cdef tuple results_of(const PutRow *rows, Py_ssize_t count)
 
 
 cdef inline bint same_topic(const PutRow *row, const PutRow *other) noexcept nogil:
@@ -50,9 +54,6 @@ cdef inline void set_own(PutRow *row, const PutRow *other) noexcept nogil:
     row.queue_offset, row.phy_offset = other.queue_offset, other.phy_offset
 
 
-cdef inline void set_alike(PutRow *row, const PutRow *before) noexcept nogil:
+cdef inline void set_alike(PutRow *row) noexcept nogil:
     """Make a row like the one before it, but for set_own. What follows is_alike in it is not filled."""
-    row.topic, row.topic_size = before.topic, before.topic_size
-    row.properties, row.properties_size = before.properties, before.properties_size
-    row.is_v2, row.append_crc, row.separate_crc = before.is_v2, before.append_crc, before.separate_crc
     row.is_alike = True

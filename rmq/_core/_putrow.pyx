@@ -8,7 +8,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memset
 
 cimport rmq._core._layout as L
+from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, looks_lost
+
+import numpy as np
 
 from rmq._core._message import check_topic, parse_host
 from rmq.errors import IllegalMessageError, MessageTooLargeError
@@ -154,3 +157,72 @@ cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
     except IllegalMessageError as error:
         raise fault(i, str(error)) from None
     return 0
+
+
+cdef void _stand_alone(PutRow *rows, Py_ssize_t i) noexcept:
+    """Give row i what it has in common with the row before."""
+    cdef PutRow row = rows[i]
+    cdef Py_ssize_t head = i
+    while rows[head].is_alike:      # the first row is not
+        head -= 1
+    if head < i:
+        rows[i] = rows[head]
+        set_own(&rows[i], &row)
+        rows[i].is_alike = False
+
+
+cdef int32_t queue_of(const PutRow *row, QueueTable queues) except -1:
+    cdef int32_t queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
+    if queue < 0:
+        raise MemoryError()
+    return queue
+
+
+cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1:
+    """Number the queues of rows [start, stop), one_queue: that of the first. It stands alone from here on."""
+    cdef int32_t i
+    cdef PutRow *row
+    cdef PutRow *before = NULL
+    if start < stop:
+        _stand_alone(rows, start)
+    for i in range(start, min(start + 1, stop) if one_queue else stop):
+        row = &rows[i]
+        if row.is_alike:
+            continue
+        if before != NULL and row.topic == before.topic and row.topic_size == before.topic_size and \
+                row.queue_id == before.queue_id:
+            row.queue = before.queue
+        else:
+            row.queue = queue_of(row, queues)
+        before = row
+    return 0
+
+
+cdef tuple results_of(const PutRow *rows, Py_ssize_t count):
+    """PutBatch.results."""
+    cdef Py_ssize_t i
+    phy_offset = np.empty(count, np.int64)
+    queue_offset = np.empty(count, np.int64)
+    size = np.empty(count, np.int32)
+    queue_id = np.empty(count, np.int32)
+    cdef int64_t[::1] phy = phy_offset, queue = queue_offset
+    cdef int32_t[::1] sizes = size, ids = queue_id
+    cdef const PutRow *row
+    cdef const PutRow *head = NULL
+    cdef list topics = [None] * count, stored_hosts = [None] * count
+    cdef object topic = None, host = None
+    for i in range(count):
+        row = &rows[i]
+        phy[i] = row.phy_offset
+        queue[i] = row.queue_offset
+        sizes[i] = row.size
+        if not row.is_alike:
+            if head == NULL or not same_topic(row, head):
+                topic = (<const char *>row.topic)[:row.topic_size].decode()
+            if head == NULL or row.store_host != head.store_host:
+                host = (<const char *>row.store_host)[:row.store_host_size]
+            head = row
+        ids[i] = head.queue_id
+        topics[i] = topic
+        stored_hosts[i] = host
+    return phy_offset, queue_offset, size, queue_id, topics, stored_hosts

@@ -71,21 +71,20 @@ cdef struct RecordRow:
 
 
 cdef struct PutRow:
-    # What encoding needs of a row that is like the one before it comes first, in 64 bytes.
     const uint8_t *body         # borrowed from the caller's batch
     const uint8_t *properties   # NULL: made of a batch's texts
-    const uint8_t *topic
     int64_t queue_offset        # filled by encoding
     int64_t phy_offset          # filled by encoding
     int32_t body_size
     int32_t properties_size
     int32_t size                # whole record
-    int32_t queue               # number in a QueueTable
-    int32_t topic_size
+    uint8_t is_alike            # what follows is not filled: it is that of the row before
     uint8_t is_v2
     uint8_t append_crc          # properties_size counts the 20 bytes of the CRC property
     uint8_t separate_crc        # ... and one 0x02 before it
-    uint8_t is_alike            # what follows is not filled: it is that of the row before, with IPv4 hosts
+    int32_t queue               # number in a QueueTable
+    int32_t topic_size
+    const uint8_t *topic
     const uint8_t *born_host
     const uint8_t *store_host
     int64_t born_timestamp
@@ -114,8 +113,7 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
                       RecordRow *row) noexcept nogil
 cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, int64_t store_timestamp,
                         const rmq_texts *texts, int64_t number) noexcept nogil
-cdef void encode_alike(const PutRow *row, uint8_t *dest, int64_t phy_offset, const uint8_t *like,
-                       const rmq_texts *texts, int64_t number) noexcept nogil
+cdef void append_record_crc(uint8_t *dest, int32_t size) noexcept nogil
 cdef void show_end(uint8_t *marks, int64_t phy_offset) noexcept nogil
 cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil

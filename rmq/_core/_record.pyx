@@ -10,7 +10,9 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 import os
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64, store_u16
+from rmq._core._bytes cimport (
+    load_i32, load_i64, load_u16, publish_i32, publish_i64, store_i32, store_i64, store_u16,
+)
 from rmq._core._javahash cimport decode_utf8
 
 cdef extern from "property.h" nogil:
@@ -43,21 +45,8 @@ cdef extern from "crc32.h" nogil:
 cdef extern from *:
     """
     #define rmq_acquire_fence() __atomic_thread_fence(__ATOMIC_ACQUIRE)
-
-    /* Big-endian stores that a reader in another process sees whole, and behind everything stored before. */
-    static inline void rmq_publish_i32(uint8_t *p, int32_t value) {
-        const uint32_t bits = __builtin_bswap32((uint32_t)value);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        __builtin_memcpy(p, &bits, sizeof bits); /* records lie at any alignment: one unaligned store */
-    }
-
-    static inline void rmq_publish_i64(uint8_t *p, int64_t value) {
-        __atomic_store_n((uint64_t *)p, __builtin_bswap64((uint64_t)value), __ATOMIC_RELEASE);
-    }
     """
     void rmq_acquire_fence() noexcept nogil
-    void rmq_publish_i32(uint8_t *p, int32_t value) noexcept nogil
-    void rmq_publish_i64(uint8_t *p, int64_t value) noexcept nogil
 
 CPU_LEVELS = tuple([rmq_cpu_names[level].decode() for level in range(RMQ_CPU_LEVELS)])
 _most = os.environ.get("RMQ_CPU", "vpclmul512")
@@ -316,6 +305,7 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     number: of the row in `texts`. REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
     """
     cdef uint8_t *p
+    cdef int32_t properties_written
     store_i32(dest, 0)
     store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
     store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
@@ -330,25 +320,7 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     p = rmq_copy_host(p + 8, row.store_host, row.store_host_size)
     store_i32(p, row.reconsume_times)
     store_i64(p + 4, row.prepared_transaction_offset)
-    _encode_rest(row, dest, p + 12, texts, number)
-
-
-cdef void encode_alike(const PutRow *row, uint8_t *dest, int64_t phy_offset, const uint8_t *like,
-                       const rmq_texts *texts, int64_t number) noexcept nogil:
-    """encode_record for a row whose header differs in offsets, CRC and body size only from the one at `like`, whose
-    hosts are IPv4 ones and whose total size is 0."""
-    memcpy(dest, like, PLAIN_HEADER_SIZE)
-    store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, row.queue_offset)
-    store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
-    _encode_rest(row, dest, dest + PLAIN_HEADER_SIZE - 4, texts, number)
-
-
-cdef inline void _encode_rest(const PutRow *row, uint8_t *dest, uint8_t *p, const rmq_texts *texts,
-                              int64_t number) noexcept nogil:
-    """From the body size, at p, on; then the CRC and the total size."""
-    cdef uint8_t total_size[4]
-    cdef int32_t crc, properties_written
-    cdef int i
+    p += 12
     store_i32(p, row.body_size)
     p += 4
     store_i32(dest + L.RECORD_BODY_CRC_OFFSET, rmq_crc32_copied(p, row.body, <size_t>row.body_size))
@@ -371,20 +343,27 @@ cdef inline void _encode_rest(const PutRow *row, uint8_t *dest, uint8_t *p, cons
     else:
         rmq_copy(p, row.properties, <size_t>properties_written)
     if row.append_crc:
-        p += properties_written
         if row.separate_crc:
-            p[0] = L.PROPERTY_END
-            p += 1
-        store_i32(total_size, row.size)
-        crc = rmq_crc32_headed(total_size, dest, <size_t>(row.size - L.PROPERTY_CRC_SIZE))
-        memcpy(p, CRC_NAME, CRC_NAME_SIZE)
-        p += CRC_NAME_SIZE
-        p[0] = L.PROPERTY_NAME_END
-        for i in range(L.PROPERTY_CRC_DIGITS):
-            p[1 + i] = <uint8_t>(48 + crc % 10)
-            crc //= 10
-        p[1 + L.PROPERTY_CRC_DIGITS] = L.PROPERTY_END
-    rmq_publish_i32(dest, row.size)
+            p[properties_written] = L.PROPERTY_END
+        append_record_crc(dest, row.size)
+    publish_i32(dest, row.size)
+
+
+cdef void append_record_crc(uint8_t *dest, int32_t size) noexcept nogil:
+    """End a record of `size` bytes with the CRC property of what lies before it. Its total size is not stored yet."""
+    cdef uint8_t total_size[4]
+    cdef uint8_t *p = dest + size - L.PROPERTY_CRC_SIZE
+    cdef int32_t crc
+    cdef int i
+    store_i32(total_size, size)
+    crc = rmq_crc32_headed(total_size, dest, <size_t>(size - L.PROPERTY_CRC_SIZE))
+    memcpy(p, CRC_NAME, CRC_NAME_SIZE)
+    p += CRC_NAME_SIZE
+    p[0] = L.PROPERTY_NAME_END
+    for i in range(L.PROPERTY_CRC_DIGITS):
+        p[1 + i] = <uint8_t>(48 + crc % 10)
+        crc //= 10
+    p[1 + L.PROPERTY_CRC_DIGITS] = L.PROPERTY_END
 
 
 def encode_blank(uint8_t[::1] segment not None, int64_t position):
@@ -393,12 +372,12 @@ def encode_blank(uint8_t[::1] segment not None, int64_t position):
     if position < 0 or room < L.BLANK_HEADER_SIZE or room > 0x7FFFFFFF:
         raise ValueError(f"position {position} leaves no room for a blank record")
     store_i32(&segment[position] + L.RECORD_MAGIC_OFFSET, L.BLANK_MAGIC)
-    rmq_publish_i32(&segment[position], <int32_t>room)
+    publish_i32(&segment[position], <int32_t>room)
 
 
 cdef void show_end(uint8_t *marks, int64_t phy_offset) noexcept nogil:
     """Publish the end of the log to readers: stored with release order behind every byte below it."""
-    rmq_publish_i64(marks + L.MARKS_VISIBLE_PHY_OFFSET_OFFSET, phy_offset)
+    publish_i64(marks + L.MARKS_VISIBLE_PHY_OFFSET_OFFSET, phy_offset)
 
 
 def store_visible(marks, int64_t phy_offset):

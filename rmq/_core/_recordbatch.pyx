@@ -134,7 +134,7 @@ cdef class RecordBatch:
 
         begin and end lie in [segment_phy_offset, segment_phy_offset + len(segment)], else ValueError. With `queues`
         each row gets its queue's number; HASH_KEYS wants them. byte_limit > 0 ends the batch (SCAN_FULL) at the first
-        record at or past that many bytes. behind: bytes that follow in the segment, when `segment` is the beginning of one.
+        record at or past that many bytes. behind: bytes of the segment that follow, when it is not whole.
         """
         cdef int64_t segment_size = 0
         cdef const uint8_t *base = self._borrow_source(segment, &segment_size)

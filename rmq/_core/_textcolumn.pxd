@@ -14,6 +14,7 @@ cdef class TextColumn:
         const uint8_t *first                # never NULL, as memcpy asks
         const uint8_t[::1] missing          # empty: no nulls
         readonly Py_ssize_t count
+        int64_t longest                     # no string has more bytes; less than twice those of the longest
         const uint8_t[::1] _data
         const int64_t[::1] _wide            # the offsets when they are borrowed
         int64_t *_widened                   # else a copy

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strings of Arrow columns, borrowed and checked once."""
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from rmq._core._record cimport rmq_texts
 
 cdef extern from "texts.h" nogil:
-    void rmq_texts_add(rmq_texts *texts, const char *name, const int64_t *starts, const uint8_t *data) noexcept
+    void rmq_texts_add(rmq_texts *texts, const char *name, const int64_t *starts, const uint8_t *data,
+                       int64_t longest) noexcept
     bint rmq_is_plain(const uint8_t *p, int64_t n, bint with_space) noexcept
 
 cdef uint8_t NOTHING = 0
 
 
-cdef bint _ascends(const int64_t *starts, Py_ssize_t count, int64_t size) noexcept nogil:
-    """Whether all offsets lie in [0, size], none before the one in front of it."""
+cdef int64_t _longest(const int64_t *starts, Py_ssize_t count, int64_t size) noexcept nogil:
+    """All bits of the strings' sizes; -1 when an offset lies outside [0, size] or before the one in front of it."""
     cdef Py_ssize_t i
-    cdef int64_t falls = 0      # a loop without a way out runs on vectors
-    for i in range(count):
-        falls |= starts[i + 1] < starts[i]
-    return not falls and starts[0] >= 0 and starts[count] <= size
+    cdef uint64_t sizes = 0, places = <uint64_t>starts[count]   # the sign bit: some number is negative
+    for i in range(count):      # a loop without a way out runs on vectors
+        sizes |= <uint64_t>starts[i + 1] - <uint64_t>starts[i]
+        places |= <uint64_t>starts[i]
+    return -1 if <int64_t>(sizes | places) < 0 or starts[count] > size else <int64_t>sizes
+
+
+cdef void _widen(int64_t *dest, const int32_t *numbers, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(count):      # of its own: fields of an object in it would keep it off vectors
+        dest[i] = numbers[i]
 
 
 @cython.final
@@ -35,8 +43,8 @@ cdef class TextColumn:
             self._widened = <int64_t *>malloc(<size_t>(self.count + 1) * sizeof(int64_t))
             if self._widened == NULL:
                 raise MemoryError()
-            for i in range(self.count + 1):
-                self._widened[i] = narrow[i]
+            if self.count >= 0:
+                _widen(self._widened, &narrow[0], self.count + 1)
             self.starts = self._widened
         else:
             self._wide = offsets
@@ -44,7 +52,8 @@ cdef class TextColumn:
             self.starts = &self._wide[0] if self.count >= 0 else NULL
         if self.count < 0:
             raise ValueError("there must be one more offset than strings")
-        if not _ascends(self.starts, self.count, data.shape[0]):
+        self.longest = _longest(self.starts, self.count, data.shape[0])
+        if self.longest < 0:
             for i in range(self.count + 1):
                 if self.starts[i] < 0 or self.starts[i] > data.shape[0] or (i and self.starts[i] < self.starts[i - 1]):
                     raise ValueError(f"offsets[{i}] lies outside the data")
@@ -74,7 +83,7 @@ cdef bint find_texts(rmq_texts *texts, TextColumn keys, TextColumn uniq_key, Tex
         size = column.starts[column.count] - column.starts[0]
         if column.missing.shape[0] or not rmq_is_plain(column.first + column.starts[0], size, column is not keys):
             return False
-        rmq_texts_add(texts, <const char *>name, column.starts, column.first)
+        rmq_texts_add(texts, <const char *>name, column.starts, column.first, column.longest)
     if keys is not None:
         for i in range(keys.count):
             is_empty |= keys.starts[i + 1] == keys.starts[i]

@@ -20,6 +20,11 @@ static inline void rmq_prefetch_text(const uint8_t *p, int64_t n) {
     for (int64_t i = 0; i < end; i += RMQ_LINE) rmq_prefetch(p + i);
 }
 
+/* The lines of n bytes that will be written soon. */
+static inline void rmq_prefetch_room(const uint8_t *p, int64_t n) {
+    for (int64_t i = 0; i < n; i += RMQ_LINE) rmq_prefetch_to_write(p + i);
+}
+
 /* memcpy without the call for what is at most 64 bytes: parts that overlap, all loaded before the first is stored. */
 static inline void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) {
 #if defined(__SSE2__)

@@ -21,4 +21,18 @@ static inline void rmq_store_i64(uint8_t *p, int64_t value) {
     __builtin_memcpy(p, &bits, 8);
 }
 
+/* The same, seen whole by a reader in another process, and behind everything stored before. */
+static inline void rmq_publish_i32(uint8_t *p, int32_t value) {
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    rmq_store_i32(p, value); /* records lie at any alignment: one unaligned store */
+}
+
+static inline void rmq_publish_i64(uint8_t *p, int64_t value) {
+    uint64_t bits = (uint64_t)value;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bits = __builtin_bswap64(bits);
+#endif
+    __atomic_store_n((uint64_t *)p, bits, __ATOMIC_RELEASE);
+}
+
 #endif

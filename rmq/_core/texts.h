@@ -20,6 +20,7 @@ typedef struct {
     int64_t head_size;
     const int64_t *starts;
     const uint8_t *data;
+    int64_t longest; /* no value has more bytes */
 } rmq_text_item;
 
 typedef struct {
@@ -29,7 +30,8 @@ typedef struct {
 } rmq_texts;
 
 /* REQUIRES: room for an item, a name shorter than RMQ_TEXT_HEAD. */
-static inline void rmq_texts_add(rmq_texts *texts, const char *name, const int64_t *starts, const uint8_t *data) {
+static inline void rmq_texts_add(rmq_texts *texts, const char *name, const int64_t *starts, const uint8_t *data,
+                                 int64_t longest) {
     rmq_text_item *item = &texts->items[texts->count++];
     const size_t size = strlen(name);
     memcpy(item->head, name, size);
@@ -37,6 +39,7 @@ static inline void rmq_texts_add(rmq_texts *texts, const char *name, const int64
     item->head_size = (int64_t)size + 1;
     item->starts = starts;
     item->data = data;
+    item->longest = longest;
     texts->frame_size += item->head_size + 1;
 }
 
@@ -44,6 +47,20 @@ static inline void rmq_texts_add(rmq_texts *texts, const char *name, const int64
 static inline int64_t rmq_texts_size(const rmq_texts *texts, int64_t i) {
     int64_t size = texts->frame_size;
     for (int k = 0; k < texts->count; k++) size += texts->items[k].starts[i + 1] - texts->items[k].starts[i];
+    return size;
+}
+
+/* No row's has more. */
+static inline int64_t rmq_texts_longest(const rmq_texts *texts) {
+    int64_t size = texts->frame_size;
+    for (int k = 0; k < texts->count; k++) size += texts->items[k].longest;
+    return size;
+}
+
+/* Bytes of the property strings of `count` rows. */
+static inline int64_t rmq_texts_total(const rmq_texts *texts, int64_t count) {
+    int64_t size = count * texts->frame_size;
+    for (int k = 0; k < texts->count; k++) size += texts->items[k].starts[count] - texts->items[k].starts[0];
     return size;
 }
 
