@@ -176,13 +176,17 @@ class Index:
             self._judged = len(self.files)
         return self._is_old
 
-    def collect(self, hashes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included."""
+    def collect(self, hashes: npt.NDArray[np.int32], begin: int,
+                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included.
+
+        Less those whose message is not stored in [begin, end] for sure, whatever the clock did.
+        """
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         every = np.arange(len(hashes))
         for file in reversed(self.files):
             file.look()
-            counts, values = file.view.collect(hashes) if self.durable is None else \
+            counts, values = file.view.collect(hashes, begin, end) if self.durable is None else \
                 self._collect_durable(file, hashes, *self.durable)  # fmt: skip
             if len(values):
                 numbers.append(np.repeat(every, counts))

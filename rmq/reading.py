@@ -196,12 +196,13 @@ class StoreReader(ABC):
         it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
         scanned; complete=False leaves them out, and .complete tells.
         Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
-        read per candidate. Source: RocketMQ DefaultMessageStore#queryMessage.
+        read per candidate, but of those whose entries tell another time. Source: RocketMQ
+        DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
-        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic))
+        log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
         found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
                                     end=last, limit=limit)  # fmt: skip
@@ -223,7 +224,8 @@ class StoreReader(ABC):
         name = self._checked_query(topic, listed, limit)
         first = times_of(begin, "begin", MIN_MS, len(listed))
         last = times_of(end, "end", MAX_MS, len(listed))
-        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic))
+        low, high = int(np.min(first, initial=MAX_MS)), int(np.max(last, initial=MIN_MS))
+        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic), low, high)
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
@@ -244,12 +246,13 @@ class StoreReader(ABC):
         check_keys(keys)
         return name
 
-    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]]) -> tuple[int, list[tuple[int, int]], Pairs]:
+    def _candidates(self, hashes: Callable[[], npt.NDArray[np.int32]], begin: int = MIN_MS,
+                    end: int = MAX_MS) -> tuple[int, list[tuple[int, int]], Pairs]:  # fmt: skip
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
         while True:
             writer = self._writer_now()
             log_end, uncovered = self._unindexed()
-            pairs = self._index.collect(hashes())
+            pairs = self._index.collect(hashes(), begin, end)
             if self._writer_now() == writer:
                 return log_end, uncovered, pairs
 

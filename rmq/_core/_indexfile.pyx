@@ -352,14 +352,16 @@ cdef class IndexFileView:
         finally:
             free(out.items)
 
-    def collect(self, const int32_t[::1] key_hashes not None):
-        """Every entry of the key hashes: (counts int32, phy offsets int64), whatever its time. For exact queries.
+    def collect(self, const int32_t[::1] key_hashes not None, int64_t begin=-9223372036854775808,
+                int64_t end=9223372036854775807):
+        """Every entry of the key hashes whose message may be stored in [begin, end], ms: (counts int32, phy offsets
+        int64). For exact queries: right also where the clock went back.
 
         A slot ahead of the count is followed: beside a writer the header comes last, and what the offset points to is
         compared anyway.
         """
         cdef Question question
-        question.is_raw, question.max_num, question.begin, question.end = False, INT32_LIMIT, 0, 0
+        question.is_raw, question.max_num, question.begin, question.end = False, INT32_LIMIT, begin, end
         return self._walk(key_hashes, &question, None)
 
     # ---- whole file ----

@@ -121,6 +121,7 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
     cdef Lane lane
     cdef Hit *hit
     cdef bint is_hit, goes_on
+    cdef Seconds seconds = seconds_of(question, load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET))
     cdef bint is_far = <int64_t>file.hash_slot_num * L.INDEX_SLOT_SIZE + <int64_t>file.index_num * L.ENTRY_SIZE > CACHED
     while True:
         if not _make_room(hits, active + 1):
@@ -133,11 +134,13 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
             previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
             is_hit = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == lane.key_hash
             goes_on = (previous > 0) & (previous < lane.position)
+            diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
             if is_raw:
-                diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
                 stored_ms = <int64_t>(<uint64_t>base_ms + <uint64_t>(<int64_t>diff) * 1000)
                 is_hit &= (diff >= 0) & (stored_ms >= begin) & (stored_ms <= end)
                 goes_on &= (diff >= 0) & (stored_ms >= begin)
+            else:
+                is_hit &= (diff >= seconds.oldest) & (diff <= seconds.newest)
             hit.key = lane.key
             hit.phy_offset = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
             hit += is_hit
