@@ -42,6 +42,7 @@ from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
 
 logger = logging.getLogger("rmq")
 
+READ_GAP = 64 * 1024  # bytes between records: where they are fewer, the kernel's own read-ahead does as well
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 _START = attrgetter("start")
 
@@ -368,6 +369,20 @@ class CommitLog:
                 file.check()
             first = last
         batch.release()
+
+    def read_ahead(self, phy_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+        """Ask the disk for records of some sizes, one for each, unless they lie near each other. ValueError."""
+        if len(phy_offsets) != len(sizes):
+            raise ValueError(f"sizes must have a number for each of {len(phy_offsets)} phy offsets, got {len(sizes)}")
+        order = np.argsort(phy_offsets)
+        begins, ends = phy_offsets[order], phy_offsets[order] + sizes[order]
+        if not len(sizes) or int(ends[-1]) - int(begins[0]) < READ_GAP * len(sizes):
+            return
+        cuts = np.flatnonzero(begins[1:] - ends[:-1] >= READ_GAP) + 1
+        for begin, end in zip(begins[np.r_[0, cuts]].tolist(), ends[np.r_[cuts - 1, -1]].tolist(), strict=True):
+            while begin < end and (segment := self.segment_at(begin)) is not None:
+                segment.read_ahead(begin, min(end, segment.end))
+                begin = segment.end
 
     # ---- end ----
 

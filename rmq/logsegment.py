@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import struct
 import threading
 from collections.abc import Callable, Collection
@@ -107,6 +109,13 @@ class Segment:
     def of_any_size(self, begin: int, end: int) -> MappedFile:
         """The file as it is, mapped for the caller, who closes it and reads only the phy offsets [begin, end)."""
         return MappedFile(self.path)
+
+    def read_ahead(self, begin: int, end: int) -> None:
+        """Ask the disk for the phy offsets [begin, end), and wait for nothing. What cannot be asked for is no error."""
+        position = begin - self.start
+        position -= position % mmap.PAGESIZE
+        with contextlib.suppress(OSError):
+            self.file.map.madvise(mmap.MADV_WILLNEED, position, end - self.start - position)
 
     def is_there(self) -> bool:
         """Whether the file is mapped or can be: false when it was removed before anybody looked into it."""

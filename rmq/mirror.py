@@ -257,6 +257,9 @@ class FetchedSegment(Segment):
             file = self._with([(place, max(until, self._head_end(place)))])
             return min(end, self.start + max(until, self._record_end(file, place)))
 
+    def read_ahead(self, begin: int, end: int) -> None:
+        pass  # who reads it fetches it
+
     def of_any_size(self, begin: int, end: int) -> MappedFile:
         first, last = begin - self.start, min(end - self.start, self._listed.size)
         descriptor, file = self._mirror.file(self._listed.size)

@@ -317,17 +317,20 @@ class StoreReader(ABC):
         return self._by_uniq_key(id, topic)
 
     @while_open
-    def lookup_many(self, phy_offsets: Any, *, columns: Iterable[str] | None = None,
-                    check_crc: bool = True) -> pa.Table:  # fmt: skip
+    def lookup_many(self, phy_offsets: Any, *, columns: Iterable[str] | None = None, check_crc: bool = True,
+                    sizes: Any = None) -> pa.Table:  # fmt: skip
         """Messages at phy offsets, in their order: a table with place (position in phy_offsets) and message columns.
 
         Offsets at which no whole record starts are left out. columns: as of scan. check_crc: a body whose CRC differs
-        is a CorruptFileError. An inner batch gives a row for each of its messages. Memory: all of the rows.
+        is a CorruptFileError. sizes: of the records, as units tell them: when these lie far apart the disk is asked for
+        all at once, for nothing between them. An inner batch gives a row for each message. Memory: all of the rows.
         """
         import pyarrow as pa
 
         names, wanted = checked_columns(columns), int64_array(phy_offsets, "phy_offsets")
         log = self._log
+        if sizes is not None:
+            log.read_ahead(wanted, int64_array(sizes, "sizes"))
         load = partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
         table, placed = records_table(load, wanted, self._log_end(), names)
         return table.add_column(0, "place", pa.array(np.sort(placed)))

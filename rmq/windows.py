@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from functools import partial
@@ -130,6 +131,13 @@ class WindowedSegment(Segment):
     def holding_records(self, phy_offsets: npt.NDArray[np.int64]) -> Held:
         begin = int(phy_offsets[0])
         return self.holding(begin, min(self.end, begin + max(BLANK_HEADER.size, self._record_size(begin))))
+
+    def read_ahead(self, begin: int, end: int) -> None:
+        if self._whole() is not None:
+            super().read_ahead(begin, end)
+            return
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._opened().number, begin - self.start, end - begin, os.POSIX_FADV_WILLNEED)
 
     def is_there(self) -> bool:
         try:

@@ -425,3 +425,12 @@ def test_a_closed_store_s_segments_are_closed(bucket: Bucket) -> None:
     store.close()
     with pytest.raises(rmq.StoreClosedError):
         segment.holding(0, 1)
+
+
+def test_sizes_of_records_are_of_no_use_here(bucket: Bucket, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.commitlog.READ_GAP", 1)
+    with rmq.open(original) as here, MirroredStore(take(bucket)) as store:
+        table = here.scan(columns=["phy_offset", "size"]).read_all()
+        offsets, sizes = (table[name].to_numpy() for name in ("phy_offset", "size"))
+        found = store.lookup_many(offsets[::7], columns=["phy_offset"], sizes=sizes[::7])
+        assert found["phy_offset"].to_pylist() == offsets[::7].tolist()

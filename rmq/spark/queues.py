@@ -129,9 +129,9 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
             continue
         ends = np.cumsum(np.clip(sizes.astype(np.int64), 1, 2**31))
         count = max(1, int(np.searchsorted(ends, asked["batchBytes"], side="right")))
-        offsets = offsets[:count]
+        offsets, sizes = offsets[:count], sizes[:count]
         is_later = np.r_[True, offsets[1:] > offsets[:-1]]  # else a unit repeats a message
-        table = _found(store, offsets, names, asked)
+        table = _found(store, offsets, names, asked, np.clip(sizes, 1, None))
         kept = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["queue_id"], pa.scalar(queue, pa.int32())))
         kept = pc.and_(kept, pa.array(is_later[table["place"].to_numpy()]))
         table = table.filter(kept)
@@ -152,12 +152,15 @@ def _lose(store: Store, span: Span, at: int, asked: ReadOptions) -> None:
                             "failOnDataLoss=false reads what is left")  # fmt: skip
 
 
-def _found(store: Store, offsets: np.ndarray, columns: list[str], asked: ReadOptions) -> pa.Table:
-    """Records at phy offsets. With failOnDataLoss=false those that can be read, one by one when it must be."""
+def _found(store: Store, offsets: np.ndarray, columns: list[str], asked: ReadOptions,
+           sizes: np.ndarray | None = None) -> pa.Table:  # fmt: skip
+    """Records at phy offsets, read ahead when their sizes are told. With failOnDataLoss=false those that can be read,
+    one by one when it must be.
+    """
     import pyarrow as pa
 
     try:
-        return store.lookup_many(offsets, columns=columns, check_crc=asked["verifyCrc"])
+        return store.lookup_many(offsets, columns=columns, check_crc=asked["verifyCrc"], sizes=sizes)
     except CorruptFileError:
         if asked["failOnDataLoss"]:
             raise
