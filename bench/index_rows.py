@@ -42,6 +42,7 @@ class OurFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = rmq.IndexFile(path, "x")
+        touch_all(self.file, FULL)
         self.empty()
 
     def empty(self) -> None:
@@ -56,6 +57,12 @@ class OurFile:
     def close(self) -> None:
         self.file.close()
         self.path.unlink()
+
+
+def touch_all(file: rmq.IndexFile, count: int) -> None:
+    """Put so many keys: the file then knows that the pages of their entries, and of slots, are in memory."""
+    numbers = np.zeros(count, np.int64)
+    assert file.put_hashes(numbers.astype(np.int32), numbers, numbers) == count
 
 
 def geometry(slots: int = SLOTS, entries: int = ENTRIES) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from calls import CALLS, by_compiled, by_python
 from compiled import MODULES, compiled
 from contenders import KEYS, ROUND, SLOTS, Contenders, Keys
 from goals import ratio_text
+from index_rows import touch_all
 from rounds import Round, interleaved, timed
 from setting import Setting
 
@@ -48,6 +49,7 @@ def put_row(setting: Setting, contenders: Contenders) -> None:
     The pages of our file are touched before, as in I1. Beside it a new one, whose pages are first touched by its puts:
     what that takes falls into some rounds, so its mean counts.
     """
+    touch_all(contenders.file, KEYS)
     np.frombuffer(contenders.file._file.map, np.uint8)[: index_file_size(SLOTS, KEYS + 1)] = 0
     with rmq.IndexFile(setting.place / "contenders" / "new", "x") as new:
         takers = contenders.takers | {NEW: contenders.taker_of(new)}

@@ -98,15 +98,16 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
         units, queue_of, offset_of = units[order], queues[order], offsets[order]
     runs = np.empty((count, 4), np.int64)
     cdef int64_t[:, ::1] run = runs
-    for i in range(count):
-        if i == 0 or queue_of[i] != queue_of[i - 1] or \
-                offset_of[i] != <int64_t>(<unsigned long long>offset_of[i - 1] + 1):  # wraps, as hostile offsets may
-            run[r, 0] = queue_of[i]
-            run[r, 1] = offset_of[i]
-            run[r, 2] = i
-            run[r, 3] = 0
-            r += 1
-        run[r - 1, 3] += 1
+    with nogil:
+        for i in range(count):
+            if i == 0 or queue_of[i] != queue_of[i - 1] or \
+                    offset_of[i] != <int64_t>(<unsigned long long>offset_of[i - 1] + 1):  # wraps: offsets are hostile
+                run[r, 0] = queue_of[i]
+                run[r, 1] = offset_of[i]
+                run[r, 2] = i
+                run[r, 3] = 0
+                r += 1
+            run[r - 1, 3] += 1
     return units[:count].reshape(-1), runs[:r]
 
 

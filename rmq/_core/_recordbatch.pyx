@@ -69,6 +69,23 @@ cdef inline bint _carries(const RecordRow *row, const Span *topic, const Span *k
         row_has_key(row, key.data, key.size)
 
 
+cdef bint _has_keys(const RecordRow *row) noexcept nogil:
+    cdef const uint8_t *cursor = row.base + row.keys_position
+    cdef const uint8_t *piece
+    cdef int64_t size
+    if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
+        return False
+    return row.uniq_key_size > 0 or (row.keys_size > 0 and next_key(&cursor, cursor + row.keys_size, &piece, &size))
+
+
+cdef bint _is_ambiguous(const RecordRow *row) noexcept nogil:
+    cdef RecordRow old = row[0]
+    find_properties(&old, True)
+    return old.keys_size != row.keys_size or old.uniq_key_size != row.uniq_key_size or \
+        (row.keys_size > 0 and old.keys_position != row.keys_position) or \
+        (row.uniq_key_size > 0 and old.uniq_key_position != row.uniq_key_position)
+
+
 cdef inline bint _is_among(int32_t key_hash, const int32_t *hashes, Py_ssize_t count) noexcept nogil:
     """Binary search."""
     cdef Py_ssize_t low = 0, high = count, middle
@@ -375,43 +392,32 @@ cdef class RecordBatch:
 
     def has_inner_batches(self):
         """Whether some row is an inner batch."""
-        cdef int32_t i
-        for i in range(self.count):
-            if self.rows[i].sys_flag & L.SYS_FLAG_INNER_BATCH:
-                return True
-        return False
+        cdef int32_t i = 0
+        with nogil:
+            while i < self.count and not self.rows[i].sys_flag & L.SYS_FLAG_INNER_BATCH:
+                i += 1
+        return i < self.count
 
     def has_keys(self):
         """Whether some row with parsed properties has a key to index."""
-        cdef int32_t i
-        cdef const uint8_t *cursor
-        cdef const uint8_t *piece
-        cdef int64_t size
-        for i in range(self.count):
-            if self.rows[i].sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
-                continue
-            cursor = self.rows[i].base + self.rows[i].keys_position
-            if self.rows[i].uniq_key_size > 0 or (self.rows[i].keys_size > 0 and next_key(
-                    &cursor, cursor + self.rows[i].keys_size, &piece, &size)):
-                return True
-        return False
+        cdef int32_t i = 0
+        with nogil:
+            while i < self.count and not _has_keys(&self.rows[i]):
+                i += 1
+        return i < self.count
 
     def ambiguous(self):
         """(phy offset, end) of the rows whose keys RocketMQ <= 4.9.0 reads otherwise than the newer rules."""
-        cdef int32_t i
-        cdef RecordRow old
-        cdef RecordRow *row
+        cdef int32_t i = 0
         cdef list found = []
-        for i in range(self.count):
-            row = &self.rows[i]
-            old = row[0]
-            old.keys_size = old.uniq_key_size = -1
-            find_properties(&old, True)
-            if old.keys_size != row.keys_size or old.uniq_key_size != row.uniq_key_size or \
-                    (row.keys_size > 0 and old.keys_position != row.keys_position) or \
-                    (row.uniq_key_size > 0 and old.uniq_key_position != row.uniq_key_position):
-                found.append((row.phy_offset, row.phy_offset + row.size))
-        return found
+        while True:
+            with nogil:
+                while i < self.count and not _is_ambiguous(&self.rows[i]):
+                    i += 1
+            if i == self.count:
+                return found
+            found.append((self.rows[i].phy_offset, self.rows[i].phy_offset + self.rows[i].size))
+            i += 1
 
     def numbers(self, str field not None):
         """int64 array of one field: phy_offset, size, queue, queue_offset, store_timestamp or sys_flag."""

@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, rmq_prefetch, set_index_bytes, slot_of
+from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, rmq_prefetch_far, set_index_bytes, slot_of
 from rmq._core._mapguard cimport MapGuard
 from rmq._core._record cimport crc_of
 
@@ -109,7 +109,7 @@ cdef bint _count(const IndexBytes *index, const SidecarBytes *file, int32_t firs
             key_hash = load_i32(entry + k * L.ENTRY_SIZE + L.ENTRY_KEY_HASH_OFFSET)
             signs |= key_hash
             slots[k] = slot_of(&index[0], key_hash & 0x7FFFFFFF)
-            rmq_prefetch(newest + slots[k])
+            rmq_prefetch_far(newest + slots[k])
         for k in range(size):
             signs |= load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
             slot = slots[k]
@@ -137,14 +137,14 @@ cdef void _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int3
             entry = index.entries + <int64_t>(end - 1 - k) * L.ENTRY_SIZE
             hashes[k] = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
             buckets[k] = file.buckets + (_slot_and_mark(file, hashes[k], &marks[k]) >> file.slot_bits)
-            rmq_prefetch(buckets[k])
+            rmq_prefetch_far(buckets[k])
         for k in range(size):
             bucket = buckets[k]
             if bucket.count < L.SIDECAR_BUCKET_MARKS:
                 bucket.marks[bucket.count] = marks[k]
             places[k] = bucket.first + bucket.count
             bucket.count += 1
-            rmq_prefetch(file.items + places[k])
+            rmq_prefetch_far(file.items + places[k])
         for k in range(size):
             entry = index.entries + <int64_t>(end - 1 - k) * L.ENTRY_SIZE
             item = file.items + places[k]
@@ -362,16 +362,19 @@ cdef class SidecarView:
         cdef Window window = self._window(question)
         cdef SidecarBytes file = self._file         # what is stored may not make the compiler load these again
         cdef uint8_t *checked = self._checked
-        # A key waits for its bucket, and again for its item, while others have their turn: memory is asked evenly.
-        cdef Py_ssize_t wait = min(keys, <Py_ssize_t>KEYS_IN_FLIGHT // 2), i
+        # A key waits for its bucket, and again for its item, while others have their turn: so many together that the
+        # processor looks up their pages side by side.
+        cdef Py_ssize_t together = min(keys, <Py_ssize_t>KEYS_IN_FLIGHT // 2), first = -2 * together, i
         cdef int32_t number
         cdef int64_t left, begun
         cdef Chain *chain
         cdef const Item *item
         cdef uint32_t hits
         cdef bint is_hit
-        for i in range(-2 * wait, keys):
-            if i >= 0:
+        if not _make_room(out, keys):
+            return NO_MEMORY
+        while first < keys:
+            for i in range(max(<Py_ssize_t>0, first), min(keys, first + together)):
                 chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
                 begun = out.count
                 if chain.hits or chain.count > L.SIDECAR_BUCKET_MARKS:
@@ -393,8 +396,8 @@ cdef class SidecarView:
                             left -= is_hit
                             hits &= hits - 1
                 counts[i] = <int32_t>(out.count - begun)
-            if 0 <= i + wait < keys:
-                chain = &chains[(i + wait) & (KEYS_IN_FLIGHT - 1)]
+            for i in range(max(<Py_ssize_t>0, first + together), min(keys, first + 2 * together)):
+                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
                 number = <int32_t>(chain.bucket - file.buckets) // L.SIDECAR_BLOCK_BUCKETS
                 if not checked[number] and not self._check_block(number):
                     return DAMAGED
@@ -405,10 +408,11 @@ cdef class SidecarView:
                 hits = rmq_marks_equal(chain.bucket, chain.mark)
                 chain.hits = hits & ((<uint32_t>1 << min(chain.count, <int32_t>L.SIDECAR_BUCKET_MARKS)) - 1)
                 if chain.hits:
-                    rmq_prefetch(file.items + chain.first + rmq_lowest_bit(chain.hits))
-            if i + 2 * wait < keys:
-                chain = &chains[(i + 2 * wait) & (KEYS_IN_FLIGHT - 1)]
-                chain.key_hash = key_hashes[i + 2 * wait]
+                    rmq_prefetch_far(file.items + chain.first + rmq_lowest_bit(chain.hits))
+            for i in range(max(<Py_ssize_t>0, first + 2 * together), min(keys, first + 3 * together)):
+                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
+                chain.key_hash = key_hashes[i]
                 chain.bucket = file.buckets + (_slot_and_mark(&file, chain.key_hash, &chain.mark) >> file.slot_bits)
-                rmq_prefetch(chain.bucket)
+                rmq_prefetch_far(chain.bucket)
+            first += together
         return ANSWERED

@@ -169,28 +169,33 @@ cdef class UnitCheck:
         return found[:, [2, 4, 5, 3, 0]]
 
 
+cdef bint _has_misnamed_crc(const RecordRow *row) noexcept nogil:
+    cdef const uint8_t *tail = row.base + row.size - L.PROPERTY_CRC_SIZE
+    cdef int k, named
+    cdef int64_t stored = 0
+    if row.properties_size < L.PROPERTY_CRC_SIZE:
+        return False
+    named = (tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END) + (tail[L.PROPERTY_CRC_SIZE - 1] == L.PROPERTY_END)
+    for k in range(CRC_NAME_SIZE):
+        named += tail[k] == <uint8_t>CRC_NAME[k]
+    if named <= CRC_NAME_SIZE // 2 or named == CRC_NAME_SIZE + 2:
+        return False
+    for k in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
+        stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + k] - 48)
+    return stored == crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE)
+
+
 def misnamed_crcs(RecordBatch batch not None):
     """Phy offsets of the rows whose whole-record CRC is right under almost its name: the scan took it for a property
     like any other, because the name itself is damaged.
     """
-    cdef int32_t i, k, named
-    cdef const uint8_t *tail
-    cdef int64_t stored
-    cdef RecordRow *row
+    cdef int32_t i = 0
     cdef list found = []
-    for i in range(batch.count):
-        row = &batch.rows[i]
-        if row.properties_size < L.PROPERTY_CRC_SIZE:
-            continue
-        tail = row.base + row.size - L.PROPERTY_CRC_SIZE
-        named = (tail[CRC_NAME_SIZE] == L.PROPERTY_NAME_END) + (tail[L.PROPERTY_CRC_SIZE - 1] == L.PROPERTY_END)
-        for k in range(CRC_NAME_SIZE):
-            named += tail[k] == <uint8_t>CRC_NAME[k]
-        if named <= CRC_NAME_SIZE // 2 or named == CRC_NAME_SIZE + 2:
-            continue
-        stored = 0
-        for k in range(L.PROPERTY_CRC_DIGITS - 1, -1, -1):
-            stored = stored * 10 + (tail[CRC_NAME_SIZE + 1 + k] - 48)
-        if stored == crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE):
-            found.append(row.phy_offset)
-    return found
+    while True:
+        with nogil:
+            while i < batch.count and not _has_misnamed_crc(&batch.rows[i]):
+                i += 1
+        if i == batch.count:
+            return found
+        found.append(batch.rows[i].phy_offset)
+        i += 1

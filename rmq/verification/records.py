@@ -32,7 +32,7 @@ from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles
 
 WINDOW_MEMORY = 32 * 1024 * 1024  # bytes of units in memory for each thread
-ROUND_BYTES = 8 * 1024 * 1024
+ROUND_BYTES = 2 * 1024 * 1024  # of the log: what is compared of records is still in the cache
 _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
 
 
