@@ -195,7 +195,8 @@ class MappedFile:
 
     def write(self, position: int, data: memoryview) -> None:
         """Bytes at a position, not through the map. CorruptFileError when the file was truncated; OSError."""
-        size = os.fstat(self._descriptor).st_size
+        # Not fstat: who asks for the times of a file makes the next write note a new one, and the sync after it slower.
+        size = os.lseek(self._descriptor, 0, os.SEEK_END)
         if size < self.size:
             raise CorruptFileError(self.path, size, "page is gone: the file was truncated while it was open")
         self.take(position + len(data))

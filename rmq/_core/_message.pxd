@@ -18,6 +18,7 @@ cdef class Message:
         readonly object born_timestamp      # int ms or None
         int32_t _topic_units                # UTF-16 units
         bint _wait                          # property WAIT, by which SYNC_FLUSH waits
+        bint _is_plain                      # born when stored, its properties not raw and without a record's CRC
         readonly int32_t queue_id
         readonly int32_t flag
         readonly int32_t sys_flag
@@ -36,10 +37,10 @@ cdef bint has_property(const uint8_t *properties, int64_t size, const char *name
 
 
 cdef inline bint shares_header(Message message, Message before) noexcept:
-    """Whether both have one header, and properties that nobody wrote by hand: those end with 0x02."""
+    """Whether both have one header, and properties that nobody wrote by hand: those end with 0x02, no CRC before it."""
     return message._topic is before._topic and message.queue_id == before.queue_id and \
         message.flag == before.flag and message.sys_flag == before.sys_flag and \
         message.reconsume_times == before.reconsume_times and message._wait == before._wait and \
         message.prepared_transaction_offset == before.prepared_transaction_offset and \
-        message.born_timestamp is None and before.born_timestamp is None and message.raw_properties is None and \
+        message._is_plain and before.born_timestamp is None and \
         message._born_host is before._born_host and message._store_host is before._store_host

@@ -12,6 +12,9 @@ cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._record cimport Property, next_property
 
+cdef extern from "property.h" nogil:
+    bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
+
 import socket
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -228,6 +231,8 @@ cdef class Message:
         if has_property(<const uint8_t *><const char *>self._encoded, len(self._encoded), "INNER_NUM", 9):
             raise IllegalMessageError("property INNER_NUM marks inner batches, which are not written")
         self._wait = waits(<const uint8_t *><const char *>self._encoded, len(self._encoded))
+        self._is_plain = self.born_timestamp is None and self.raw_properties is None and not rmq_ends_with_crc(
+            <const uint8_t *><const char *>self._encoded, len(self._encoded))
         self.topic = topic
 
     def _encode_properties(self):

@@ -17,7 +17,7 @@ from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, has_property, shares_header, waits
 from rmq._core._putrow cimport (
     HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, find_queues, queue_of, refuse_numbers, results_of,
-    rmq_ends_with_crc, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
 from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
@@ -47,7 +47,7 @@ import numpy as np
 from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
-cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 2     # asked for before they are needed
+cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
 
 
@@ -191,8 +191,7 @@ cdef class PutBatch:
             return False
         body_size = PyBytes_GET_SIZE(<PyObject *>(<Message>item).body)
         size = PyBytes_GET_SIZE(<PyObject *>(<Message>item)._encoded)
-        if body_size > min(self.rules.max_message_size, <int64_t>0x7FFFFFFF) or size >= SECTOR_SIZE or \
-                rmq_ends_with_crc(<const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded), size):
+        if body_size > min(self.rules.max_message_size, <int64_t>0x7FFFFFFF) or size >= SECTOR_SIZE:
             return False
         record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
         if record_size > self.rules.max_record_size:
