@@ -41,7 +41,8 @@ class Interrupter:
 
     def run(self, call: Callable[[], Any]) -> bool:
         """Whether the call ended without reaching the place."""
-        sys.setprofile(self._profile)
+        profile = self._profile  # held here: Python 3.11.2 may call it once more after it let go of it
+        sys.setprofile(profile)
         try:
             call()
         except KeyboardInterrupt:
