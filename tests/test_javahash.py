@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import random
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,46 @@ def test_hashing_reads_no_byte_before_or_behind_the_data() -> None:
         assert hash_utf8_keys(np.array([0, size], np.int32), data[:size]).tolist() == expected
         assert hash_utf8_keys(np.array([0, size], np.int32), data[page - size :]).tolist() == expected
         assert hash_utf8_keys(np.array([page - size, page]), data).tolist() == expected
+    for size in (1, 7, 8, 31, 32, 33):
+        many = np.arange(page % size, page + 1, size, np.int32)
+        assert set(hash_utf8_keys(many, data).tolist()) == {oracle.index_key_hash("k" * size)}
+        assert set(hash_utf8_keys(many[:-1] - page % size, data).tolist()) == {oracle.index_key_hash("k" * size)}
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+@pytest.mark.parametrize("topic", [None, "TopicTest", "é"])
+@pytest.mark.parametrize("count", [7, 8, 9, 15, 16, 17, 40])
+def test_short_keys_of_a_column_hash_like_each_alone(count: int, topic: str | None,
+                                                     width: type[np.integer[Any]]) -> None:  # fmt: skip
+    """Eight together, whatever their lengths, behind whatever bytes, with one of another kind at each place."""
+    rng = random.Random(count)
+    for other in ("", "k" * 32, "k" * 33, "é", "\x7f" * 32, "polygenelubricants", "x" * 31 + "ÿ"):
+        for place in range(count):
+            keys = ["".join(rng.choices("aZ09-_~", k=rng.choice((0, 1, 8, 15, 16, 17, 31, 32)))) for _ in range(count)]
+            keys[place] = other
+            for before in (b"", b"\xff" * 5, b"z" * 40):
+                encoded = [key.encode() for key in keys]
+                offsets = np.cumsum([len(before), *map(len, encoded)]).astype(width)
+                found = hash_utf8_keys(offsets, before + b"".join(encoded), topic)
+                assert found.tolist() == hash_str_keys(keys, topic).tolist()
+
+
+def test_a_short_key_whose_hash_has_no_absolute_value_is_0_among_others_too() -> None:
+    keys = ["polygenelubricants", "a"] * 8 + ["b" * 32] * 8
+    offsets = np.cumsum([40, *map(len, keys)]).astype(np.int32)
+    found = hash_utf8_keys(offsets, b"." * 40 + "".join(keys).encode())
+    assert found.tolist() == [index_key_hash(key) for key in keys]
+    assert found[0] == 0
+
+
+@pytest.mark.parametrize("wrong", range(1, 9))
+@pytest.mark.parametrize("value", [-1, 10**6, 39, 2**31 - 1, -(2**31)])
+def test_of_eight_short_keys_the_first_offset_outside_the_data_is_named(wrong: int, value: int) -> None:
+    offsets = np.arange(40, 40 + 9 * 4, 4, dtype=np.int32)
+    offsets[wrong] = value
+    named = wrong if value < 40 or value > 76 else wrong + 1
+    with pytest.raises(ValueError, match=rf"offsets\[{named}\]"):
+        hash_utf8_keys(offsets, bytes(76))
 
 
 @pytest.mark.parametrize(("data", "text", "code"), MALFORMED)

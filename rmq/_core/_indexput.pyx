@@ -83,8 +83,11 @@ cdef bint put_one_hashed(const IndexBytes *file, int32_t key_hash, int64_t phy_o
     return True
 
 
-cdef inline void _ask(const IndexBytes *file, int32_t key_hash) noexcept nogil:
-    rmq_prefetch_far(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
+cdef inline int32_t _ask(const IndexBytes *file, int32_t key_hash) noexcept nogil:
+    """The slot of a hash, asked of memory."""
+    cdef int32_t slot = slot_of(file, key_hash)
+    rmq_prefetch_far(file.slots + <int64_t>slot * L.INDEX_SLOT_SIZE)
+    return slot
 
 
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,
@@ -93,15 +96,18 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
     cdef IndexBytes bytes_ = file[0]
     cdef Tail tail
     cdef int64_t fitting = _begin(&bytes_, &tail, count), i, stop = 0
+    cdef int32_t[KEYS_AHEAD] slots
+    cdef int32_t slot
     for i in range(min(<int64_t>KEYS_AHEAD, fitting)):
-        _ask(&bytes_, key_hashes[i])
+        slots[i] = _ask(&bytes_, key_hashes[i])
     i = 0
     while i < fitting:
         stop = min(fitting, i + ENTRIES_UNSEEN)
         while i < stop:
+            slot = slots[i & (KEYS_AHEAD - 1)]
             if i + KEYS_AHEAD < fitting:
-                _ask(&bytes_, key_hashes[i + KEYS_AHEAD])
-            _append(&bytes_, &tail, key_hashes[i], slot_of(&bytes_, key_hashes[i]), phy_offsets[i], store_timestamps[i])
+                slots[i & (KEYS_AHEAD - 1)] = _ask(&bytes_, key_hashes[i + KEYS_AHEAD])
+            _append(&bytes_, &tail, key_hashes[i], slot, phy_offsets[i], store_timestamps[i])
             i += 1
         _count(&bytes_, &tail, phy_offsets[i - 1], store_timestamps[i - 1])
     return fitting

@@ -4,12 +4,17 @@ cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 import numpy as np
 
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
+
+cdef extern from "hasheight.h" nogil:
+    int64_t RMQ_EIGHT_SIZE
+    bint rmq_hashes_eight() noexcept
+    bint rmq_hash_eight(const uint8_t *p, const int32_t *sizes, uint32_t seed, int32_t *out) noexcept
 
 cdef extern from "Python.h":            # borrowed: the items of a long list are read, and no count in them is written
     PyObject *PyList_GET_ITEM(PyObject *items, Py_ssize_t i) noexcept
@@ -119,21 +124,48 @@ ctypedef fused Offset:
     int64_t
 
 
+cdef inline bint _are_short(const Offset *offsets, int64_t size, int32_t *sizes) noexcept nogil:
+    """Whether the next eight lie in order inside the data, are short, and have what is read before them."""
+    cdef int64_t length
+    cdef int k
+    if offsets[0] < 0 or offsets[1] < RMQ_EIGHT_SIZE or offsets[8] > size:
+        return False
+    for k in range(8):
+        length = <int64_t>offsets[k + 1] - offsets[k]
+        if <uint64_t>length > <uint64_t>RMQ_EIGHT_SIZE:
+            return False
+        sizes[k] = <int32_t>length
+    return True
+
+
 cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint8_t *data, int64_t size, int32_t seed,
                              int32_t *out) noexcept nogil:
     """Hashes of data[offsets[i]:offsets[i + 1]]; the number of the first offset outside the data, -1: none."""
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i = 0, stop, k
     cdef int64_t begin = offsets[0], end
+    cdef int32_t[8] sizes
+    cdef bint by_eight = rmq_hashes_eight()
     if begin < 0 or begin > size:
         return 0
-    for i in range(count):
-        end = offsets[i + 1]
-        if end < begin or end > size:
-            return i + 1
-        if begin + BYTES_AHEAD < size:
-            rmq_prefetch(data + begin + BYTES_AHEAD)
-        out[i] = key_hash_of(rmq_hash_utf8(data + begin, end - begin, seed))
-        begin = end
+    while i < count:
+        stop = min(count, i + 8)
+        if by_eight and stop == i + 8 and _are_short(offsets + i, size, sizes):
+            k = begin + BYTES_AHEAD
+            while k < min(size, <int64_t>offsets[stop] + BYTES_AHEAD):
+                rmq_prefetch(data + k)
+                k += 64
+            if rmq_hash_eight(data + begin, sizes, <uint32_t>seed, out + i):
+                i, begin = stop, offsets[stop]
+                continue
+        while i < stop:
+            end = offsets[i + 1]
+            if end < begin or end > size:
+                return i + 1
+            if begin + BYTES_AHEAD < size:
+                rmq_prefetch(data + begin + BYTES_AHEAD)
+            out[i] = key_hash_of(rmq_hash_utf8(data + begin, end - begin, seed))
+            begin = end
+            i += 1
     return -1
 
 

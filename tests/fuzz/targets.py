@@ -27,7 +27,7 @@ from rmq._core._consumequeue import pack_units, unpack_batch_units, unpack_units
 from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
 from rmq._core._javahash import hash_str_keys
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, parse_properties, resync, used_size
+from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse_properties, resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.geometry import settle_config
@@ -123,7 +123,8 @@ def scan(data: bytes) -> None:
     flags = control[0] if control else 0
     batch = RecordBatch(3 if flags & 128 else 64)
     queues = QueueTable()
-    batch.scan(segment, BASE, BASE, BASE + len(segment), checks=flags & 31, queues=queues,
+    checks = flags & 31 | (HASH_KEYS if flags & 64 else 0)
+    batch.scan(segment, BASE, BASE, BASE + len(segment), checks=checks, queues=queues,
                byte_limit=200 if flags & 64 else 0)  # fmt: skip
     use(batch, bool(flags & 32))
 
