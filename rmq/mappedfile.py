@@ -18,6 +18,7 @@ from rmq._core._mapguard import MapGuard, lost_pages
 from rmq.errors import CorruptFileError
 from rmq.segment import (
     allocate,
+    begin_write_out,
     create_file,
     open_regular,
     opened,
@@ -201,6 +202,10 @@ class MappedFile:
             raise CorruptFileError(self.path, size, "page is gone: the file was truncated while it was open")
         self.take(position + len(data))
         write_fully(self._descriptor, data, position)
+
+    def begin_write_out(self, position: int, size: int) -> None:
+        """Let the disk begin with what was just written: less is left for `sync`."""
+        begin_write_out(self._descriptor, position, size)
 
     def data_end(self) -> int:
         """data_end of the file; all of a file that was removed since, as by a recovery beside a reader."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import resource
 import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ FILE_CACHE_LIMIT = 96
 LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
+SYNC_FILE_RANGE_WRITE = 2
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
 
 
@@ -58,6 +59,20 @@ def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> Non
     while view:
         written = os.pwrite(descriptor, view, position)
         view, position = view[written:], position + written
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+    return call
+
+
+def begin_write_out(descriptor: int, position: int, size: int) -> None:
+    """Let the disk begin with bytes that a sync will ask for. What fails is for the sync to tell; holds no GIL."""
+    if (call := _sync_file_range()) is not None:
+        call(descriptor, position, size, SYNC_FILE_RANGE_WRITE)
 
 
 def remove_file(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
@@ -306,4 +321,4 @@ class FileCache:
         with self._lock:
             self._is_closed = True
             descriptors, self._open = list(self._open.values()), OrderedDict()
-        close_all(partial(os.close, descriptor) for descriptor in descriptors)
+        close_all(functools.partial(os.close, descriptor) for descriptor in descriptors)

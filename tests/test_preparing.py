@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,9 @@ import pytest
 
 import rmq
 import rmq.logsegment
+import rmq.mappedfile
 import rmq.preparing
+import rmq.segment
 from rmq.mappedfile import MappedFile
 
 FAR = 2**31 - 1  # ms to the next timed flush
@@ -83,6 +86,43 @@ def test_a_write_into_a_file_that_was_truncated_is_refused(tmp_path: Path, size:
     assert (tmp_path / "s/commitlog" / f"{0:020d}").stat().st_size == size
     with suppress(rmq.CorruptFileError):  # when it looks at a page that is gone
         store.close()
+
+
+def test_a_synced_put_asks_for_no_times_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks makes the next write note new ones, and its sync slower."""
+    real = os.fstat
+
+    def asked(descriptor: int) -> os.stat_result:
+        assert not sys._getframe(1).f_globals["__name__"].startswith("rmq.")  # but the stand-in for a sync may
+        return real(descriptor)
+
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        store.put(message(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", asked)
+            store.put(message(1))
+            store.put_many([message(i) for i in range(2, 5)])
+
+
+def test_the_disk_begins_with_large_writes_before_their_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(rmq.logsegment, "WRITE_OUT", 5000)
+    monkeypatch.setattr(rmq.mappedfile, "begin_write_out", lambda _, position, size: begun.append((position, size)))
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        store.put(message(0))
+        begin = store.max_phy_offset
+        store.put_many([message(i, 1000) for i in range(5)])
+        end = store.max_phy_offset
+        store.put(message(1))
+    assert begun == [(begin, end - begin)]
+
+
+def test_a_system_that_cannot_begin_leaves_all_to_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rmq.segment.begin_write_out(-1, 0, 10)  # an error is the sync's to tell
+    monkeypatch.setattr(rmq.segment, "_sync_file_range", lambda: None)
+    monkeypatch.setattr(rmq.logsegment, "WRITE_OUT", 1)
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+        assert store.put(message(0)).queue_offset == 0
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
