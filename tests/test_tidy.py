@@ -47,7 +47,6 @@ LINE_LIMIT = 120
 FILE_LIMITS = {".py": 400, ".pyx": 500, ".pxd": 150, ".pyi": 150}
 TEST_FILE_LIMIT = 500
 LARGER = {
-    "rmq/_core/_indexfile.pyx": 580,  # one noun: what is put into a file, asked of it and restored in it
     "rmq/_core/_layout.pxd": 160,  # one noun: all that is on disk
     "rmq/_core/_putbatch.pyx": 640,  # one noun: rows from a list and rows from columns go through the same checks
     "rmq/commitlog.py": 436,  # one noun: files, appending, reading, the end

@@ -49,7 +49,8 @@ cdef struct Chain:                  # of a key in flight
 
 cdef struct Window:                 # of times that a question is about, as differences
     int64_t begin                   # an older item ends the chain; none is below 0
-    int64_t end
+    int64_t oldest                  # that counts
+    int64_t newest
 
 
 cdef enum Outcome:

@@ -13,7 +13,8 @@ from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, rmq_prefetch_far, set_index_bytes, slot_of
+from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, Seconds, rmq_prefetch_far, seconds_of, \
+    set_index_bytes, slot_of
 from rmq._core._mapguard cimport MapGuard
 from rmq._core._record cimport crc_of
 
@@ -28,7 +29,6 @@ cdef enum:
     ENTRIES_AT_A_TIME = 64          # their buckets, then their items are asked of memory together
     ENTRIES_OF_A_STEP = 1 << 20     # between looks at whether to go on
     ITEMS_OF_A_BUCKET = 16          # at most, on average
-cdef int64_t INT64_LIMIT = 0x7FFFFFFFFFFFFFFF
 cdef int64_t BASE_LIMIT = 1 << 62   # so far from there that no time of an item overflows
 
 
@@ -326,7 +326,7 @@ cdef class SidecarView:
         for i in range(chain.count):
             if item.time_diff < window.begin and slot_of(&self._file.slots, item.key_hash & 0x7FFFFFFF) == slot:
                 break
-            if item.key_hash == chain.key_hash and item.time_diff <= window.end:
+            if item.key_hash == chain.key_hash and window.oldest <= item.time_diff <= window.newest:
                 if left <= 0:
                     break
                 if not _make_room(out, 1):
@@ -338,13 +338,15 @@ cdef class SidecarView:
         return ANSWERED
 
     cdef Window _window(self, const Question *question) noexcept nogil:
-        """Of a question: the oldest difference that goes on, and the newest that counts."""
         cdef Window window
-        window.begin, window.end = 0, INT64_LIMIT
+        cdef Seconds seconds
         if question.is_raw:
-            if question.begin > self._base_ms:
-                window.begin = (question.begin - self._base_ms - 1) // 1000 + 1
-            window.end = (question.end - self._base_ms) // 1000 if question.end >= self._base_ms else -1
+            window.begin = (question.begin - self._base_ms - 1) // 1000 + 1 if question.begin > self._base_ms else 0
+            window.oldest = window.begin
+            window.newest = (question.end - self._base_ms) // 1000 if question.end >= self._base_ms else -1
+        else:
+            seconds = seconds_of(question, self._base_ms)
+            window.begin, window.oldest, window.newest = 0, seconds.oldest, seconds.newest
         return window
 
     cdef Outcome answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
@@ -390,7 +392,8 @@ cdef class SidecarView:
                         hits = chain.hits
                         while hits:
                             item = file.items + chain.first + rmq_lowest_bit(hits)
-                            is_hit = (item.key_hash == chain.key_hash) & (item.time_diff <= window.end) & (left > 0)
+                            is_hit = (item.key_hash == chain.key_hash) & (item.time_diff >= window.oldest) & \
+                                (item.time_diff <= window.newest) & (left > 0)
                             out.items[out.count] = item.phy_offset
                             out.count += is_hit
                             left -= is_hit
