@@ -16,6 +16,7 @@ import pytest
 
 import rmq
 from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq.indexfile import RESERVE_AHEAD, RESERVE_FIRST
 
 T0 = 1_700_000_000_000
 MAX = rmq.MAX_TIMESTAMP
@@ -101,6 +102,18 @@ def test_keys_of_many_reservations_are_those_of_one(tmp_path: Path, monkeypatch:
     assert (tmp_path / "list").read_bytes() == (tmp_path / "arrow").read_bytes()
     with rmq.IndexFile(tmp_path / "list", max_hash_slot_num=331, max_index_num=2100) as file:
         assert file.select_phy_offset_many(keys).to_pylist() == [[number] * (number < 2099) for number in range(3000)]
+
+
+def test_a_new_file_reserves_little_and_then_as_much_again_as_it_holds(tmp_path: Path) -> None:
+    entries_at = 40 + 4 * 5_000_000
+    with rmq.IndexFile(tmp_path / "s", "x") as file:
+        assert file._file.reserved - entries_at <= RESERVE_FIRST
+        for count in (10, 60_000, 200_000, 700_000):
+            numbers = np.arange(count)
+            assert file.put_hashes(numbers.astype(np.int32), numbers, numbers) == count
+            used = 20 * file.index_count
+            ahead = file._file.reserved - entries_at - used
+            assert -20 <= ahead <= min(RESERVE_AHEAD, max(RESERVE_FIRST, used))
 
 
 PLAIN = ("T#a", 100, T0)
