@@ -192,6 +192,21 @@ def test_rows_of_columns_alone_end_where_messages_do(append_crc: bool) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("queue_ids", [[5] * 6, [0] * 6, [2**31 - 1] * 6, [5, 5, 5, 5, 5, 4], [4, 5, 5, 5, 5, 5]])
+def test_a_column_of_queue_ids_is_that_of_messages(queue_ids: list[int]) -> None:
+    bodies = [b"b" * size for size in range(6)]
+    batch = loaded(put_batch(), 6, topic=column([b"Orders"]), body=column(bodies), tags=column([b"t"] * 6),
+                   numbers={"queue_id": np.array(queue_ids)})  # fmt: skip
+    messages = [rmq.Message("Orders", body, tags="t", queue_id=queue_id)
+                for body, queue_id in zip(bodies, queue_ids, strict=True)]  # fmt: skip
+    assert encoded(batch, QueueTable()) == expected(messages)
+    assert batch.results()[3].tolist() == queue_ids
+    for wrong, error in (([-1] * 6, "row 0: queue_id is negative"), ([2**31] * 6, "row 0: queue_id is outside 32 bits"),
+                         ([0] * 5, "one number per row")):  # fmt: skip
+        with pytest.raises(ValueError, match=error):
+            loaded(batch, 6, topic=column([b"T"]), body=column(bodies), numbers={"queue_id": np.array(wrong)})
+
+
 def test_rows_of_columns_alone_may_be_as_large_as_any() -> None:
     limits = {"max_message_size": 65, "max_record_size": 91 + 1 + 65 + 22}
     bodies = [b"b" * size for size in (65, 62, 1)]

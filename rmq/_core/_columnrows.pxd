@@ -22,7 +22,7 @@ cdef class ColumnRows:
         int64_t _queue_offset           # that of row 0, were it encoded like those that were
         Py_ssize_t _capacity
     cdef bint take(self, PutRules rules, Py_ssize_t count, TextColumn topic, TextColumn body,
-                   const rmq_texts *texts) except -1
+                   const rmq_texts *texts, dict numbers) except -1
     cdef int64_t size(self, Py_ssize_t i) noexcept nogil
     cdef int64_t last_phy_offset(self) noexcept
     cdef void encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,

@@ -23,24 +23,46 @@ cdef extern from "texts.h" nogil:
     int64_t rmq_texts_total(const rmq_texts *texts, int64_t count) noexcept
 
 
+cdef int64_t _queue_id_of_all(dict numbers, Py_ssize_t count) except -2:
+    """The one queue id of all rows; -1: they have several, one that is none, or other numbers of their own."""
+    cdef const int64_t[::1] queue_ids
+    cdef int64_t first, differ = 0
+    cdef Py_ssize_t i
+    if not numbers:
+        return 0
+    if len(numbers) > 1 or "queue_id" not in numbers:
+        return -1
+    queue_ids = numbers["queue_id"]
+    if queue_ids.shape[0] != count:
+        return -1
+    first = queue_ids[0]
+    for i in range(count):
+        differ |= queue_ids[i] ^ first
+    return first if not differ and 0 <= first <= 0x7FFFFFFF else -1
+
+
 @cython.final
 cdef class ColumnRows:
     def __dealloc__(self):
         free(self._phy_offsets)
 
     cdef bint take(self, PutRules rules, Py_ssize_t count, TextColumn topic, TextColumn body,
-                   const rmq_texts *texts) except -1:
-        """Take rows of one topic and of texts; False: there may be a bad one among them, or they are not alike.
+                   const rmq_texts *texts, dict numbers) except -1:
+        """Take rows of one topic, one queue and texts; False: there may be a bad one among them, or they are not alike.
 
-        IllegalMessageError for the topic. The columns are borrowed.
+        IllegalMessageError for the topic. The columns are borrowed, but for numbers.
         """
-        cdef int64_t size, most
+        cdef int64_t size, most, queue_id
         cdef int64_t *phy_offsets
         cdef int malformed = 0
         self.count = 0
         if count < 2 or topic.count != 1 or body.missing.shape[0]:
             return False
+        queue_id = _queue_id_of_all(numbers, count)
+        if queue_id < 0:
+            return False
         set_row(&self.first, rules.store_host)
+        self.first.queue_id = <int32_t>queue_id
         self.first.topic = text_at(topic, 0, &size)
         self.first.topic_size = <int32_t>size
         if size <= 0:

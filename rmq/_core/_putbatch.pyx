@@ -257,7 +257,7 @@ cdef class PutBatch:
         if raw_properties is None and maps is None and key_lists is None and not hosts and \
                 not self.rules.drop_last_separator and find_texts(&self._texts, keys, uniq_key, tags):
             self._reserve(0)
-            if not numbers and self._columns.take(self.rules, count, topic, body, &self._texts):
+            if self._columns.take(self.rules, count, topic, body, &self._texts, numbers):
                 self.records_size, self.waits = self._columns.records_size, True
             else:
                 self._reserve(count)
