@@ -15,7 +15,8 @@ from rmq._core._textcolumn cimport TextColumn
 cdef class PutBatch:
     cdef:
         PutRow *rows
-        ColumnRows _columns                 # all rows, when it has any: then `rows` has none
+        ColumnRows _columns
+        bint _has_columns                   # all rows are those of _columns, none is in `rows`
         uint8_t *_arena                     # property strings built from columns
         int64_t _arena_size
         int64_t _arena_room

@@ -74,7 +74,7 @@ cdef class PutBatch:
         self._source = None
         self.waits = False
         self._one_queue = False
-        self._columns.count = 0
+        self._has_columns = False
         if count > self._capacity:
             rows = <PutRow *>realloc(self.rows, <size_t>count * sizeof(PutRow))
             if rows == NULL:
@@ -84,7 +84,7 @@ cdef class PutBatch:
         return 0
 
     cdef inline int64_t _size(self, Py_ssize_t i) noexcept nogil:
-        return self._columns.size(i) if self._columns.count else self.rows[i].size
+        return self._columns.size(i) if self._has_columns else self.rows[i].size
 
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil:
         """Settle row i and count it in."""
@@ -129,7 +129,7 @@ cdef class PutBatch:
         self.count = 0
         self.records_size = 0
         self._source = None
-        self._columns.count = 0
+        self._has_columns = False
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
@@ -258,7 +258,7 @@ cdef class PutBatch:
                 not self.rules.drop_last_separator and find_texts(&self._texts, keys, uniq_key, tags):
             self._reserve(0)
             if self._columns.take(self.rules, count, topic, body, &self._texts, numbers):
-                self.records_size, self.waits = self._columns.records_size, True
+                self.records_size, self.waits, self._has_columns = self._columns.records_size, True, True
             else:
                 self._reserve(count)
                 self._load_plain(count, topic, body, numbers)
@@ -515,15 +515,15 @@ cdef class PutBatch:
 
     cdef int64_t last_place(self) noexcept:
         """last_phy_offset. REQUIRES: there are rows."""
-        return self._columns.last_phy_offset() if self._columns.count else self.rows[self.count - 1].phy_offset
+        return self._columns.last_phy_offset() if self._has_columns else self.rows[self.count - 1].phy_offset
 
     def packed_size(self):
         """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""
         cdef int64_t size = 0
         cdef Py_ssize_t i
-        if self._columns.count:
-            size = self.count * <int64_t>(self._columns.first.properties_size - self._columns.first.size)
-            return size + self.count * <int64_t>L.INNER_FIXED_SIZE + self.records_size
+        if self._has_columns:
+            size = L.INNER_FIXED_SIZE + self._columns.first.properties_size - self._columns.first.size
+            return self.records_size + self.count * size
         for i in range(self.count):
             size += L.INNER_FIXED_SIZE + <int64_t>self.rows[i].body_size + self.rows[i].properties_size
         return size
@@ -559,8 +559,7 @@ cdef class PutBatch:
 
     cdef int64_t write(self, uint8_t *base, int64_t room, int64_t segment_phy_offset, int64_t position,
                        int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1:
-        cdef int32_t i
-        cdef int64_t end = position
+        cdef int64_t i, end = position
         if start == 0 and stop == self.count:
             end += self.records_size
         else:
@@ -568,8 +567,10 @@ cdef class PutBatch:
                 end += self._size(i)
         if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
-        if self._columns.count:
+        if self._has_columns:
             self._columns.first.queue = queue_of(&self._columns.first, queues)
+        elif stop - start == 1 and not self.rows[start].is_alike:
+            self.rows[start].queue = queue_of(&self.rows[start], queues)
         else:
             find_queues(self.rows, start, stop, self._one_queue, queues)
         if end - position <= SHORT_WRITE:
@@ -585,12 +586,15 @@ cdef class PutBatch:
         cdef PutRow *row
         cdef PutRow *rows = self.rows
         cdef QueueSlot *slots = queues.slots
-        cdef rmq_texts texts = self._texts
+        cdef rmq_texts copied
+        cdef const rmq_texts *texts = &self._texts
         cdef Alike alike                        # the row before
         cdef bint is_counted = False, one_queue = self._one_queue
-        if self._columns.count:
+        if self._has_columns:
             self._columns.encode(base, segment_phy_offset, position, start, stop, store_timestamp, slots)
             return
+        if stop - start > 1:    # of its own: see _load_plain
+            copied, texts = self._texts, &copied
         for i in range(start, stop):
             row = &rows[i]
             if row.properties != NULL and i + ROWS_AHEAD < stop:
@@ -608,18 +612,16 @@ cdef class PutBatch:
             row.phy_offset = segment_phy_offset + position
             if row.is_alike:
                 encode_alike(&alike, base + position, row.size, row.queue_offset, row.phy_offset, row.body,
-                             row.body_size, row.properties, row.properties_size, &texts, i)
+                             row.body_size, row.properties, row.properties_size, texts, i)
             else:
-                encode_record(row, base + position, row.phy_offset, store_timestamp, &texts, i)
+                encode_record(row, base + position, row.phy_offset, store_timestamp, texts, i)
                 if i + 1 < stop and rows[i + 1].is_alike:
                     take_alike(&alike, row, base + position)
             position += row.size
 
     def results(self):
-        """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; topics, store hosts
-        (lists).
-        """
-        return self._columns.results() if self._columns.count else results_of(self.rows, self.count)
+        """Columns of the encoded rows: phy_offset, queue_offset int64; size, queue_id int32; lists: topic, host."""
+        return self._columns.results() if self._has_columns else results_of(self.rows, self.count)
 
     def release(self):
         """Let go of the messages or columns."""

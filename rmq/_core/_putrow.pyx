@@ -161,21 +161,15 @@ cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
 
 cdef void _stand_alone(PutRow *rows, Py_ssize_t i) noexcept:
     """Give row i what it has in common with the row before."""
-    cdef PutRow row = rows[i]
+    cdef PutRow row
     cdef Py_ssize_t head = i
     while rows[head].is_alike:      # the first row is not
         head -= 1
     if head < i:
+        row = rows[i]
         rows[i] = rows[head]
         set_own(&rows[i], &row)
         rows[i].is_alike = False
-
-
-cdef int32_t queue_of(const PutRow *row, QueueTable queues) except -1:
-    cdef int32_t queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
-    if queue < 0:
-        raise MemoryError()
-    return queue
 
 
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1:
