@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import rmq
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq.indexfile import RESERVE_AHEAD, RESERVE_FIRST
+from rmq.keys import hash_keys
 
 T0 = 1_700_000_000_000
 MAX = rmq.MAX_TIMESTAMP
@@ -182,3 +184,56 @@ def test_no_key_is_put_before_its_block_is_reserved(tmp_path: Path, monkeypatch:
         assert (tmp_path / "s").read_bytes() == before
         monkeypatch.undo()
         assert file.put_key("T#a", 1, T0)
+
+
+def wrapped(value: int) -> int:
+    """A sum as Java's long holds it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def walked(data: bytes, slots: int, number: int, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
+    """RocketMQ IndexFile#selectPhyOffset, as it is written there."""
+    base, count = struct.unpack_from(">q", data)[0], min(max(struct.unpack_from(">i", data, 36)[0], 1), number)
+    (position,) = struct.unpack_from(">i", data, 40 + key_hash % slots * 4)
+    found: list[int] = []
+    if position <= 0 or position > min(count, number - 1) or count <= 1:
+        return found
+    while len(found) < max_num:
+        entry_hash, phy_offset, seconds, previous = struct.unpack_from(">iqii", data, 40 + slots * 4 + position * 20)
+        if seconds < 0:
+            break
+        time = wrapped(base + seconds * 1000)
+        if entry_hash == key_hash and begin <= time <= end:
+            found.append(phy_offset)
+        if previous <= 0 or previous >= position or time < begin:
+            break
+        position = previous
+    return found
+
+
+@pytest.mark.parametrize("base", [0, 1, T0, -1, -T0, -(2**63), 2**62, 2**62 + 1, 2**63 - 1, 2**63 - 10**12])
+def test_any_bytes_have_the_answers_of_rocketmq_s_walk(base: int) -> None:
+    rng = random.Random(base)
+    slots, number = 7, 400
+    keys = [f"T#{i}" for i in range(40)]
+    hashes = hash_keys(keys)
+    for count in (number, number - 30, 1, 0, -5, 2**31 - 1):
+        data = bytearray(struct.pack(">qqqqii", base, 0, 0, 0, 0, count))
+        data += b"".join(struct.pack(">i", rng.choice([0, -1, rng.randrange(number), 2**31 - 1])) for _ in range(slots))
+        for i in range(number):
+            data += struct.pack(">iqii", int(rng.choice(hashes)), rng.getrandbits(63),
+                                rng.choice([0, 1, 5, 60, 61, 2**31 - 1, -1, rng.randrange(200)]),
+                                rng.choice([max(0, i - 1), max(0, i - rng.randrange(1, 9)), i, -1, 2**31 - 1] +
+                                           [max(0, i - 1)] * 20))  # fmt: skip
+        assert len(data) == index_file_size(slots, number)
+        view = IndexFileView(data, hash_slot_num=slots, index_num=number)
+        asked = [rng.randrange(len(keys)) for _ in range(rng.choice([1, 15, 16, 17, 97, 500]))]
+        for max_num in (1, 2, 32, 10**6):
+            for begin, end in [(0, MAX), (-(2**63), 2**63 - 1), (base, base),
+                               (wrapped(base + 5000), wrapped(base + 61_000)),
+                               (wrapped(base + 5001), 2**63 - 1), (2**63 - 1, 2**63 - 1), (T0 + 999, T0 + 60_001),
+                               (wrapped(base + 2**31 * 1000), 2**63 - 1)]:  # fmt: skip
+                counts, values = view.select(hashes[asked], max_num, begin, end)
+                expected = [walked(data, slots, number, int(hashes[i]), max_num, begin, end) for i in asked]
+                assert counts.tolist() == [len(one) for one in expected]
+                assert values.tolist() == [value for one in expected for value in one]

@@ -2,27 +2,47 @@
 """Walks of many chains of an index file at a time, so that their waits for memory overlap.
 
 Keys in flight go round by round: each round reads one entry of every chain and asks memory for the one before it;
-chains that end make room for the next keys. Nothing in a round depends on a coin: what is found is written and then
-counted or not. Source: RocketMQ IndexFile#selectPhyOffset.
+chains that end make room for the next keys. Source: RocketMQ IndexFile#selectPhyOffset.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
 
+cdef extern from "walk16.h" nogil:
+    ctypedef struct rmq_walk_lanes:
+        int32_t *key
+        int32_t *position
+        int32_t *key_hash
+        int32_t *left
+    ctypedef struct rmq_walk_limits:
+        int32_t oldest
+        int32_t newest
+        int32_t going_on
+    ctypedef struct rmq_walk_entries:
+        const uint8_t *key_hash
+        const uint8_t *phy_offset
+        const uint8_t *seconds
+        const uint8_t *previous
+        int32_t words
+    bint rmq_walks_by_16(rmq_walk_entries entries, int32_t index_num) noexcept
+    int32_t rmq_walk_by_16(rmq_walk_entries entries, rmq_walk_lanes lanes, int32_t active, rmq_walk_limits limits,
+                           bint is_far, int64_t **hits) noexcept
+
 cdef enum:
-    IN_FLIGHT = 96                  # more do not wait less
+    IN_FLIGHT = 96                  # more do not wait less; a multiple of 16
     KEYS_AT_A_TIME = 4096           # answers are put in the order of their keys after so many
     CACHED = 16 * 1024 * 1024       # bytes of a file that the caches near the processor may hold whole
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
+cdef int64_t BASE_LIMIT = 1 << 62    # ms; of a base below it no time of an entry overflows
 
 
-cdef struct Lane:
-    int32_t key                     # number of the key among KEYS_AT_A_TIME
-    int32_t position                # of the entry to read next; before the first, number of the slot
-    int32_t key_hash
-    int32_t left                    # answers that the key may still have
+cdef struct Lanes:                  # a list for each: as structs, gcc would put them together and take them apart
+    int32_t[IN_FLIGHT] key          # number of the key among KEYS_AT_A_TIME
+    int32_t[IN_FLIGHT] position     # of the entry to read next; before the first, number of the slot
+    int32_t[IN_FLIGHT] key_hash
+    int32_t[IN_FLIGHT] left         # answers that the key may still have
 
 
 cdef struct Hit:
@@ -71,8 +91,8 @@ cdef bint _make_room(HitList *hits, int64_t more) noexcept nogil:
     return True
 
 
-cdef bint _hand_over(const HitList *hits, const int32_t *counts, Py_ssize_t keys, OffsetList *out) noexcept nogil:
-    """Append the hits in the order of their keys; those of one key stay newest first."""
+cdef bint _hand_over(const HitList *hits, int32_t *counts, Py_ssize_t keys, OffsetList *out) noexcept nogil:
+    """Append the hits in the order of their keys, and count each key's; those of one key stay newest first."""
     cdef int64_t places[KEYS_AT_A_TIME]
     cdef int64_t *items
     cdef int64_t place = out.count, room
@@ -84,6 +104,10 @@ cdef bint _hand_over(const HitList *hits, const int32_t *counts, Py_ssize_t keys
             return False
         out.items = items
         out.room = room
+    for i in range(keys):
+        counts[i] = 0
+    for i in range(hits.count):
+        counts[hits.items[i].key] += 1
     for i in range(keys):
         places[i] = place
         place += counts[i]
@@ -106,67 +130,101 @@ cdef inline void _ask(const uint8_t *first, const uint8_t *last, bint is_far) no
             rmq_prefetch(last)
 
 
-cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, const int32_t *key_hashes,
-                         const int32_t *found, int32_t keys, bint is_raw, int32_t *counts,
-                         HitList *hits) noexcept nogil:
-    """Hits of up to KEYS_AT_A_TIME keys, and how many each has. Links only go back (previous < position), so every
-    chain ends on any bytes. False when memory is short."""
-    cdef Lane chains[IN_FLIGHT]         # whose next entry was asked for
-    cdef Lane slots[IN_FLIGHT]          # whose slot was asked for
+cdef rmq_walk_limits _limits(const Question *question, int64_t base_ms) noexcept nogil:
+    """Of a question, in a file whose first entry has this time: a sound one, when the walk is RocketMQ's."""
+    cdef rmq_walk_limits limits
+    cdef Seconds seconds
+    if not question.is_raw:
+        seconds = seconds_of(question, base_ms)
+        limits.oldest, limits.newest, limits.going_on = seconds.oldest, seconds.newest, INT32_MIN
+        return limits
+    limits.oldest, limits.newest = 0, -1
+    if question.end >= base_ms:
+        limits.newest = <int32_t>min((question.end - base_ms) // 1000, <int64_t>INT32_MAX)
+    if question.begin > base_ms + <int64_t>INT32_MAX * 1000:
+        limits.oldest, limits.newest = INT32_MAX, -1
+    elif question.begin > base_ms:
+        limits.oldest = <int32_t>((question.begin - base_ms - 1) // 1000 + 1)
+    limits.going_on = limits.oldest
+    return limits
+
+
+cdef int32_t _one_by_one(const uint8_t *entries, rmq_walk_lanes lanes, int32_t active, rmq_walk_limits limits,
+                         bint is_far, int64_t **hits) noexcept nogil:
+    """rmq_walk_by_16 on any CPU. Nothing depends on a coin: what is found is written and then counted or not."""
+    cdef int32_t kept = 0, i, key, key_hash, position, previous, diff, rest
+    cdef int64_t *hit = hits[0]
+    cdef const uint8_t *entry
+    cdef bint is_hit, goes_on
+    for i in range(active):
+        position, key, key_hash = lanes.position[i], lanes.key[i], lanes.key_hash[i]
+        entry = entries + <int64_t>position * L.ENTRY_SIZE
+        previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
+        diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
+        is_hit = (load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash) & (diff >= limits.oldest) & (
+            diff <= limits.newest)
+        goes_on = (previous > 0) & (previous < position) & (diff >= limits.going_on)
+        hit[0] = key
+        hit[1] = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
+        hit += 2 * is_hit
+        rest = lanes.left[i] - is_hit
+        lanes.key[kept], lanes.key_hash[kept] = key, key_hash
+        lanes.position[kept], lanes.left[kept] = previous, rest
+        kept += goes_on & (rest > 0)
+        entry = entries + <int64_t>previous * L.ENTRY_SIZE
+        _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
+    hits[0] = hit
+    return kept
+
+
+cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int32_t *key_hashes,
+                         const int32_t *found, int32_t keys, HitList *hits) noexcept nogil:
+    """Hits of up to KEYS_AT_A_TIME keys. Links only go back (previous < position), so every chain ends on any bytes.
+    False when memory is short."""
+    cdef Lanes chains                   # whose next entry was asked for
+    cdef Lanes slots                    # whose slot was asked for
     cdef IndexBytes file = bytes_[0]
-    cdef int64_t begin = question.begin, end = question.end, base_ms = 0, stored_ms, left
-    cdef int32_t active = 0, asked = 0, next_key = 0, kept, free_lanes, i, position, previous, diff, count
+    cdef int64_t base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET), left
+    cdef rmq_walk_limits limits = _limits(question, base_ms)
+    cdef rmq_walk_lanes lanes
+    cdef int32_t active = 0, asked = 0, next_key = 0, free_lanes, i, position, count
     cdef const uint8_t *entry
     cdef const uint8_t *slot
-    cdef Lane lane
-    cdef Hit *hit
-    cdef bint is_hit, goes_on
-    cdef Seconds seconds = seconds_of(question, load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET))
+    cdef int64_t *hit
+    cdef rmq_walk_entries entries
+    cdef bint by_16
     cdef bint is_far = <int64_t>file.hash_slot_num * L.INDEX_SLOT_SIZE + <int64_t>file.index_num * L.ENTRY_SIZE > CACHED
+    entries.key_hash = file.entries + L.ENTRY_KEY_HASH_OFFSET
+    entries.phy_offset = file.entries + L.ENTRY_PHY_OFFSET_OFFSET
+    entries.seconds = file.entries + L.ENTRY_TIME_DIFF_OFFSET
+    entries.previous = file.entries + L.ENTRY_PREVIOUS_OFFSET
+    entries.words = L.ENTRY_SIZE // 4
+    by_16 = rmq_walks_by_16(entries, file.index_num)
+    lanes.key, lanes.position, lanes.key_hash, lanes.left = chains.key, chains.position, chains.key_hash, chains.left
     while True:
         if not _make_room(hits, active + 1):
             return False
-        hit = hits.items + hits.count
-        kept = 0
-        for i in range(active):
-            lane = chains[i]
-            entry = file.entries + <int64_t>lane.position * L.ENTRY_SIZE
-            previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
-            is_hit = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == lane.key_hash
-            goes_on = (previous > 0) & (previous < lane.position)
-            diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
-            if is_raw:
-                stored_ms = <int64_t>(<uint64_t>base_ms + <uint64_t>(<int64_t>diff) * 1000)
-                is_hit &= (diff >= 0) & (stored_ms >= begin) & (stored_ms <= end)
-                goes_on &= (diff >= 0) & (stored_ms >= begin)
-            else:
-                is_hit &= (diff >= seconds.oldest) & (diff <= seconds.newest)
-            hit.key = lane.key
-            hit.phy_offset = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
-            hit += is_hit
-            counts[lane.key] += is_hit
-            lane.left -= is_hit
-            lane.position = previous
-            chains[kept] = lane
-            kept += goes_on & (lane.left > 0)
-            entry = file.entries + <int64_t>previous * L.ENTRY_SIZE
-            _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
-        hits.count = hit - hits.items
-        active = kept
+        hit = <int64_t *>(hits.items + hits.count)
+        if by_16:
+            active = rmq_walk_by_16(entries, lanes, active, limits, is_far, &hit)
+        else:
+            active = _one_by_one(file.entries, lanes, active, limits, is_far, &hit)
+        hits.count = <Hit *>hit - hits.items
         if asked:
             # The count before the slot: beside a writer a slot may be ahead of it, which ends RocketMQ's walk.
             count = count_of(&file)
-            if is_raw:
-                base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
+            if question.is_raw:
                 count = 0 if count <= 1 else min(count, file.index_num - 1)
+                if base_ms != load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET):       # the first entry came
+                    base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
+                    limits = _limits(question, base_ms)
             else:
                 count = file.index_num - 1
             for i in range(asked):
-                lane = slots[i]
-                position = load_i32(file.slots + <int64_t>lane.position * L.INDEX_SLOT_SIZE)
-                lane.position = position
-                chains[active] = lane
-                active += (position > 0) & (position <= count) & (lane.left > 0)
+                position = load_i32(file.slots + <int64_t>slots.position[i] * L.INDEX_SLOT_SIZE)
+                chains.key[active], chains.key_hash[active] = slots.key[i], slots.key_hash[i]
+                chains.position[active], chains.left[active] = position, slots.left[i]
+                active += (position > 0) & (position <= count) & (slots.left[i] > 0)
                 entry = file.entries + <int64_t>position * L.ENTRY_SIZE
                 _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
         free_lanes = min(IN_FLIGHT - active, keys - next_key)
@@ -174,12 +232,10 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
             left = question.max_num
             if found != NULL:
                 left -= found[next_key]
-            lane.key = next_key
-            lane.key_hash = key_hashes[next_key]
-            lane.position = slot_of(&file, lane.key_hash)
-            lane.left = <int32_t>min(max(left, <int64_t>0), <int64_t>INT32_LIMIT)
-            slots[i] = lane
-            slot = file.slots + <int64_t>lane.position * L.INDEX_SLOT_SIZE
+            slots.key[i], slots.key_hash[i] = next_key, key_hashes[next_key]
+            slots.position[i] = slot_of(&file, key_hashes[next_key])
+            slots.left[i] = <int32_t>min(max(left, <int64_t>0), <int64_t>INT32_LIMIT)
+            slot = file.slots + <int64_t>slots.position[i] * L.INDEX_SLOT_SIZE
             _ask(slot, slot, is_far)
             next_key += 1
         asked = free_lanes
@@ -187,25 +243,45 @@ cdef inline bint _rounds(const IndexBytes *bytes_, const Question *question, con
             return True
 
 
+cdef bint _walk_each(const IndexBytes *file, const Question *question, const int32_t *key_hashes, Py_ssize_t keys,
+                     int32_t *counts, OffsetList *out) noexcept nogil:
+    """RocketMQ's walk, key by key: of a file whose first time is so far off that sums of times may overflow."""
+    cdef Question one = question[0]
+    cdef int64_t room, more
+    cdef int64_t *items
+    cdef Py_ssize_t i
+    for i in range(keys):
+        one.max_num = question.max_num - (question.found[i] if question.found != NULL else 0)
+        more, room = -1, 64
+        while more < 0:
+            items = <int64_t *>realloc(out.items, <size_t>(out.count + room) * sizeof(int64_t))
+            if items == NULL:
+                return False
+            out.items, out.room = items, out.count + room
+            more = walk_one(file, &one, key_hashes[i], out.items + out.count, <int>min(room, <int64_t>INT32_LIMIT))
+            room *= 8
+        counts[i] = <int32_t>more
+        out.count += more
+    return True
+
+
 cdef bint walk(const IndexBytes *file, const Question *question, const int32_t *key_hashes, Py_ssize_t keys,
                int32_t *counts, OffsetList *out) noexcept nogil:
     """Append each key's answers, newest first, and count them; False when memory is short. No hash may be negative."""
     cdef HitList hits
-    cdef Py_ssize_t first = 0, i
+    cdef Py_ssize_t first = 0
     cdef int32_t size
     cdef const int32_t *found
+    cdef int64_t base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
     cdef bint ok = True
+    if question.is_raw and not 0 <= base_ms <= BASE_LIMIT:
+        return _walk_each(file, question, key_hashes, keys, counts, out)
     hits.items, hits.room = NULL, 0
     while ok and first < keys:
         size = <int32_t>min(<Py_ssize_t>KEYS_AT_A_TIME, keys - first)
         found = question.found + first if question.found != NULL else NULL
-        for i in range(size):
-            counts[first + i] = 0
         hits.count = 0
-        if question.is_raw:
-            ok = _rounds(file, question, key_hashes + first, found, size, True, counts + first, &hits)
-        else:
-            ok = _rounds(file, question, key_hashes + first, found, size, False, counts + first, &hits)
+        ok = _rounds(file, question, key_hashes + first, found, size, &hits)
         ok = ok and _hand_over(&hits, counts + first, size, out)
         first += size
     free(hits.items)
