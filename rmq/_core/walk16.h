@@ -32,6 +32,20 @@ static inline int rmq_walks_by_16(rmq_walk_entries entries, int32_t index_num) {
     return rmq_cpu_level >= RMQ_CPU_VPCLMUL512 && index_num <= INT32_MAX / entries.words;
 }
 
+/* Asks memory for the entries of lanes up to `end`. */
+static inline void rmq_walk_ask(rmq_walk_entries entries, const int32_t *position, int32_t *asked, int32_t end, int is_far) {
+    for (; *asked < end; ++*asked) {
+        const int64_t next = 4 * (int64_t)position[*asked] * entries.words;
+        if (is_far) {
+            rmq_prefetch_far(entries.key_hash + next);
+            rmq_prefetch_far(entries.previous + next + 3);
+        } else {
+            rmq_prefetch(entries.key_hash + next);
+            rmq_prefetch(entries.previous + next + 3);
+        }
+    }
+}
+
 /* Reads one entry of each lane, appends hits (pairs of key and phy offset) and asks memory for the entries before those;
    returns how many lanes go on. The lists have room for a multiple of 16. */
 __attribute__((target("avx512f,avx512bw"))) static int32_t rmq_walk_by_16(
@@ -40,7 +54,7 @@ __attribute__((target("avx512f,avx512bw"))) static int32_t rmq_walk_by_16(
     const __m512i zero = _mm512_setzero_si512(), oldest = _mm512_set1_epi32(limits.oldest);
     const __m512i newest = _mm512_set1_epi32(limits.newest), going_on = _mm512_set1_epi32(limits.going_on);
     int64_t *hit = *hits;
-    int32_t kept = 0;
+    int32_t kept = 0, asked = 0;
     for (int32_t first = 0; first < active; first += 16) {
         const __mmask16 used = active - first >= 16 ? 0xFFFF : (__mmask16)((1u << (active - first)) - 1);
         const __m512i position = _mm512_loadu_si512(lanes.position + first), key = _mm512_loadu_si512(lanes.key + first);
@@ -48,8 +62,11 @@ __attribute__((target("avx512f,avx512bw"))) static int32_t rmq_walk_by_16(
         const __m512i at = _mm512_mullo_epi32(position, _mm512_set1_epi32(entries.words));
         __m512i left = _mm512_loadu_si512(lanes.left + first);
         __m512i found = _mm512_mask_i32gather_epi32(zero, used, at, entries.key_hash, 4);
+        rmq_walk_ask(entries, lanes.position, &asked, asked + (kept - asked) / 3, is_far);
         __m512i seconds = _mm512_mask_i32gather_epi32(zero, used, at, entries.seconds, 4);
+        rmq_walk_ask(entries, lanes.position, &asked, asked + (kept - asked) / 2, is_far);
         __m512i previous = _mm512_mask_i32gather_epi32(zero, used, at, entries.previous, 4);
+        rmq_walk_ask(entries, lanes.position, &asked, kept, is_far);
         found = _mm512_shuffle_epi8(found, swapped);
         seconds = _mm512_shuffle_epi8(seconds, swapped);
         previous = _mm512_shuffle_epi8(previous, swapped);
@@ -75,17 +92,9 @@ __attribute__((target("avx512f,avx512bw"))) static int32_t rmq_walk_by_16(
         _mm512_storeu_si512(lanes.key_hash + kept, _mm512_maskz_compress_epi32(goes_on, key_hash));
         _mm512_storeu_si512(lanes.left + kept, _mm512_maskz_compress_epi32(goes_on, left));
         _mm512_storeu_si512(lanes.position + kept, _mm512_maskz_compress_epi32(goes_on, previous));
-        for (; kept < end; kept++) {
-            const int64_t next = 4 * (int64_t)lanes.position[kept] * entries.words;
-            if (is_far) {
-                rmq_prefetch_far(entries.key_hash + next);
-                rmq_prefetch_far(entries.previous + next + 3);
-            } else {
-                rmq_prefetch(entries.key_hash + next);
-                rmq_prefetch(entries.previous + next + 3);
-            }
-        }
+        kept = end;
     }
+    rmq_walk_ask(entries, lanes.position, &asked, kept, is_far);
     *hits = hit;
     return kept;
 }
