@@ -5,6 +5,7 @@ clock did and whatever the bytes of an index file say."""
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import rmq
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView
+from rmq.rebuilding import rebuild_sidecars
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=100)
 NOW = 1_700_000_000_000
@@ -24,10 +26,12 @@ KEYS = ["k0", "k1", "k2"]
 
 
 def view_of(base_ms: int, seconds: list[int]) -> IndexFileView:
-    """An index file whose entries, of one hash, have these differences; their offsets count from 0."""
-    count = len(seconds)
+    """An index file whose entries, of one hash, have these differences, behind one of another hash; their offsets count
+    from 0."""
+    count = len(seconds) + 1
     header = struct.pack(">qqqqii", base_ms, 0, 0, 0, 1, count + 1)
-    entries = b"".join(struct.pack(">iqii", 7, number, diff, number) for number, diff in enumerate(seconds))
+    entries = struct.pack(">iqii", 8, 99, 0, 0)
+    entries += b"".join(struct.pack(">iqii", 7, number, diff, number + 1) for number, diff in enumerate(seconds))
     data = bytearray(header + struct.pack(">i", count) + bytes(L.ENTRY_SIZE) + entries)
     return IndexFileView(data, hash_slot_num=1, index_num=count + 1)
 
@@ -86,6 +90,33 @@ def test_a_query_is_right_where_the_clock_went_back(tmp_path: Path, seed: int) -
             assert sorted(found) == sorted(body for body, time in stored.items() if begin <= time <= end)
             many = store.query_many("T", KEYS, begin=begin, end=end, limit=None, columns=["body"])
             assert sorted(many.table["body"].to_pylist()) == sorted(found)
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+@pytest.mark.parametrize("pause", [0, 999, 1000, 3_600_000, -3_600_000, 2**31 * 1000 + 5000])
+def test_the_first_entry_of_a_file_is_found_however_long_nothing_was_put(tmp_path: Path, pause: int,
+                                                                         sidecar: bool) -> None:  # fmt: skip
+    """Its difference counts from the end of the file before, those of the others from its own time."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=4)
+    times = [NOW, NOW + 5, NOW + 1000]
+    for _ in range(3):
+        times += [times[-1] + pause, times[-1] + pause + 2500, times[-1] + pause + 61_000]
+    clock = iter(times)
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: next(clock)) as store:
+        for number in range(len(times)):
+            store.put(rmq.Message("T", b"%d" % number, keys=["k"]))
+    shutil.rmtree(tmp_path / "s" / "rmq" / "sidecar", ignore_errors=True)
+    if sidecar:
+        assert len(list(rebuild_sidecars(tmp_path / "s"))) == 4
+    with rmq.open(tmp_path / "s") as store:
+        assert len(list((tmp_path / "s" / "index").iterdir())) == 4
+        for begin in [MIN, *times, *(time + 1 for time in times)]:
+            for end in [MAX, *times, *(time - 1 for time in times)]:
+                expected = sorted(b"%d" % number for number, time in enumerate(times) if begin <= time <= end)
+                found = store.query("T", "k", begin=begin, end=end, limit=None)
+                assert sorted(message.body for message in found) == expected
+                many = store.query_many("T", ["k"], begin=begin, end=end, limit=None, columns=["body"])
+                assert sorted(many.table["body"].to_pylist()) == expected
 
 
 def test_records_of_another_time_are_not_read(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ cdef inline Seconds seconds_of(const Question *question, int64_t base_ms) noexce
     """Which time differences entries have that may be stored in a question's time, when base_ms is that of the first.
 
     RocketMQ writes 0 for what is older than the first, as after a clock that went back, and the greatest for all above.
+    Not of entry 1: its difference counts from the preset of a new file, the end of the one before.
     """
     cdef Seconds seconds
     seconds.oldest, seconds.newest = INT32_MIN, INT32_MAX

@@ -20,6 +20,7 @@ cdef extern from "walk16.h" nogil:
         int32_t oldest
         int32_t newest
         int32_t going_on
+        int32_t any_time
     ctypedef struct rmq_walk_entries:
         const uint8_t *key_hash
         const uint8_t *phy_offset
@@ -137,8 +138,9 @@ cdef rmq_walk_limits _limits(const Question *question, int64_t base_ms) noexcept
     if not question.is_raw:
         seconds = seconds_of(question, base_ms)
         limits.oldest, limits.newest, limits.going_on = seconds.oldest, seconds.newest, INT32_MIN
+        limits.any_time = 1         # its difference counts from the end of the file before
         return limits
-    limits.oldest, limits.newest = 0, -1
+    limits.oldest, limits.newest, limits.any_time = 0, -1, 0
     if question.end >= base_ms:
         limits.newest = <int32_t>min((question.end - base_ms) // 1000, <int64_t>INT32_MAX)
     if question.begin > base_ms + <int64_t>INT32_MAX * 1000:
@@ -161,8 +163,8 @@ cdef int32_t _one_by_one(const uint8_t *entries, rmq_walk_lanes lanes, int32_t a
         entry = entries + <int64_t>position * L.ENTRY_SIZE
         previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
         diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
-        is_hit = (load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash) & (diff >= limits.oldest) & (
-            diff <= limits.newest)
+        is_hit = (load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) == key_hash) & (
+            ((diff >= limits.oldest) & (diff <= limits.newest)) | (position == limits.any_time))
         goes_on = (previous > 0) & (previous < position) & (diff >= limits.going_on)
         hit[0] = key
         hit[1] = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
@@ -184,7 +186,7 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
     cdef Lanes chains                   # whose next entry was asked for
     cdef Lanes slots                    # whose slot was asked for
     cdef IndexBytes file = bytes_[0]
-    cdef int64_t base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET), left
+    cdef int64_t base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET), base_now, left
     cdef rmq_walk_limits limits = _limits(question, base_ms)
     cdef rmq_walk_lanes lanes
     cdef int32_t active = 0, asked = 0, next_key = 0, free_lanes, i, position, count
@@ -213,11 +215,12 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
         if asked:
             # The count before the slot: beside a writer a slot may be ahead of it, which ends RocketMQ's walk.
             count = count_of(&file)
+            base_now = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
+            if base_now != base_ms and 0 <= base_now <= BASE_LIMIT:     # the first entry came
+                base_ms = base_now
+                limits = _limits(question, base_ms)
             if question.is_raw:
                 count = 0 if count <= 1 else min(count, file.index_num - 1)
-                if base_ms != load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET):       # the first entry came
-                    base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
-                    limits = _limits(question, base_ms)
             else:
                 count = file.index_num - 1
             for i in range(asked):

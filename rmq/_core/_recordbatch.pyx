@@ -117,15 +117,19 @@ cdef class RecordBatch:
     cdef int _grow(self, int64_t room, bint with_hashes) except -1 nogil:
         """Room for so many rows; most batches hold few."""
         cdef RecordRow *rows = <RecordRow *>realloc(self.rows, <size_t>room * sizeof(RecordRow))
-        cdef RowHashes *hashes = self.hashes
+        cdef RowHashes *hashes = NULL
+        cdef bint ok = rows != NULL
         if rows != NULL:
             self.rows = rows
-        if with_hashes or hashes != NULL:
-            hashes = <RowHashes *>realloc(hashes, <size_t>room * sizeof(RowHashes))
-        if rows == NULL or (hashes == NULL and (with_hashes or self.hashes != NULL)):
+        if ok and (with_hashes or self.hashes != NULL):
+            hashes = <RowHashes *>realloc(self.hashes, <size_t>room * sizeof(RowHashes))
+            ok = hashes != NULL
+            if ok:
+                self.hashes = hashes
+        if not ok:
             with gil:
                 raise MemoryError()
-        self.hashes, self._room = hashes, <int32_t>room
+        self._room = <int32_t>room
         return 0
 
     cdef const uint8_t *_borrow_source(self, object source, int64_t *size) except? NULL:

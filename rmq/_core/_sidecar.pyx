@@ -7,14 +7,13 @@ files whose chains are whole get a sidecar, and a block counts once its CRCs wer
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, Seconds, rmq_prefetch_far, seconds_of, \
-    set_index_bytes, slot_of
+from rmq._core._indexwalk cimport IndexBytes, OffsetList, Question, rmq_prefetch_far, set_index_bytes, slot_of
 from rmq._core._mapguard cimport MapGuard
 from rmq._core._record cimport crc_of
 
@@ -339,14 +338,13 @@ cdef class SidecarView:
 
     cdef Window _window(self, const Question *question) noexcept nogil:
         cdef Window window
-        cdef Seconds seconds
         if question.is_raw:
             window.begin = (question.begin - self._base_ms - 1) // 1000 + 1 if question.begin > self._base_ms else 0
             window.oldest = window.begin
             window.newest = (question.end - self._base_ms) // 1000 if question.end >= self._base_ms else -1
         else:
-            seconds = seconds_of(question, self._base_ms)
-            window.begin, window.oldest, window.newest = 0, seconds.oldest, seconds.newest
+            # An item does not tell whether it is entry 1, whose time counts from elsewhere.
+            window.begin, window.oldest, window.newest = 0, INT64_MIN, INT64_MAX
         return window
 
     cdef Outcome answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,

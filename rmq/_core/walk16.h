@@ -19,9 +19,9 @@ typedef struct {
     int32_t *key, *position, *key_hash, *left;
 } rmq_walk_lanes;
 
-/* Differences of time: of a hit, both inclusive; below `going_on` a chain ends. */
+/* Differences of time: of a hit, both inclusive; below `going_on` a chain ends. The entry `any_time` is a hit at any. */
 typedef struct {
-    int32_t oldest, newest, going_on;
+    int32_t oldest, newest, going_on, any_time;
 } rmq_walk_limits;
 
 #if defined(__x86_64__) && defined(__SSE2__)
@@ -70,9 +70,10 @@ __attribute__((target("avx512f,avx512bw"))) static int32_t rmq_walk_by_16(
         found = _mm512_shuffle_epi8(found, swapped);
         seconds = _mm512_shuffle_epi8(seconds, swapped);
         previous = _mm512_shuffle_epi8(previous, swapped);
-        __mmask16 is_hit = _mm512_mask_cmpeq_epi32_mask(used, found, key_hash);
-        is_hit = _mm512_mask_cmpge_epi32_mask(is_hit, seconds, oldest);
+        __mmask16 is_hit = _mm512_mask_cmpge_epi32_mask(used, seconds, oldest);
         is_hit = _mm512_mask_cmple_epi32_mask(is_hit, seconds, newest);
+        is_hit |= _mm512_mask_cmpeq_epi32_mask(used, position, _mm512_set1_epi32(limits.any_time));
+        is_hit = _mm512_mask_cmpeq_epi32_mask(is_hit, found, key_hash);
         left = _mm512_mask_sub_epi32(left, is_hit, left, _mm512_set1_epi32(1));
         __mmask16 goes_on = _mm512_mask_cmpgt_epi32_mask(used, previous, zero);
         goes_on = _mm512_mask_cmplt_epi32_mask(goes_on, previous, position);
