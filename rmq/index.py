@@ -180,7 +180,7 @@ class Index:
                 end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
         """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included.
 
-        Less those whose message is not stored in [begin, end] for sure, whatever the clock did.
+        Left out are only such whose message is for sure not stored in [begin, end], whatever the clock did.
         """
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         every = np.arange(len(hashes))

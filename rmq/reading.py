@@ -196,7 +196,7 @@ class StoreReader(ABC):
         it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
         scanned; complete=False leaves them out, and .complete tells.
         Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
-        read per candidate, but of those whose entries tell another time. Source: RocketMQ
+        read per candidate, less those whose entries tell another time. Source: RocketMQ
         DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)

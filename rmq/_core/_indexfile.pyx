@@ -354,8 +354,8 @@ cdef class IndexFileView:
 
     def collect(self, const int32_t[::1] key_hashes not None, int64_t begin=-9223372036854775808,
                 int64_t end=9223372036854775807):
-        """Every entry of the key hashes whose message may be stored in [begin, end], ms: (counts int32, phy offsets
-        int64). For exact queries: right also where the clock went back.
+        """Every entry of the key hashes whose message may be stored in [begin, end], ms, and with a sidecar others too:
+        (counts int32, phy offsets int64). For exact queries: right also where the clock went back.
 
         A slot ahead of the count is followed: beside a writer the header comes last, and what the offset points to is
         compared anyway.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chains of one index file: which slot a hash has, and the walks of many keys at a time."""
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
@@ -27,11 +27,6 @@ cdef struct Question:               # what a walk is to answer
     const int32_t *found            # answers that each key has from newer files, or NULL
 
 
-cdef struct Seconds:                # behind a file's first entry, both inclusive
-    int32_t oldest
-    int32_t newest
-
-
 cdef struct OffsetList:
     int64_t *items
     int64_t count
@@ -41,24 +36,6 @@ cdef struct OffsetList:
 cdef inline int32_t slot_of(const IndexBytes *file, int32_t key_hash) noexcept nogil:
     """key_hash % hash_slot_num, exact for every hash >= 0."""
     return key_hash - <int32_t>((<uint64_t><uint32_t>key_hash * file.inverse) >> file.shift) * file.hash_slot_num
-
-
-cdef inline Seconds seconds_of(const Question *question, int64_t base_ms) noexcept nogil:
-    """Which time differences entries have that may be stored in a question's time, when base_ms is that of the first.
-
-    RocketMQ writes 0 for what is older than the first, as after a clock that went back, and the greatest for all above.
-    Not of entry 1: its difference counts from the preset of a new file, the end of the one before.
-    """
-    cdef Seconds seconds
-    seconds.oldest, seconds.newest = INT32_MIN, INT32_MAX
-    if 0 < base_ms <= INT64_MAX - 1000:         # else no entry tells its time
-        if question.begin > base_ms + 999:
-            seconds.oldest = <int32_t>min((question.begin - base_ms) // 1000, <int64_t>INT32_MAX)
-        if question.end < base_ms:
-            seconds.newest = 0
-        else:
-            seconds.newest = <int32_t>min((question.end - base_ms) // 1000, <int64_t>INT32_MAX)
-    return seconds
 
 
 cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num, int32_t index_num) noexcept nogil

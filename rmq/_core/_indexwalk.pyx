@@ -132,13 +132,19 @@ cdef inline void _ask(const uint8_t *first, const uint8_t *last, bint is_far) no
 
 
 cdef rmq_walk_limits _limits(const Question *question, int64_t base_ms) noexcept nogil:
-    """Of a question, in a file whose first entry has this time: a sound one, when the walk is RocketMQ's."""
+    """Of a question, in a file whose first entry has this time: a sound one, when the walk is RocketMQ's.
+
+    RocketMQ writes 0 for what is older than the first, as after a clock that went back, and the greatest number for all
+    that lies further ahead. Of entry 1 the difference counts from the end of the file before.
+    """
     cdef rmq_walk_limits limits
-    cdef Seconds seconds
     if not question.is_raw:
-        seconds = seconds_of(question, base_ms)
-        limits.oldest, limits.newest, limits.going_on = seconds.oldest, seconds.newest, INT32_MIN
-        limits.any_time = 1         # its difference counts from the end of the file before
+        limits.oldest, limits.newest, limits.going_on, limits.any_time = INT32_MIN, INT32_MAX, INT32_MIN, 1
+        if 0 < base_ms <= BASE_LIMIT:           # else no entry tells its time
+            if question.begin > base_ms + 999:
+                limits.oldest = <int32_t>min((question.begin - base_ms) // 1000, <int64_t>INT32_MAX)
+            limits.newest = 0 if question.end < base_ms else <int32_t>min((question.end - base_ms) // 1000,
+                                                                          <int64_t>INT32_MAX)
         return limits
     limits.oldest, limits.newest, limits.any_time = 0, -1, 0
     if question.end >= base_ms:
