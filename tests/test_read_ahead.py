@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def reading() -> list[str]:
 
 @pytest.mark.parametrize("count", [0, 1, DEPTH, DEPTH + 1, 100])
 def test_items_come_in_order_and_the_thread_ends(count: int) -> None:
-    with read_ahead(range(count), never) as items:
+    with read_ahead((number for number in range(count)), never) as items:
         assert list(items) == list(range(count))
     assert reading() == []
 
@@ -34,7 +35,7 @@ def test_items_come_in_order_and_the_thread_ends(count: int) -> None:
 def test_no_more_than_a_few_items_are_made_ahead() -> None:
     made: list[int] = []
 
-    def items() -> Iterator[int]:
+    def items() -> Generator[int, None, None]:
         for number in range(100):
             made.append(number)
             yield number
@@ -46,14 +47,14 @@ def test_no_more_than_a_few_items_are_made_ahead() -> None:
     assert reading() == []
 
 
-def take_all(items: Iterator[int], into: list[int]) -> None:
+def take_all(items: Generator[int, None, None], into: list[int]) -> None:
     with read_ahead(items, never) as parts:
         for item in parts:
             into.append(item)
 
 
 def test_an_error_comes_after_what_stands_before_it() -> None:
-    def items() -> Iterator[int]:
+    def items() -> Generator[int, None, None]:
         yield from range(5)
         raise OSError(5, "unreadable")
 
@@ -67,7 +68,7 @@ def test_an_error_comes_after_what_stands_before_it() -> None:
 def test_leaving_early_wakes_a_read_that_waits() -> None:
     begin, end = os.pipe()
 
-    def items() -> Iterator[bytes]:
+    def items() -> Generator[bytes, None, None]:
         yield b"first"
         while data := os.read(begin, 1):
             yield data
@@ -76,6 +77,25 @@ def test_leaving_early_wakes_a_read_that_waits() -> None:
         assert next(parts) == b"first"
     assert reading() == []
     os.close(begin)
+
+
+def test_ctrl_c_while_the_thread_ends_waits_for_it_too() -> None:
+    """Read by Arrow's threads, a stream must be closed before the interpreter goes."""
+    is_closed = threading.Event()
+
+    def items() -> Generator[int, None, None]:
+        try:
+            yield from range(10)
+        finally:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)
+            is_closed.set()
+
+    with pytest.raises(KeyboardInterrupt), read_ahead(items(), lambda: None) as parts:
+        assert next(parts) == 0
+    assert is_closed.is_set()
+    assert reading() == []
 
 
 def test_a_bad_row_ends_ingest_of_a_pipe_that_stays_open(tmp_path: Path) -> None:

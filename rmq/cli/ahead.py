@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -22,26 +22,28 @@ class _End:
 
 
 @contextmanager
-def read_ahead(items: Iterable[_Item], wake: Callable[[], None]) -> Iterator[Iterator[_Item]]:
-    """The items in order, then the error that ended them. The thread is gone when the block is left.
+def read_ahead(items: Generator[_Item, None, None], wake: Callable[[], None]) -> Iterator[Iterator[_Item]]:
+    """The items in order, then the error that ended them. When the block is left, Ctrl-C or not, their thread is gone.
 
     wake: called when the block is left before the end; a read that waits for a pipe must end then.
     """
     ready: SimpleQueue[_Item | _End] = SimpleQueue()
     room = threading.Semaphore(DEPTH)
-    is_left = False
+    is_left, is_closed = False, threading.Event()
 
     def read() -> None:
+        error = None
         try:
-            for item in items:
-                ready.put(item)
-                room.acquire()
-                if is_left:
-                    return
-        except BaseException as error:
-            ready.put(_End(error))
-        else:
-            ready.put(_End(None))
+            with closing(items):
+                for item in items:
+                    ready.put(item)
+                    room.acquire()
+                    if is_left:
+                        break
+        except BaseException as caught:
+            error = caught
+        ready.put(_End(error))
+        is_closed.set()
 
     ends: list[_End] = []
 
@@ -62,4 +64,17 @@ def read_ahead(items: Iterable[_Item], wake: Callable[[], None]) -> Iterator[Ite
         room.release()
         if not ends:  # else it ends by itself, and pipes that are still to be read must not
             wake()
+        _wait(is_closed)
         reader.join()
+
+
+def _wait(event: threading.Event) -> None:
+    """Till it is set, whatever signals say: what reads in Arrow's threads must not meet an interpreter that ends."""
+    stopped: KeyboardInterrupt | None = None
+    while not event.is_set():
+        try:
+            event.wait()
+        except KeyboardInterrupt as error:
+            stopped = error
+    if stopped is not None:
+        raise stopped

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +104,7 @@ class Source:
         if self._names:
             wanted.check(path, self._names)
 
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Generator[Rows, None, None]:
         readers: dict[str | None, Callable[[], Iterator[Rows]]] = {
             "csv": self._csv_rows, "jsonl": self._jsonl_rows, "parquet": self._parquet_rows,
         }  # fmt: skip

@@ -12,6 +12,7 @@ Nothing else tells: staged stores and shards without a commit are leftovers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -310,7 +311,21 @@ def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
         named = {shard for commit in commits(root) for shard in commit.shards}
         shards = [] if is_store(root) else [item for item in root.glob("part-*-*") if item.name not in named]
         for item in [*(root / OWN / "staging").glob("*"), *shards]:
-            if item.stat().st_mtime <= limit:
-                shutil.rmtree(item)
-                removed.append(str(item))
+            with contextlib.suppress(FileNotFoundError):  # its own task was quicker
+                if item.stat().st_mtime <= limit and _remove(item):
+                    removed.append(str(item))
     return removed
+
+
+def _remove(directory: Path) -> bool:
+    """Whether it went: a task at work may be removing it too, and leaves it when it still writes there."""
+    while directory.exists():
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+    return True

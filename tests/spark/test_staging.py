@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -284,6 +285,27 @@ def test_cleaning_removes_leftovers_and_keeps_what_was_committed(tmp_path: Path,
     assert names == {"staged", "renamed", "part-00000-renamed"}
     assert bodies(tmp_path) == ["a"]
     assert clean_staging(str(tmp_path), older_than=0) == []
+
+
+@pytest.mark.parametrize("gone", ["commitlog", ".", None])
+def test_cleaning_beside_the_task_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str | None) -> None:
+    """Which removes its store too, in part or whole, or still writes there."""
+    left = stage(Staging(str(tmp_path), "left"), 0, ["a"])
+    place = Staging(str(tmp_path), "left").directory
+    remove = shutil.rmtree
+
+    def meanwhile(directory: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        if gone is None:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(directory))
+        remove(place / str(left.name) / gone)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "commitlog")
+
+    monkeypatch.setattr(shutil, "rmtree", meanwhile)
+    assert clean_staging(str(tmp_path), older_than=0) == ([] if gone is None else [str(place)])
+    assert place.exists() == (gone is None)
+    clean_staging(str(tmp_path), older_than=0)
+    assert not place.exists()
 
 
 def test_cleaning_finishes_an_append(tmp_path: Path, crash: Any) -> None:
