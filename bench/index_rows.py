@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -134,7 +135,7 @@ def check_walk(path: Path, keys: KeyFile, setting: Setting) -> None:
 def put_rows(setting: Setting) -> None:
     if not setting.anchored("I1", "I1b", "I2", "I8"):
         return
-    place = setting.place
+    place = setting.disk
     count = PUTS * (ROUNDS + WARM)
     ours = OurFile(place / "ours")
     random = keyfiles.write(place / "random-put", keyfiles.random_lines(count, setting.seed))
@@ -236,12 +237,13 @@ def select_rows(setting: Setting) -> None:
     rows = setting.anchored("I3", "I4", "I5", "I6", "I7", "I10") + setting.wanted("I3b", "I9")
     if not rows:
         return
-    place = setting.place
+    place = setting.disk
     everything = keyfiles.write(place / "random", keyfiles.random_lines(FULL, setting.seed))
     # RocketMQ wants a number as the name of a file; a sidecar lies beside the directory `index`.
     path = place / "index" / "2"
     path.parent.mkdir()
     fill(path, everything, FULL)
+    os.sync()
     wanted = SELECTS * (ROUNDS + WARM)
     present = keyfiles.sample(everything, place / "present", wanted, setting.seed + 1)
     absent = keyfiles.write(place / "absent", keyfiles.random_lines(wanted, setting.seed + 2))
@@ -313,7 +315,7 @@ def two_threads(setting: Setting, file: rmq.IndexFile, present: KeyFile) -> None
 
 def hot_row(setting: Setting) -> None:
     """A file of 4 MB, which stays in the cache."""
-    place, count = setting.place, HOT_ENTRIES - 1
+    place, count = setting.disk, HOT_ENTRIES - 1
     keys = keyfiles.write(place / "hot-keys", keyfiles.random_lines(count, setting.seed + 3))
     path = place / "3"
     with rmq.IndexFile(path, "x", max_hash_slot_num=HOT_SLOTS, max_index_num=HOT_ENTRIES) as file:

@@ -32,7 +32,7 @@ HOLDERS = ("rmq", "lmdb put", "numpy expert", "dict")
 def index_rows(setting: Setting) -> None:
     if not setting.wanted("I11", "I12"):
         return
-    place = setting.place / "contenders"
+    place = setting.disk / "contenders"
     place.mkdir()
     keys = Keys()
     with closing(Contenders(place, keys)) as contenders:
@@ -51,7 +51,7 @@ def put_row(setting: Setting, contenders: Contenders) -> None:
     """
     touch_all(contenders.file, KEYS)
     np.frombuffer(contenders.file._file.map, np.uint8)[: index_file_size(SLOTS, KEYS + 1)] = 0
-    with rmq.IndexFile(setting.place / "contenders" / "new", "x") as new:
+    with rmq.IndexFile(setting.disk / "contenders" / "new", "x") as new:
         takers = contenders.takers | {NEW: contenders.taker_of(new)}
         runs = {name: timed(ROUND, lambda _, taker=takers[name]: taker.round())
                 for name in (NEW, *PUTTERS, "rmq") if name in takers}  # fmt: skip

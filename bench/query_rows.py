@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import statistics
 from collections.abc import Callable
@@ -42,13 +43,13 @@ def query_row(setting: Setting) -> None:
     taken = setting.interleaved({"tenth": tenth, "": whole})
     setting.record("Q1", "", taken[""], {"400,000 a second": [ALLOWED] * len(taken[""])})
     setting.note(f"Q1: {statistics.median(taken['tenth']):.1f} ns in a store of one index file, a tenth as large")
-    for path in setting.place.glob("answers-*"):
+    for path in setting.disk.glob("answers-*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def answers(setting: Setting, name: str, count: int) -> Round:
     """query_many without bodies on a store of so many messages, each with one key."""
-    path = setting.place / f"answers-{name}"
+    path = setting.disk / f"answers-{name}"
     keys = keyfiles.write(path.with_suffix(".keys"), keyfiles.random_lines(count, setting.seed))
     wanted = keyfiles.sample(keys, path.with_suffix(".wanted"), ASKED * (ROUNDS + WARM), setting.seed + 1)
     store = filled_store(path, keys)
@@ -71,6 +72,7 @@ def filled_store(path: Path, keys: KeyFile) -> rmq.Store:
         for first in range(0, len(keys), PUT_TOGETHER):
             table = pa.table({"body": bodies, "keys": keys.arrow(first, PUT_TOGETHER)})
             store.put_many(table, topic=TOPIC, results=False)
+    os.sync()
     return rmq.open(path, config=config)
 
 
@@ -78,7 +80,7 @@ def thread_row(setting: Setting) -> None:
     if not setting.wants("T1"):
         return
     records = make_records(PART, setting.place, setting.seed)
-    filled = Filled(setting.place, records)
+    filled = Filled(setting.disk, records)
     middle = filled.log.align(filled.end // 2, filled.end)
 
     def scan(begin: int, end: int) -> Callable[[], Any]:
@@ -91,12 +93,13 @@ def thread_row(setting: Setting) -> None:
                 {"1 thread": timed(count, lambda _: together(all_of_it), WALL)}, "scan")  # fmt: skip
     filled.close()
     count = filled.count
-    path = setting.place / "split"
+    path = setting.disk / "split"
     config = dataclasses.replace(CONFIG, mapped_file_size_commit_log=SEGMENT // 8, max_hash_slot_num=25_000,
                                  max_index_num=100_001)  # fmt: skip
     with rmq.open(path, "x", config=config) as store:
         for _ in range(records.passes):
             store.put_many(records.table(), topic=TOPIC, results=False)
+    os.sync()
 
     def check(jobs: int) -> Round:
         return timed(count, lambda _: lambda: rmq.verify(path, config=config, jobs=jobs), WALL)

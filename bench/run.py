@@ -26,7 +26,7 @@ import scan_rows
 from anchor import RELEASE, RocketMQ
 from compiled import MODULES, compiled
 from goals import CHECKED, MARGIN, ROWS, ratio_text
-from machine import machine, versions
+from machine import file_system, machine, versions
 from records import SEGMENT
 from rounds import QUICK_ROUNDS, QUICK_WARM, ROUNDS, WARM
 from setting import Setting
@@ -48,8 +48,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="no JVM, fewer rounds")
     parser.add_argument("--check", action="store_true", help=f"quick, and an error below {MARGIN} of R")
     parser.add_argument("--rows", help=f"some rows, with commas between; all, of a check {','.join(CHECKED)}")
-    parser.add_argument("--place", type=Path, help=f"where files of rounds lie; {MEMORY} when it has room")
-    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="where row C5 syncs")
+    parser.add_argument("--place", type=Path, help=f"where C1 to C4, C6 and S2 write; {MEMORY} when it has room")
+    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="where all other files lie")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the run there too")
     options = parser.parse_args(arguments)
@@ -71,7 +71,10 @@ def place_of(wanted: Path | None) -> Path:
     # Files in memory take memory, and JVMs and keys want some beside them, whatever the file system says is free.
     if wanted is None and MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, available_memory()) >= 2 * ROOM:
         wanted = MEMORY
-    place = wanted or Path(tempfile.gettempdir())
+    return with_room(wanted or Path(tempfile.gettempdir()))
+
+
+def with_room(place: Path) -> Path:
     if shutil.disk_usage(place).free < ROOM:
         raise SystemExit(f"{place}: {ROOM >> 30} GiB must be free")
     return place
@@ -109,11 +112,12 @@ def checked(options: argparse.Namespace, place: Path) -> Setting:
 def main(arguments: list[str]) -> None:
     options = parsed(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # gigabytes of files are removed first
-    place = place_of(options.place)
+    place, disk = place_of(options.place), with_room(options.disk)
     rounds = (QUICK_ROUNDS, QUICK_WARM) if options.quick else (ROUNDS, WARM)
     about = machine(place.resolve()) | versions() | {
+        "file_system": f"{file_system(disk.resolve())}, what C1 to C4, C6 and S2 write {file_system(place.resolve())}",
         "rocketmq": RELEASE, "seed": str(options.seed), "rounds": "{} after {}".format(*rounds),
-        "sizes": f"index {index_rows.FULL:,} entries, segment {SEGMENT >> 20} MiB",
+        "sizes": f"index {index_rows.FULL:,} entries, segment {SEGMENT >> 20} MiB, S1 to S4 {scan_rows.SEGMENT >> 20}",
         "durability": "page cache only, C5 flushes each put"}  # fmt: skip
     setting = checked(options, place)
     about["load_after"] = f"{os.getloadavg()[0]:.1f}"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import peers
-from records import CONFIG, RECORD_SIZES, SEGMENT, TOPIC, Records, make_records
+from records import CONFIG as SMALL
+from records import RECORD_SIZES, TOPIC, Records, make_records
 from rounds import timed
 from sample import START
 from setting import Setting
@@ -26,6 +29,8 @@ from rmq.index import Index
 from rmq.queueset import QueueSet
 from rmq.scan import view_batches
 
+SEGMENT = 1024**3  # bytes, as RocketMQ's own
+CONFIG = dataclasses.replace(SMALL, mapped_file_size_commit_log=SEGMENT)
 WALKED = 20_000  # records that pure Python reads in a round
 COLUMNS = ["phy_offset", "topic", "body", "keys"]
 COPIED_PART = "1 KiB"
@@ -37,12 +42,14 @@ class Filled:
 
     def __init__(self, place: Path, records: Records) -> None:
         self.path = place / "store"
-        self.count = len(records) * records.passes
+        passes = (SEGMENT - 4096) // (len(records) * records.record_size)
+        self.count = len(records) * passes
         self.end = self.count * records.record_size
         table = records.table()
         with rmq.open(self.path, "x", config=CONFIG, clock=lambda: START) as store:
-            for _ in range(records.passes):
+            for _ in range(passes):
                 store.put_many(table, topic=TOPIC, results=False)
+        os.sync()
         self.segment = self.path / "commitlog" / f"{0:020d}"
         self.log = CommitLog([self.path / "commitlog"], SEGMENT, writable=False)
 
@@ -57,7 +64,7 @@ def scan_rows(setting: Setting) -> None:
         return
     for part, size in RECORD_SIZES.items():
         records = make_records(part, setting.place, setting.seed)
-        filled = Filled(setting.place, records)
+        filled = Filled(setting.disk, records)
         if "S1" in rows:
             beside_recovery(setting, filled, part)
         if "S1b" in rows:

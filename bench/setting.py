@@ -16,7 +16,7 @@ from rounds import QUICK_ROUNDS, QUICK_WARM, Round, Taken, interleaved
 
 @dataclass
 class Setting:
-    """place: in memory when there is room; disk: where a sync means something."""
+    """place: in memory when it has room, for new files; disk: for files in its page cache, and for syncs."""
 
     rows: tuple[str, ...]
     place: Path

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rmq._core._ownedlock import OwnedLock
@@ -50,7 +51,8 @@ class Flusher:
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
             store.log.encode = RecordWriter().encode
-        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=self._dispatch_if_due, failed=self._distrust)
+        soon = partial(self._dispatch_from, DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
+        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=self._distrust)
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
@@ -103,15 +105,16 @@ class Flusher:
             fill_table(store.queues, store.table)
             store.log.erase_interrupted()
 
-    def put_done(self, count: int, timestamp: int) -> None:
-        """Account for stored messages. Call under the put lock."""
-        tail = self._store.log.tail
+    def put_done(self, count: int, timestamp: int, *, waits: bool) -> bool:
+        """Account for stored messages; whether sync_put must follow. Call under the put lock."""
+        tail, must_sync = self._store.log.tail, waits and count > 0 and self._is_sync
         tail.last_timestamp = timestamp
         tail.behind += count
-        if tail.behind >= DISPATCH_BEHIND:
+        if tail.behind >= DISPATCH_BEHIND and not must_sync:
             self._follow()
         if tail.position >= self.preparer.due_at:
             self.preparer.wake()
+        return must_sync
 
     def _follow(self) -> None:
         """dispatch, its failure kept for the next put. Call under the put lock."""
@@ -126,14 +129,19 @@ class Flusher:
             self._dispatch_failure = error  # these messages are stored; the next put tries again first
             logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
 
-    def _dispatch_if_due(self) -> None:
-        tail, due = self._store.log.tail, DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND
+    def _dispatch_from(self, due: int) -> None:
+        tail = self._store.log.tail
         if tail.behind >= due:
             with self._put_lock:
                 if tail.behind >= due and self._dispatch_failure is None and not self._is_closed:
                     self._follow()
 
     # ---- sync ----
+
+    def sync_put(self, end: int) -> None:
+        """sync_log, while another thread dispatches; what it did not get to follows. Raises OSError."""
+        self.sync_log(end)
+        self._dispatch_from(DISPATCH_BEHIND)
 
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
@@ -152,12 +160,10 @@ class Flusher:
                 if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
                     self.preparer.wake()
                 self._sync_segments([segment.file for segment in segments])
-                with self._put_lock:
-                    self._store.log.drop_unsynced(segments)
+                if segments != self._store.log.segments[-1:]:  # it stays: it may have new records
+                    with self._put_lock:
+                        self._store.log.drop_unsynced(segments)
                 target = position
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
         finally:
             if is_mine:
                 with self._sync_lock:
@@ -217,12 +223,6 @@ class Flusher:
                 self._marks.write(mark)
                 index_files = self._index_files
                 self._segments, self._queue_files, self._index_files = [], set(), []
-            except BaseException as error:
-                if isinstance(error, OSError):
-                    self._note(error)
-                self._written, self._known_queues = (-1, -1, -1, -1), known
-                raise
-            try:
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                 if topics:

@@ -27,7 +27,6 @@ from rmq.segment import EXHAUSTED, remove_file
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITE_SIZE = 1024 * 1024  # so much is encoded before it is written, or one record
-WRITE_OUT = 128 * 1024  # from so much on the disk has time to begin before it is synced
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
 
@@ -232,7 +231,7 @@ class RecordWriter:
             rows = min(rows, stop - first)
             size = batch.encode(self._buffer, start + position, 0, first, first + rows, store_timestamp, queues)
             file.write(position, memoryview(self._buffer)[:size])
-            if size >= WRITE_OUT:
+            if batch.waits:  # a sync follows: the disk is at work meanwhile
                 file.begin_write_out(position, size)
             position += size
             first += rows

@@ -15,7 +15,7 @@ logger = logging.getLogger("rmq")
 
 SMALLEST = 4 * 1024 * 1024  # segments below it are made by the put that needs them
 FILL_STEP = 1024 * 1024  # a sync of the log may have to wait for so many zeros
-FILL_AHEAD = 32 * 1024 * 1024
+FILL_AHEAD = 64 * 1024 * 1024
 WARM_AHEAD = 16 * 1024 * 1024
 NEVER = 2**63 - 1
 
@@ -23,8 +23,9 @@ NEVER = 2**63 - 1
 class Preparer:
     """Keeps blocks ahead of the log's end, in the thread rmq-prepare; what it cannot do the next put does, or tells.
 
-    Under SYNC_FLUSH they are written with zeros: syncing a record then changes no metadata of the file. Else their
-    pages are brought into the cache: the first store into a folio of 2 MiB takes milliseconds.
+    Under SYNC_FLUSH they are written with zeros: syncing a record then changes no metadata of the file, and many at a
+    time: beside them a sync takes longer. Else their pages are brought into the cache: the first store into a folio of
+    2 MiB takes milliseconds.
     """
 
     def __init__(self, log: CommitLog, *, fills: bool, dispatch: Callable[[], None],
@@ -61,7 +62,10 @@ class Preparer:
         while not self._is_stopped:
             self._wake.wait()
             self._wake.clear()
-            self.work()
+            if self._log.position >= self.due_at:
+                self.work()
+            else:
+                self._dispatch()
 
     def work(self) -> None:
         """All that is to do now."""
@@ -75,7 +79,7 @@ class Preparer:
             except (OSError, CorruptFileError, StoreClosedError) as error:
                 logger.warning("the log is not prepared: %s", error)
             if self.due_at != NEVER:
-                self.due_at = position + FILL_AHEAD // 4
+                self.due_at = position + (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
             return
 
     def step(self) -> bool:

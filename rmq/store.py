@@ -319,9 +319,9 @@ class Store(StoreReader):
             finally:
                 batch.release()
             self._marks.show(end)
-            flusher.put_done(count, timestamp)
-        if waits and count and self.config.flush_disk_type == SYNC_FLUSH:
-            flusher.sync_log(end)
+            must_sync = flusher.put_done(count, timestamp, waits=waits)
+        if must_sync:
+            flusher.sync_put(end)
         if len(self._log.unsynced) > self._log.unsynced_limit:
             flusher.relieve()
         return answer
