@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -138,8 +137,8 @@ def put_rows(setting: Setting) -> None:
     place = setting.disk
     count = PUTS * (ROUNDS + WARM)
     ours = OurFile(place / "ours")
-    random = keyfiles.write(place / "random-put", keyfiles.random_lines(count, setting.seed))
-    uniq = keyfiles.write(place / "uniq", keyfiles.uniq_lines(count, setting.seed))
+    random = keyfiles.write(setting.place / "random-put", keyfiles.random_lines(count, setting.seed))
+    uniq = keyfiles.write(setting.place / "uniq", keyfiles.uniq_lines(count, setting.seed))
     forms: list[tuple[str, KeyFile, int, Callable[[int], Callable[[], Any]]]] = [
         ("I1", random, PUTS, lambda first: ours.put(random.arrow(first, PUTS), first)),
         ("I1b", uniq, PUTS, lambda first: ours.put(uniq.arrow(first, PUTS), first)),
@@ -237,13 +236,13 @@ def select_rows(setting: Setting) -> None:
     rows = setting.anchored("I3", "I4", "I5", "I6", "I7", "I10") + setting.wanted("I3b", "I9")
     if not rows:
         return
-    place = setting.disk
+    place = setting.place
     everything = keyfiles.write(place / "random", keyfiles.random_lines(FULL, setting.seed))
     # RocketMQ wants a number as the name of a file; a sidecar lies beside the directory `index`.
-    path = place / "index" / "2"
+    path = setting.disk / "index" / "2"
     path.parent.mkdir()
     fill(path, everything, FULL)
-    os.sync()
+    setting.settle()
     wanted = SELECTS * (ROUNDS + WARM)
     present = keyfiles.sample(everything, place / "present", wanted, setting.seed + 1)
     absent = keyfiles.write(place / "absent", keyfiles.random_lines(wanted, setting.seed + 2))
@@ -274,6 +273,7 @@ def select_rows(setting: Setting) -> None:
 def sidecar_rows(setting: Setting, path: Path, present: KeyFile, absent: KeyFile) -> None:
     """The same file again, once it has its sidecar, and the same keys."""
     assert make_sidecar(path, SLOTS, ENTRIES) == ""
+    setting.settle()
     sealed = LookUps(setting, path)
     assert sealed.file.view.sidecar is not None
     if setting.wants("I6"):
@@ -315,9 +315,9 @@ def two_threads(setting: Setting, file: rmq.IndexFile, present: KeyFile) -> None
 
 def hot_row(setting: Setting) -> None:
     """A file of 4 MB, which stays in the cache."""
-    place, count = setting.disk, HOT_ENTRIES - 1
+    place, count = setting.place, HOT_ENTRIES - 1
     keys = keyfiles.write(place / "hot-keys", keyfiles.random_lines(count, setting.seed + 3))
-    path = place / "3"
+    path = setting.disk / "3"
     with rmq.IndexFile(path, "x", max_hash_slot_num=HOT_SLOTS, max_index_num=HOT_ENTRIES) as file:
         numbers = np.arange(count)
         assert file.put_keys(keys.arrow(0, count), numbers, numbers + START) == count

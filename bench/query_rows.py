@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 import statistics
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import keyfiles
+import numpy as np
 import pyarrow as pa
+from goals import ratio_text
 from keyfiles import KeyFile
 from records import CONFIG, SEGMENT, TOPIC, make_records
 from rounds import ROUNDS, WALL, WARM, Round, timed, together
@@ -30,8 +33,8 @@ ASKED = 100_000  # keys of a round, each of one message
 ALLOWED = 2500.0  # ns: 400,000 answers per second
 COLUMNS = ["phy_offset", "queue_offset", "store_timestamp"]
 PUT_TOGETHER = 100_000
-PART = "1 KiB"
-TURNS = 10  # of two threads, each a part of a round
+PART = "100 B"  # at 1 KiB a second thread gains little by reading alone, and that is all the row would say
+TURNS = 4  # of two threads, each a part of a round
 
 
 def query_row(setting: Setting) -> None:
@@ -76,11 +79,22 @@ def filled_store(path: Path, keys: KeyFile) -> rmq.Store:
     return rmq.open(path, config=config)
 
 
+def reading_alone(setting: Setting, filled: Filled) -> None:
+    """How far memory lets two threads be quicker than one, on the same bytes."""
+    data = np.memmap(filled.segment, np.uint8, "r")[: filled.end]
+    halves = [functools.partial(setting.floors.read, part) for part in (data[: len(data) // 2], data[len(data) // 2 :])]
+    taken = setting.interleaved({
+        "2": timed(1, lambda _: together(halves), WALL),
+        "1": timed(1, lambda _: together([functools.partial(setting.floors.read, data)]), WALL)})  # fmt: skip
+    ratio = statistics.median(taken["1"]) / statistics.median(taken["2"])
+    setting.note(f"ungated: T1, every byte read and nothing done with it, 2 threads / 1: {ratio_text(ratio)}")
+
+
 def thread_row(setting: Setting) -> None:
     if not setting.wants("T1"):
         return
     records = make_records(PART, setting.place, setting.seed)
-    filled = Filled(setting.disk, records)
+    filled = Filled(setting, records)
     middle = filled.log.align(filled.end // 2, filled.end)
 
     def scan(begin: int, end: int) -> Callable[[], Any]:
@@ -91,6 +105,7 @@ def thread_row(setting: Setting) -> None:
     count = filled.count * TURNS
     setting.add("T1", timed(count, lambda _: together(halves), WALL),
                 {"1 thread": timed(count, lambda _: together(all_of_it), WALL)}, "scan")  # fmt: skip
+    reading_alone(setting, filled)
     filled.close()
     count = filled.count
     path = setting.disk / "split"
@@ -99,7 +114,7 @@ def thread_row(setting: Setting) -> None:
     with rmq.open(path, "x", config=config) as store:
         for _ in range(records.passes):
             store.put_many(records.table(), topic=TOPIC, results=False)
-    os.sync()
+    setting.settle()
 
     def check(jobs: int) -> Round:
         return timed(count, lambda _: lambda: rmq.verify(path, config=config, jobs=jobs), WALL)

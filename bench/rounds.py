@@ -12,7 +12,7 @@ from typing import Any
 Round = Callable[[int], float]  # number of the round -> ns per item
 Clock = Callable[[], int]
 Taken = dict[str, list[float]]
-ROUNDS, WARM = 7, 2
+ROUNDS, WARM = 9, 2
 QUICK_ROUNDS, QUICK_WARM = 5, 1
 CPU, WALL = time.thread_time_ns, time.perf_counter_ns
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -40,8 +39,8 @@ BESIDE_BODY = ["phy_offset", "topic", "keys"]
 class Filled:
     """A store whose only segment is full of records of one size."""
 
-    def __init__(self, place: Path, records: Records) -> None:
-        self.path = place / "store"
+    def __init__(self, setting: Setting, records: Records) -> None:
+        self.path = setting.disk / "store"
         passes = (SEGMENT - 4096) // (len(records) * records.record_size)
         self.count = len(records) * passes
         self.end = self.count * records.record_size
@@ -49,7 +48,7 @@ class Filled:
         with rmq.open(self.path, "x", config=CONFIG, clock=lambda: START) as store:
             for _ in range(passes):
                 store.put_many(table, topic=TOPIC, results=False)
-        os.sync()
+        setting.settle()
         self.segment = self.path / "commitlog" / f"{0:020d}"
         self.log = CommitLog([self.path / "commitlog"], SEGMENT, writable=False)
 
@@ -64,7 +63,7 @@ def scan_rows(setting: Setting) -> None:
         return
     for part, size in RECORD_SIZES.items():
         records = make_records(part, setting.place, setting.seed)
-        filled = Filled(setting.disk, records)
+        filled = Filled(setting, records)
         if "S1" in rows:
             beside_recovery(setting, filled, part)
         if "S1b" in rows:

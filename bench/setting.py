@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 from anchor import RocketMQ
 from goals import Table, ratio_text
 from rounds import QUICK_ROUNDS, QUICK_WARM, Round, Taken, interleaved
+
+REST_S = 3.0
 
 
 @dataclass
@@ -59,6 +62,11 @@ class Setting:
         line = self.table.add(row, part, ours, anchors)
         name = f"{row} {part}".strip()
         self.note(f"{name}: {line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns, {ratio_text(line.ratio)}")
+
+    def settle(self) -> None:
+        """What was written is on disk, and whatever serves the disk has come to rest."""
+        os.sync()
+        time.sleep(REST_S)
 
     def note(self, text: str) -> None:
         """Say it now, and again under the table when it is about the gate or a figure beside the rows."""
