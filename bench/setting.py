@@ -14,7 +14,7 @@ from anchor import RocketMQ
 from goals import Table, ratio_text
 from rounds import QUICK_ROUNDS, QUICK_WARM, Round, Taken, interleaved
 
-REST_S = 3.0
+REST_S = 5.0
 
 
 @dataclass
