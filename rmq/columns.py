@@ -306,6 +306,9 @@ def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
 def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
                columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
     """(rows, loader) for each chunk of what put_many was given; a table's columns are checked before its first."""
+    is_plain = topic is None and queue_id is None and columns is None
+    if is_plain and type(messages) is list and messages and type(messages[0]) is Message:  # as most are, at once
+        return _list_chunks(messages)
     if is_tabular(messages):
         return _table_chunks([messages], topic, queue_id, columns)
     if isinstance(messages, Message | str | bytes) or not isinstance(messages, Iterable):
@@ -315,7 +318,7 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
     items = chain(head, source)
     if head and is_tabular(head[0]):
         return _table_chunks(items, topic, queue_id, columns)
-    if topic is not None or queue_id is not None or columns is not None:
+    if not is_plain:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
     return _list_chunks(messages if type(messages) is list else items)
 

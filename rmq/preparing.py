@@ -79,7 +79,8 @@ class Preparer:
             except (OSError, CorruptFileError, StoreClosedError) as error:
                 logger.warning("the log is not prepared: %s", error)
             if self.due_at != NEVER:
-                self.due_at = position + (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
+                ahead = (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
+                self.due_at = min(position + ahead, self._log.max_phy_offset)  # where the next segment begins
             return
 
     def step(self) -> bool:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import rmq.logsegment
 import rmq.mappedfile
 import rmq.preparing
 import rmq.segment
+from rmq.flushing import DISPATCH_BEHIND, DISPATCH_SOON
 from rmq.mappedfile import MappedFile
+from rmq.preparing import SMALLEST
 
 FAR = 2**31 - 1  # ms to the next timed flush
 SEGMENT = 256 * 1024
@@ -121,6 +124,31 @@ def test_a_system_that_cannot_begin_leaves_all_to_the_sync(tmp_path: Path, monke
     monkeypatch.setattr(rmq.segment, "_sync_file_range", lambda: None)
     with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
         assert store.put(message(0)).queue_offset == 0
+
+
+@pytest.mark.parametrize("segment", [SEGMENT, SMALLEST], ids=["alone", "beside a thread"])
+def test_queues_and_index_follow_a_put_of_many_before_it_returns(tmp_path: Path, segment: int) -> None:
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=segment) as store:
+        for first in range(0, 3 * DISPATCH_BEHIND, DISPATCH_BEHIND):
+            store.put_many([message(i) for i in range(first, first + DISPATCH_BEHIND)])
+            assert store._log.tail.behind == 0
+
+
+def test_queues_and_index_follow_while_the_disk_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, behind = MappedFile.sync, []
+
+    def slow(file: MappedFile) -> None:
+        ends = time.monotonic() + 10
+        while store._log.tail.behind and time.monotonic() < ends:
+            time.sleep(0.001)
+        behind.append(store._log.tail.behind)
+        sync(file)
+
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=SMALLEST) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(MappedFile, "sync", slow)
+            store.put_many([message(i) for i in range(DISPATCH_BEHIND)])
+        assert behind == [0]
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
@@ -348,6 +376,49 @@ def test_a_killed_writer_may_leave_the_next_segment(tmp_path: Path) -> None:
         store._flusher.preparer.work()
     assert len(log_files(path)) == 2
     assert oracle.check_store(path, 10, 3000) == []
+
+
+def until_prepared(store: rmq.Store) -> None:
+    ends = time.monotonic() + 10
+    while store._flusher.preparer.due_at <= store._log.position or store._log.tail.behind >= DISPATCH_SOON:
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+def test_the_next_segment_is_prepared_when_the_one_before_is_begun(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=SMALLEST) as store:
+        store.put(message(0, 3_000_000))
+        for number in range(1, 4):
+            until_prepared(store)
+            assert [segment.file.filled for segment in store._log.following.kept] == [SMALLEST]
+            store.put(message(number, 3_000_000))
+            assert len(store._log.segments) == number + 1
+
+
+def test_zeros_are_written_in_long_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside them a sync takes longer."""
+    real, filled = MappedFile.fill, []
+
+    def noted(file: MappedFile, used: int, count: int) -> None:
+        filled.append(used)
+        real(file, used, count)
+
+    monkeypatch.setattr(rmq.preparing, "FILL_STEP", 65536)
+    monkeypatch.setattr(rmq.preparing, "FILL_AHEAD", 1024 * 1024)
+    monkeypatch.setattr(MappedFile, "fill", noted)
+    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=SMALLEST) as store:
+        store.put(message(0))
+        until_prepared(store)
+        begun = len(filled)
+        assert begun >= 16
+        for first in range(0, 1500, 150):
+            store.put_many([message(i) for i in range(first, first + 150)])
+            until_prepared(store)
+        assert store._log.position < 512 * 1024
+        assert len(filled) == begun
+        store.put(message(1, 300_000))
+        until_prepared(store)
+        assert len(filled) >= begun + 8
 
 
 @pytest.mark.usefixtures("small")
