@@ -64,11 +64,11 @@ lint: $(VENV)/.dev ## ruff, mypy, and the rules of tests/test_tidy.py
 	$(PY) -m mypy
 	$(PY) -m pytest -q -m 'slow or not slow' tests/test_tidy.py
 
-bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; four minutes, build/goals.json
+bench: $(VENV)/.bench ## the table of goals beside RocketMQ, databases, memory; seven minutes, build/goals.json
 	@tools/java.sh >/dev/null || true
 	$(PY) bench/run.py --json build/goals.json $(BENCH_ARGS)
 
-bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in two minutes
+bench-quick: $(VENV)/.bench ## the rows of it that need no JVM, in four minutes
 	$(PY) bench/run.py --quick --json build/goals-quick.json $(BENCH_ARGS)
 
 bench-latency: $(VENV)/.bench ## how long one put takes, of 10 million, and why the slowest did; a minute
