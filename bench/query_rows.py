@@ -33,7 +33,7 @@ ASKED = 100_000  # keys of a round, each of one message
 ALLOWED = 2500.0  # ns: 400,000 answers per second
 COLUMNS = ["phy_offset", "queue_offset", "store_timestamp"]
 PUT_TOGETHER = 100_000
-PART = "100 B"  # at 1 KiB a second thread gains little by reading alone, and that is all the row would say
+PART = "100 B"  # at 1 KiB the row would be about memory, of which a second thread gets little more: see reading_alone
 TURNS = 4  # of two threads, each a part of a round
 
 
