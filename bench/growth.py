@@ -22,7 +22,7 @@ import index_rows
 import keyfiles
 from machine import machine, versions
 from rounds import ROUNDS, WARM, Round, interleaved, timed
-from run import place_of
+from run import with_room
 from sample import START
 
 import rmq
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--most", type=int, default=index_rows.FULL, help="keys of the largest index file")
     options = parser.parse_args()
-    place = place_of(None)
+    place = with_room(Path(tempfile.gettempdir()))
     about = machine(place.resolve()) | versions() | {"durability": "page cache only", "rounds": str(ROUNDS)}
     with tempfile.TemporaryDirectory(prefix="rmq-growth-", dir=place) as files:
         found = {"batches": by_batch(Path(files)), "keys": by_keys(Path(files), options.most, 1),
