@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -159,7 +159,7 @@ class Flusher:
                     position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
                 if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
                     self.preparer.wake()
-                self._sync_segments([segment.file for segment in segments])
+                self._sync_segments(segment.file for segment in segments)
                 if segments != self._store.log.segments[-1:]:  # it stays: it may have new records
                     with self._put_lock:
                         self._store.log.drop_unsynced(segments)
@@ -171,7 +171,7 @@ class Flusher:
                     self._synced = max(self._synced, target)
                     self._sync_ends.notify_all()
 
-    def _sync_segments(self, files: list[MappedFile]) -> None:
+    def _sync_segments(self, files: Iterable[MappedFile]) -> None:
         """Nobody else's sync of a segment returns before a failure of this one is known. Raises OSError."""
         with self._log_lock:
             try:
