@@ -24,7 +24,7 @@ CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_c
 SIZES = [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000, 3900]
 
 
-@pytest.fixture(params=[8, 9, 64, 300, SEGMENT, 2**20])
+@pytest.fixture(params=[8, 300, *(pytest.param(size, marks=pytest.mark.slow) for size in (9, 64, SEGMENT, 2**20))])
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     size: int = request.param
     monkeypatch.setattr(rmq.windows, "WINDOW", size)
