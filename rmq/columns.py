@@ -26,6 +26,7 @@ _TEXT = ("topic", "tags", "uniq_key", "born_host", "store_host")
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
             "born_timestamp")  # fmt: skip
 _ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
+_BYTES = ("body", "raw_body", "raw_properties")  # what may be binary
 _PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
 CHUNK_ROWS = 8192
 Chunk = tuple[int, Callable[[PutBatch], None]]
@@ -67,53 +68,55 @@ class ColumnReader:
     def __init__(self, schema: pa.Schema, *, topic: str | None, queue_id: int | None,
                  columns: Mapping[str, str] | None) -> None:  # fmt: skip
         """columns: message field -> column name, for those that are named otherwise."""
-        names, found = {field: field for field in KINDS}, schema.names
+        found, types = schema.names, schema.types
         if columns is not None and not isinstance(columns, Mapping):
             raise TypeError(f"columns must be a mapping, got {type(columns).__name__}")
-        for field, name in (columns or {}).items():
+        columns = columns or {}
+        for field, name in columns.items():
             if field not in _ACCEPTED:
                 known = ", ".join(sorted(_ACCEPTED))
                 raise ValueError(f"columns: no message field {field!r}; there are: {known}")
             if name not in found:
                 raise ValueError(f"columns: the table has no column {name!r}")
-            names[field] = name
-        self._names = {field: name for field, name in names.items() if name in found}
-        unknown = sorted(set(found) - set(self._names.values()))
+        names = {**{name: name for name in found if name in KINDS and name not in columns}, **columns}
+        unknown = sorted({*found} - {*names.values()})
         if unknown:
             raise ValueError(f"column {unknown[0]!r} is no message field; "
                              "map it with columns= or leave it out")  # fmt: skip
-        if len(set(found)) != len(found):
+        if len({*found}) != len(found):
             raise ValueError("column names repeat")
-        self._places = {field: found.index(name) for field, name in self._names.items()}
+        self._places = {field: found.index(name) for field, name in names.items()}
+        self._numbered = [field for field in _NUMBERS if field in self._places]
+        self._widths = {field: 0 if field in _NUMBERS else _offset_size(types[place], field in _BYTES)
+                        for field, place in self._places.items()}  # fmt: skip
         self._topic = topic
         self._constant: TextColumn | None = None
         self._queue_id = queue_id
         if topic is not None:
             encoded = check_topic(topic)
             self._constant = TextColumn(np.array([0, len(encoded)]), encoded, _EMPTY)
-        elif "topic" not in self._names:
+        elif "topic" not in names:
             raise ValueError("column 'topic' is missing, and no topic= is given")
-        if "raw_body" not in self._names and "body" not in self._names:
+        if "raw_body" not in names and "body" not in names:
             raise ValueError("column 'body' is missing")
         if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int)):
             raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
         if queue_id is not None and not 0 <= queue_id <= 0x7FFFFFFF:
             raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")
         metadata = schema.metadata or {}
-        self._is_plain = "raw_body" not in self._names and metadata.get(b"rmq.body") == b"plain"
+        self._is_plain = "raw_body" not in names and metadata.get(b"rmq.body") == b"plain"
 
     def load(self, batch: pa.RecordBatch, into: PutBatch) -> None:
         """Check all rows of one record batch and take them. IllegalMessageError with .row."""
-        count = batch.num_rows
-        raw = self._text(batch, "raw_properties", binary=True)
+        raw = self._text(batch, "raw_properties")
         keys, key_lists = self._keys(batch) if raw is None else (None, None)
         names, values, maps = self._properties(batch) if raw is None else (None, None, None)
         topic = self._constant if self._topic is not None else self._text(batch, "topic")
-        body = self._text(batch, "raw_body" if "raw_body" in self._names else "body", binary=True)
+        body = self._text(batch, "raw_body" if "raw_body" in self._places else "body")
         assert topic is not None
         assert body is not None
         into.load_columns(
-            count,
+            batch.num_rows,
             topic=topic,
             body=body,
             keys=keys,
@@ -132,47 +135,48 @@ class ColumnReader:
         place = self._places.get(field)
         return None if place is None else batch.column(place)
 
-    def _text(self, batch: pa.RecordBatch, field: str, *, binary: bool = False) -> TextColumn | None:
-        column = self._column(batch, field)
-        return None if column is None else text_column(_as_text(column, field, binary))
+    def _text(self, batch: pa.RecordBatch, field: str) -> TextColumn | None:
+        place = self._places.get(field)
+        if place is None:
+            return None
+        column, width = batch.column(place), self._widths[field]
+        return text_column(column if width else _as_text(column, field), width)
 
     def _keys(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, npt.NDArray[np.int64] | None]:
+        if "keys" not in self._places or self._widths["keys"]:
+            return self._text(batch, "keys"), None
         import pyarrow as pa
 
-        column = self._column(batch, "keys")
-        if column is None:
-            return None, None
-        kind = column.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        column = batch.column(self._places["keys"])
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             starts, first, count = _list_starts(column)
-            return text_column(_as_text(column.values.slice(first, count), "keys", False)), starts
-        return text_column(_as_text(column, "keys", False)), None
+            return text_column(_as_text(column.values.slice(first, count), "keys")), starts
+        return text_column(_as_text(column, "keys")), None
 
     def _properties(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, TextColumn | None,
                                                           npt.NDArray[np.int64] | None]:  # fmt: skip
-        import pyarrow as pa
-
         column = self._column(batch, "properties")
         if column is None:
             return None, None, None
+        import pyarrow as pa
+
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
         starts, first, count = _list_starts(column)
-        names = text_column(_as_text(column.keys.slice(first, count), "properties", False))
-        values = text_column(_as_text(column.items.slice(first, count), "properties", False))
+        names = text_column(_as_text(column.keys.slice(first, count), "properties"))
+        values = text_column(_as_text(column.items.slice(first, count), "properties"))
         return names, values, starts
 
     def _numbers(self, batch: pa.RecordBatch) -> dict[str, npt.NDArray[np.int64]]:
-        import pyarrow as pa
-
         numbers: dict[str, npt.NDArray[np.int64]] = {}
-        for field in _NUMBERS:
-            column = self._column(batch, field)
-            if field == "queue_id" and self._queue_id is not None:
-                numbers[field] = np.full(batch.num_rows, self._queue_id, np.int64)
+        if self._queue_id is not None:
+            numbers["queue_id"] = np.full(batch.num_rows, self._queue_id, np.int64)
+        if self._numbered:
+            import pyarrow as pa
+        for field in self._numbered:
+            if field in numbers:
                 continue
-            if column is None:
-                continue
+            column = batch.column(self._places[field])
             kind = column.type
             if pa.types.is_timestamp(kind) and field == "born_timestamp":
                 if kind.tz is None:
@@ -196,7 +200,7 @@ class ColumnReader:
             column = self._column(batch, field)
             if column is None:
                 continue
-            coded = _as_text(column, field, False).dictionary_encode()
+            coded = _as_text(column, field).dictionary_encode()
             parsed = []
             for code, text in enumerate(coded.dictionary.to_pylist()):
                 try:
@@ -226,13 +230,21 @@ def _cast(column: pa.Array, kind: pa.DataType, field: str, *, safe: bool = True)
         raise
 
 
-def _as_text(column: pa.Array, field: str, binary: bool) -> pa.Array:
+def _offset_size(kind: pa.DataType, binary: bool = True) -> int:
+    """Bytes of an offset of text or (binary) bytes; 0: the type is none of those that have offsets."""
+    import pyarrow as pa
+
+    if pa.types.is_string(kind) or (binary and pa.types.is_binary(kind)):
+        return 4
+    return 8 if pa.types.is_large_string(kind) or (binary and pa.types.is_large_binary(kind)) else 0
+
+
+def _as_text(column: pa.Array, field: str) -> pa.Array:
     """The column as text or bytes with offsets; TypeError when it is neither text nor (bodies) bytes."""
     import pyarrow as pa
 
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return column
-    if binary and (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+    binary = field in _BYTES
+    if _offset_size(column.type, binary):
         return column
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
@@ -272,21 +284,19 @@ def flags(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")[begin:].view(np.bool_)
 
 
-def text_column(array: pa.Array) -> TextColumn:
-    """Offsets, bytes and a mask of an Arrow array of strings or binaries, large or not, borrowed."""
-    import pyarrow as pa
+def text_column(array: pa.Array, width: int = 0) -> TextColumn:
+    """Offsets, bytes and a mask of an Arrow array of strings or binaries, large or not, borrowed.
 
+    width: bytes of an offset, when they are known.
+    """
     _, offsets, data = array.buffers()
-    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    if len(array) == 0 or offsets is None:
-        return TextColumn(np.zeros(len(array) + 1, np.int64), _EMPTY,
-                          np.ones(len(array), np.uint8) if array.null_count else _EMPTY)  # fmt: skip
-    starts: npt.NDArray[np.int32] | npt.NDArray[np.int64] = (
-        np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if is_large
-        else np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4))  # fmt: skip
-    missing = flags(array.is_null()).view(np.uint8) if array.null_count else _EMPTY
-    text = np.frombuffer(data, np.uint8) if data is not None and data.size else _EMPTY
-    return TextColumn(starts, text, missing)
+    count, missing = len(array), _EMPTY
+    if array.null_count:
+        missing = flags(array.is_null()).view(np.uint8)
+    if count == 0 or offsets is None:
+        return TextColumn(bytes(8 * (count + 1)), b"", missing)
+    return TextColumn(offsets, b"" if data is None else data, missing, width=width or _offset_size(array.type),
+                      first=array.offset, count=count)  # fmt: skip
 
 
 def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:

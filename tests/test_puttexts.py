@@ -35,7 +35,8 @@ def guarded(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def column(texts: list[bytes], width: type = np.int64) -> TextColumn:
-    return TextColumn(np.cumsum([0, *map(len, texts)], dtype=width), guarded(b"".join(texts)), NOTHING)
+    offsets = np.cumsum([0, *map(len, texts)], dtype=width)
+    return TextColumn(offsets, guarded(b"".join(texts)), NOTHING, width=offsets.itemsize)
 
 
 def loaded(batch: Any, count: int, **given: Any) -> Any:
@@ -238,7 +239,7 @@ def test_messages_like_the_one_before_meet_the_same_limits() -> None:
 @pytest.mark.parametrize("offsets", [[-1, 0], [0, 4], [2, 1], [0, 1, -5], [0, 3, 2], [1, 0, 3], []])
 def test_offsets_outside_the_data_are_refused(offsets: list[int], width: type) -> None:
     with pytest.raises(ValueError, match="offset"):
-        TextColumn(np.array(offsets, width), b"abc", NOTHING)
+        TextColumn(np.array(offsets, width), b"abc", NOTHING, width=np.dtype(width).itemsize)
 
 
 def test_offsets_whose_differences_overflow_are_refused() -> None:

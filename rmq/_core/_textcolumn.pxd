@@ -15,9 +15,8 @@ cdef class TextColumn:
         const uint8_t[::1] missing          # empty: no nulls
         readonly Py_ssize_t count
         int64_t longest                     # no string has more bytes; less than twice those of the longest
-        const uint8_t[::1] _data
-        const int64_t[::1] _wide            # the offsets when they are borrowed
-        int64_t *_widened                   # else a copy
+        Py_buffer _offsets, _data
+        int64_t *_widened                   # a copy of offsets of 4 bytes
 
 
 cdef inline const uint8_t *text_at(TextColumn column, Py_ssize_t i, int64_t *size) noexcept nogil:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strings of Arrow columns, borrowed and checked once."""
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -32,39 +33,43 @@ cdef void _widen(int64_t *dest, const int32_t *numbers, Py_ssize_t count) noexce
 
 @cython.final
 cdef class TextColumn:
-    """offsets: int32 or int64, one more than strings."""
+    """Strings whose offsets, one more than strings, are those from number `first` on in a buffer of integers of `width`
+    bytes, 4 or 8; count -1: all of them. missing: one byte per string, or none when there are no nulls.
+    """
 
-    def __cinit__(self, offsets not None, const uint8_t[::1] data not None, const uint8_t[::1] missing not None):
-        cdef const int32_t[::1] narrow
-        cdef Py_ssize_t i
-        if offsets.dtype.itemsize == 4:
-            narrow = offsets
-            self.count = narrow.shape[0] - 1
+    def __cinit__(self, offsets not None, data not None, const uint8_t[::1] missing not None, *, int width=8,
+                  Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef Py_ssize_t i, room
+        if width != 4 and width != 8:
+            raise ValueError("offsets have 4 or 8 bytes")
+        PyObject_GetBuffer(offsets, &self._offsets, PyBUF_SIMPLE)
+        PyObject_GetBuffer(data, &self._data, PyBUF_SIMPLE)
+        room = self._offsets.len // width - 1 - max(first, <Py_ssize_t>0)
+        self.count = room if count < 0 else count
+        if first < 0 or not 0 <= self.count <= room:
+            raise ValueError("there must be one more offset than strings")
+        if width == 8:
+            self.starts = <const int64_t *>self._offsets.buf + first
+        else:
             self._widened = <int64_t *>malloc(<size_t>(self.count + 1) * sizeof(int64_t))
             if self._widened == NULL:
                 raise MemoryError()
-            if self.count >= 0:
-                _widen(self._widened, &narrow[0], self.count + 1)
+            _widen(self._widened, <const int32_t *>self._offsets.buf + first, self.count + 1)
             self.starts = self._widened
-        else:
-            self._wide = offsets
-            self.count = self._wide.shape[0] - 1
-            self.starts = &self._wide[0] if self.count >= 0 else NULL
-        if self.count < 0:
-            raise ValueError("there must be one more offset than strings")
-        self.longest = _longest(self.starts, self.count, data.shape[0])
+        self.longest = _longest(self.starts, self.count, self._data.len)
         if self.longest < 0:
             for i in range(self.count + 1):
-                if self.starts[i] < 0 or self.starts[i] > data.shape[0] or (i and self.starts[i] < self.starts[i - 1]):
+                if self.starts[i] < 0 or self.starts[i] > self._data.len or (i and self.starts[i] < self.starts[i - 1]):
                     raise ValueError(f"offsets[{i}] lies outside the data")
         if missing.shape[0] and missing.shape[0] != self.count:
             raise ValueError("missing must have one byte per string")
-        self._data = data
         self.missing = missing
-        self.first = &data[0] if data.shape[0] else &NOTHING
+        self.first = <const uint8_t *>self._data.buf if self._data.len else &NOTHING
 
     def __dealloc__(self):
         free(self._widened)
+        PyBuffer_Release(&self._offsets)
+        PyBuffer_Release(&self._data)
 
     def __len__(self):
         return self.count
