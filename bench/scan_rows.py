@@ -26,7 +26,7 @@ from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.dispatch import Dispatcher
 from rmq.index import Index
 from rmq.queueset import QueueSet
-from rmq.scan import view_batches
+from rmq.views import view_batches
 
 SEGMENT = 1024**3  # bytes, as RocketMQ's own
 CONFIG = dataclasses.replace(SMALL, mapped_file_size_commit_log=SEGMENT)

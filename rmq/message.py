@@ -60,8 +60,9 @@ class PutResults(Sequence[PutResult]):
         whole = cls()
         for name in ("phy_offset", "queue_offset", "size", "queue_id", "store_timestamp"):
             setattr(whole, name, np.concatenate([getattr(part, name) for part in (whole, *parts)]))
-        whole._topics = [topic for part in parts for topic in part._topics]
-        whole._hosts = [host for part in parts for host in part._hosts]
+        for part in parts:  # a comprehension takes ten times as long
+            whole._topics += part._topics
+            whole._hosts += part._hosts
         return whole
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._columns import KINDS, ColumnBuilder, body_views
+from rmq._core._columns import KINDS, ColumnBuilder
 from rmq._core._record import (
     PARSE_PROPERTIES,
     SCAN_BAD_BODY_CRC,
@@ -27,7 +27,7 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
 from rmq.message import inner_messages, plain_body
@@ -351,26 +351,6 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
         yield from maker.finish(batch_bytes)
     if damage is not None:
         raise damage
-
-
-def view_batches(log: CommitLog, begin: int, end: int, columns: Sequence[str], *,
-                 check_crc: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Records in [begin, end) as Arrow batches of `columns`, none of them of bodies, and `raw_body`: a binary_view into
-    the segment's map, no copy. Inner batches as they are. Raises as CommitLog.records.
-
-    Internal: a batch keeps its map, behind close() and a removal of the file too; of a file that is cut short meanwhile
-    it reads zeros, so whoever reads one asks log.check() before anything is concluded from it. Do not hand it out.
-    """
-    import pyarrow as pa
-
-    maker, batch = BatchMaker(columns), RecordBatch(4096)  # so many the cache still holds when columns are made
-    schema = maker.schema.append(pa.field("raw_body", pa.binary_view()))
-    for rows in log.records(begin, end, batch=batch, checks=maker.checks | (CHECK_CRC if check_crc else 0)):
-        maker.append(rows)
-        views, source = body_views(rows)
-        [copied] = maker.finish(TABLE_BYTES)
-        bodies = pa.Array.from_buffers(pa.binary_view(), len(rows), [None, pa.py_buffer(views), pa.py_buffer(source)])
-        yield pa.RecordBatch.from_arrays([*copied.columns, bodies], schema=schema)
 
 
 def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,

@@ -32,7 +32,7 @@ LAYERS = (
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing"},
-    {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart"},
+    {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views"},
     {"flushing", "visible", "reading"},
     {"store"},
     {"parallel", "rebuilding", "mirror", "windows"},

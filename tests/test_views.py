@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 import rmq
-from rmq._core._columns import body_views
+from rmq import views as viewing
+from rmq._core._columns import GrowingBuffer, body_views
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
-from rmq.scan import view_batches
+from rmq.views import view_batches
 
 SEGMENT = 64 * 1024
 BODIES = [random.Random(size).randbytes(size) for size in [*range(70), 127, 128, 4095, 4096, 4097, 20_000]] * 3
@@ -46,6 +47,17 @@ def test_views_are_the_bodies_as_stored(log: CommitLog) -> None:
     assert len(batches) == len(log.segments) == 2
 
 
+def test_a_batch_holds_many_scans(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewing, "ROWS_TOGETHER", 7)
+    monkeypatch.setattr(viewing, "BATCH_ROWS", 50)
+    batches = batches_of(log)
+    for batch in batches:
+        batch.validate(full=True)
+    assert [body for batch in batches for body in batch.column("raw_body").to_pylist()] == BODIES
+    assert max(batch.num_rows for batch in batches) == 56
+    assert len(batches) > 3
+
+
 def test_views_live_on_behind_the_log_and_its_files(log: CommitLog) -> None:
     batches = batches_of(log)
     for segment in log.segments:
@@ -64,5 +76,6 @@ def test_a_file_cut_short_under_views_is_told_and_kills_nobody(log: CommitLog) -
 
 
 def test_an_empty_batch_has_no_views() -> None:
-    views, source = body_views(RecordBatch())
-    assert (len(views), bytes(source)) == (0, b"")
+    views = GrowingBuffer()
+    assert bytes(body_views(RecordBatch(), views)) == b""
+    assert len(views) == 0

@@ -469,14 +469,13 @@ cdef class ColumnBuilder:
         return result
 
 
-def body_views(RecordBatch batch not None):
-    """(views, bytes): Arrow's views of the bodies as stored, 16 bytes a row, into the bytes that the rows borrow.
+def body_views(RecordBatch batch not None, GrowingBuffer views not None):
+    """Add Arrow's views of the bodies as stored, 16 bytes a row, into the bytes that the rows borrow; returns those.
 
     A view: size, then the body itself up to 12 bytes, else its first 4, the number of its buffer (0) and its position.
-    Both live as long as somebody holds them. ValueError for bytes past 2 GiB. Source: Arrow's columnar format.
+    ValueError for bytes past 2 GiB. Source: Arrow's columnar format.
     """
     cdef const uint8_t[::1] source = batch._source if batch.count else b""
-    cdef GrowingBuffer views = GrowingBuffer()
     cdef int32_t i
     cdef int32_t[4] view
     cdef const uint8_t *body
@@ -496,4 +495,4 @@ def body_views(RecordBatch batch not None):
                 memcpy(&view[1], body, 4)
                 view[3] = <int32_t>(body - &source[0])
             memcpy(out + VIEW_SIZE * <int64_t>i, view, VIEW_SIZE)
-    return views, batch._source if batch.count else b""
+    return batch._source if batch.count else b""
