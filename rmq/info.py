@@ -96,7 +96,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
         max_phy_offset=log_end,
         segment_count=len(log.segments),
         begin_timestamp=head[0].store_timestamp if head else None,
-        end_timestamp=max((message.store_timestamp for message in tails or head), default=None),
+        end_timestamp=max((message.store_timestamp for message in tails), default=None),
         topic_count=len({topic for topic, _ in used}),
         queue_count=len(used),
         message_count=sum(queue.max_offset - queue.min_offset for queue in used.values()),
@@ -178,6 +178,11 @@ def _first_messages(log: CommitLog, log_end: int) -> list[StoredMessage]:
 
 
 def _last_messages(log: CommitLog, queues: QueueSet, log_end: int) -> list[StoredMessage]:
-    """The last message of each queue."""
+    """The last message of each queue; of a log whose messages are in none, its last."""
+    if log.segments and not any(queue.max_offset for queue in queues.queues.values()):
+        last: list[StoredMessage] = []
+        for batch in log.records(max(log.min_phy_offset, log_end - 1 - (log_end - 1) % log.segment_size), log_end):
+            last = [StoredMessage(batch.fields(len(batch) - 1))]
+        return last
     places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues.queues.values() if queue.max_offset]
     return list(messages_at(log, np.concatenate([np.empty(0, np.int64), *places]), log_end).values())

@@ -229,6 +229,15 @@ def test_a_screen_for_people_and_exact_rows_for_programs(own: Path) -> None:
         assert (found.begin_timestamp, found.end_timestamp) == (NOW, NOW + 59_000)
 
 
+def test_a_store_of_half_messages_alone_ends_with_its_last(tmp_path: Path) -> None:
+    """They stand in no queue, and there are more than info takes a look at."""
+    clock = iter(range(NOW, NOW + 10**6, 1000))
+    with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: next(clock)) as store:
+        times = [store.put(rmq.Message("t", b"half", sys_flag=0x4)).store_timestamp for _ in range(200)]
+        found = store.info()
+    assert (found.begin_timestamp, found.end_timestamp, found.message_count) == (times[0], times[-1], 0)
+
+
 def test_an_empty_store(tmp_path: Path) -> None:
     rmq.open(tmp_path / "s", "a", config=CONFIG).close()
     row, lines = info(tmp_path / "s"), shown(tmp_path / "s")
