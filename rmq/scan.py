@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +100,8 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """Arrow schema of the given columns."""
+@cache
+def _field(column: str) -> pa.Field:
     import pyarrow as pa
 
     types = {
@@ -113,8 +114,14 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
         "list": pa.list_(pa.string()),
         "map": pa.map_(pa.string(), pa.string()),
     }
-    return pa.schema([(name, types[KINDS[name]]) for name in columns],
-                     metadata=BODY_METADATA if "body" in columns else None)  # fmt: skip
+    return pa.field(column, types[KINDS[column]])
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """Arrow schema of the given columns."""
+    import pyarrow as pa
+
+    return pa.schema([_field(column) for column in columns], metadata=BODY_METADATA if "body" in columns else None)
 
 
 def _text(count: int, offsets: Any, data: Any, valid: Any = None) -> pa.Array:
@@ -172,7 +179,7 @@ class BatchMaker:
 
         compressed = self._builder.compressed
         count, columns = self._builder.finish()
-        arrays = {name: _array(KINDS[name], schema_of([name]).field(0).type, count, buffers)
+        arrays = {name: _array(KINDS[name], _field(name).type, count, buffers)
                   for name, buffers in columns.items()}  # fmt: skip
         whole = pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
         if not (compressed and "body" in arrays):
@@ -376,5 +383,7 @@ def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
         if maker.data_size > TABLE_BYTES:
             batches.extend(maker.finish(TABLE_BYTES))
     batches.extend(maker.finish(TABLE_BYTES))
-    placed = np.concatenate(rows)
-    return pa.Table.from_batches(batches).take(pa.array(np.argsort(placed, kind="stable"))), placed
+    placed, table = np.concatenate(rows), pa.Table.from_batches(batches)
+    if (placed[1:] >= placed[:-1]).all():
+        return table, placed
+    return table.take(pa.array(np.argsort(placed, kind="stable"))), placed
