@@ -247,3 +247,23 @@ def test_offsets_whose_differences_overflow_are_refused() -> None:
         TextColumn(np.array([0, 1, -(2**63)]), b"abc", NOTHING)
     with pytest.raises(ValueError, match=r"offsets\[1\]"):
         TextColumn(np.array([0, 3 * 2**61, -(2**63), -1, 3]), b"abc", NOTHING)  # each seems to ascend
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_offsets_of_a_part_begin_where_it_does(width: int) -> None:
+    offsets = np.array([9, 0, 1, 3, 3, 9], f"i{width}")  # those of another part lie outside the data
+    part = TextColumn(offsets, b"abc", NOTHING, width=width, first=1, count=3)
+    assert (len(part), part.count) == (3, 3)
+    assert len(TextColumn(offsets[1:5], b"abc", NOTHING, width=width)) == 3
+    assert len(TextColumn(offsets, b"abc", NOTHING, width=width, first=4, count=0)) == 0
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 5), (-1, 1), (4, 1), (2**60, 0), (2**60, -1), (5, -1)])
+def test_a_part_outside_the_offsets_is_refused(first: int, count: int) -> None:
+    with pytest.raises(ValueError, match="offset"):
+        TextColumn(np.zeros(5, np.int64), b"", NOTHING, first=first, count=count)
+
+
+def test_offsets_have_4_or_8_bytes() -> None:
+    with pytest.raises(ValueError, match="4 or 8"):
+        TextColumn(np.zeros(5, np.int16), b"", NOTHING, width=2)
