@@ -214,18 +214,19 @@ def test_a_strange_name_is_an_error_or_does_not_show(store: Path, parent: str, n
         assert file.read() == b"text"
 
 
-@pytest.mark.parametrize("parent", ["consumequeue", "consumequeue/T", "consumequeue/T/0", "commitlog", "index", "rmq",
-                                    "rmq/cut", "config", "."])  # fmt: skip
-def test_a_hundred_thousand_stray_files_take_bounded_time(store: Path, parent: str) -> None:
+@pytest.mark.parametrize(("parent", "count"), [
+    ("commitlog", 100_000), ("consumequeue/T/0", 100_000), *((parent, 20_000) for parent in (
+        "consumequeue", "consumequeue/T", "index", "rmq", "rmq/cut", "config", "."))])  # fmt: skip
+def test_many_stray_files_take_bounded_time(store: Path, parent: str, count: int) -> None:
     (store / parent).mkdir(exist_ok=True)
     directory = os.open(store / parent, os.O_RDONLY)
-    for number in range(100_000):
+    for number in range(count):
         os.close(os.open(f"stray{number}", os.O_WRONLY | os.O_CREAT, dir_fd=directory))
     os.close(directory)
     start = time.process_time()
     for mode in ("r", "r+"):
         ask_all(store, mode)
-    assert time.process_time() - start < 120
+    assert time.process_time() - start < 120 * count / 100_000
 
 
 def test_asking_makes_no_file_elsewhere(store: Path, tmp_path: Path) -> None:
