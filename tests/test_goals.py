@@ -46,6 +46,16 @@ def test_a_check_fails_below_the_margin_only() -> None:
     assert [line.name for line in table.short()] == ["I1b"]
 
 
+def test_a_check_fails_when_medians_and_fastest_rounds_are_below() -> None:
+    """Of the first most rounds of ours were slowed down; of the second the anchor had one quick round."""
+    table = Table()
+    slowed = table.add("I1", "", [1.0, 9.0, 9.0], {"anchor": [MARGIN * 15, 90.0, 15.0]})
+    grown = table.add("I1b", "", [1.0, 1.0, 1.0], {"anchor": [0.1, 9.0, 9.0]})
+    assert (slowed.verdict, grown.verdict, table.short()) == ("BELOW", "R", [])
+    slower = table.add("I2", "", [1.1, 1.2, 9.0], {"anchor": [MARGIN * 6, MARGIN * 6, 9.0]})
+    assert table.short() == [slower]
+
+
 def test_what_has_not_reached_its_goal_yet_is_shown_below_it_and_fails_no_check() -> None:
     row, part = min(OPEN)
     table = Table()
@@ -64,6 +74,7 @@ def test_of_two_runs_the_faster_counts_of_ours_and_of_the_anchor() -> None:
     first.take_faster(again)
     found = [(line.name, line.ours, line.theirs, line.ratio) for line in first.chosen(["C1", "I1"])]
     assert found == [("I1", 1, 1, 1), ("C1 100 B", 1, 1, 1), ("C1 1 KiB", 0, 0, 0), ("C1 4 KiB", 0, 0, 0)]
+    assert [line.fastest for line in first.chosen(["C1", "I1"])[:2]] == [1, 1]
 
 
 def test_what_is_checked_needs_no_jvm() -> None:

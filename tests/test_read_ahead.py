@@ -11,10 +11,13 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from commandline import finish, start
 
 from rmq.cli.ahead import DEPTH, read_ahead
+from rmq.cli.sources import Source, Wanted
 
 
 def never() -> None:
@@ -108,3 +111,23 @@ def test_a_bad_row_ends_ingest_of_a_pipe_that_stays_open(tmp_path: Path) -> None
     finally:
         process.kill()
     assert "-: row 2: no JSON object; 1 message stored before" in finish(process).err
+
+
+def parquet_rows(path: Path, count: int, size: int) -> Source:
+    table = pa.table({"v": [f"{number:0{size}}" for number in range(count)]})
+    pa.parquet.write_table(table, path, use_dictionary=False)
+    return Source(str(path), None, None, Wanted((), "v"))
+
+
+def test_a_parquet_file_that_is_left_early_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.cli.sources.BATCH_ROWS", 10)
+    with read_ahead(parquet_rows(tmp_path / "x.parquet", 1000, 10).rows(), lambda: None) as parts:
+        assert next(parts).numbers.tolist() == list(range(1, 11))
+    assert reading() == []
+
+
+def test_long_rows_of_parquet_come_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.cli.sources.BATCH_BYTES", 10_000)
+    parts = list(parquet_rows(tmp_path / "x.parquet", 95, 1000).rows())
+    assert [number for part in parts for number in part.numbers.tolist()] == list(range(1, 96))
+    assert {len(part.body) for part in parts[:-1]} == {9}

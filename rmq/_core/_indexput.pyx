@@ -10,7 +10,7 @@ from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
-from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch_far, slot_of
+from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch, rmq_prefetch_far, slot_of
 from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_topic
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
@@ -18,6 +18,7 @@ from rmq._core._rowhash cimport NO_KEY_HASH, RowHashes
 
 cdef enum:
     KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn
+    KEYS_NEAR = 16                  # and once more: some processors take no far prefetches until there were many
     ENTRIES_UNSEEN = 64             # beside a writer a slot may be ahead of the header by so many entries
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
@@ -100,6 +101,8 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
     cdef int32_t slot
     for i in range(min(<int64_t>KEYS_AHEAD, fitting)):
         slots[i] = _ask(&bytes_, key_hashes[i])
+        if i < KEYS_NEAR:
+            rmq_prefetch(bytes_.slots + <int64_t>slots[i] * L.INDEX_SLOT_SIZE)
     i = 0
     while i < fitting:
         stop = min(fitting, i + ENTRIES_UNSEEN)
@@ -107,6 +110,8 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
             slot = slots[i & (KEYS_AHEAD - 1)]
             if i + KEYS_AHEAD < fitting:
                 slots[i & (KEYS_AHEAD - 1)] = _ask(&bytes_, key_hashes[i + KEYS_AHEAD])
+            if i + KEYS_NEAR < fitting:
+                rmq_prefetch(bytes_.slots + <int64_t>slots[(i + KEYS_NEAR) & (KEYS_AHEAD - 1)] * L.INDEX_SLOT_SIZE)
             _append(&bytes_, &tail, key_hashes[i], slot, phy_offsets[i], store_timestamps[i])
             i += 1
         _count(&bytes_, &tail, phy_offsets[i - 1], store_timestamps[i - 1])

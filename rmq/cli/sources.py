@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects
 from rmq.cli.inputs import MASK, Blocks, Input
 from rmq.cli.texts import EMPTY, as_text, is_bytes, json_text, key_text
@@ -29,6 +30,7 @@ BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
 _NUMBER = re.compile(r"Column\(/(.+)\) changed from string to number")
 BATCH_ROWS = 65536
+BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were packed
 FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
@@ -338,11 +340,16 @@ class Source:
     def _parquet_rows(self) -> Iterator[Rows]:
         needed = None if self._wanted.body is None else [*self._wanted.columns, self._wanted.body]
         following = 1
-        for batch in self._file.iter_batches(batch_size=BATCH_ROWS, columns=needed):
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            self.position = following + batch.num_rows - 1
-            yield self._of_table(columns, np.arange(following, following + batch.num_rows), {}, [])
-            following += batch.num_rows
+        metadata = self._file.metadata
+        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        count = max(1, min(BATCH_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
+        # Text is made of a batch while the next is decoded. No pipe is read here, so there is nothing to wake.
+        with read_ahead(self._file.iter_batches(batch_size=count, columns=needed), lambda: None) as batches:
+            for batch in batches:
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                self.position = following + batch.num_rows - 1
+                yield self._of_table(columns, np.arange(following, following + batch.num_rows), {}, [])
+                following += batch.num_rows
 
     # ---- tables ----
 
