@@ -35,7 +35,7 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
-from rmq.logsegment import RESERVE_AHEAD, Encode, FollowingSegment, Segment, SegmentMaps, encode_mapped
+from rmq.logsegment import RESERVE_AHEAD, FollowingSegment, RecordWriter, Segment, SegmentMaps
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
@@ -109,10 +109,10 @@ class CommitLog:
         self.segment_size = segment_size
         self.writable = writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
-        self.tail = LogTail()  # stands on the last of `unsynced` or nowhere
+        self.writer, self.tail = RecordWriter(), LogTail()  # it stands on the last of `unsynced` or nowhere
+        self.tail.written_from = self.writer.size
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.unsynced: list[Segment] = []
-        self.encode: Encode = encode_mapped  # how rows get into a segment
         self._watch, self._make_segment = DirectoryWatch(self.directories), make_segment
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
@@ -226,7 +226,7 @@ class CommitLog:
         whole: all rows in one segment, as RocketMQ's batch. Raises MessageTooLargeError, OSError (disk full).
         Source: CommitLog#asyncPutMessage, DefaultAppendMessageCallback#doAppend.
         """
-        if self.encode is encode_mapped and self.tail.append(batch, store_timestamp, queues):
+        if self.tail.append(batch, store_timestamp, queues):
             return self.tail.position
         phy_offset = self.tail.position
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
@@ -250,7 +250,8 @@ class CommitLog:
             if row < len(batch):
                 plan.append((segment, file, position + used, row, row))
                 phy_offset = segment.end
-        self.tail.planned = phy_offset
+        self.tail.rest()
+        self.tail.planned, self.writer.is_mapped = phy_offset, batch.records_size < self.tail.written_from
         for segment, file, position, first, stop in plan:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
@@ -258,10 +259,10 @@ class CommitLog:
                 file.take(file.size)
                 encode_blank(file.map, position)
             else:
-                self.encode(batch, file, segment.start, position, first, stop, store_timestamp, queues)
+                self.writer.write(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
         self.tail.reach(phy_offset, batch)
-        if plan and self.encode is encode_mapped:
+        if plan and self.writer.is_mapped:
             self.tail.stand(file.map, file.map.guard, segment.start, file.reserved)
         return phy_offset
 

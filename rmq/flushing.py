@@ -18,7 +18,7 @@ from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
-from rmq.logsegment import RecordWriter, Segment
+from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.preparing import Preparer
@@ -50,7 +50,7 @@ class Flusher:
         self._log_lock = OwnedLock()  # one sync of segments at a time: the kernel tells of an error once
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
-            store.log.encode = RecordWriter().encode
+            store.log.tail.written_from, store.log.writer.is_synced = 0, True
         soon = partial(self._dispatch_from, DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
         self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=self._distrust)
         self._interval = config.flush_interval_commit_log / 1000

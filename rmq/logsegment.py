@@ -26,7 +26,7 @@ from rmq.segment import EXHAUSTED, remove_file
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
-WRITE_SIZE = 1024 * 1024  # so much is encoded before it is written, or one record
+WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
 
@@ -205,33 +205,35 @@ class Segment:
             file.close()
 
 
-Encode = Callable[[PutBatch, MappedFile, int, int, int, int, int, QueueTable], None]
-
-
-def encode_mapped(batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
-                  store_timestamp: int, queues: QueueTable) -> None:  # fmt: skip
-    """Rows [first, stop) into a segment that begins at phy offset `start`, through its map."""
-    batch.encode(file.map, start, position, first, stop, store_timestamp, queues)
-
-
 class RecordWriter:
-    """The same by positioned writes, for a log that is synced after each put: a store through a map makes the kernel
-    write back the whole folio, a write only the blocks it touches.
+    """Rows of a batch into a segment: small batches through its map, large ones by positioned writes.
+
+    A store through the map fills each fresh page with zeros first, and makes the kernel write back its whole folio. A
+    write does neither: a large batch takes half of the processors' time, and a sync after it writes only what is new.
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray(WRITE_SIZE)
+        self.size = WRITE_SIZE
+        self.is_mapped = True  # of the last batch
+        self.is_synced = False  # after each batch
+        self._buffer = bytearray()
 
-    def encode(self, batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
-               store_timestamp: int, queues: QueueTable) -> None:  # fmt: skip
-        """Whole records in order, so that a process that is killed leaves a beginning of them. Raises OSError."""
+    def write(self, batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
+              store_timestamp: int, queues: QueueTable) -> None:  # fmt: skip
+        """Rows [first, stop) at a position of a segment that begins at phy offset `start`. Raises OSError.
+
+        Whole records in order, so that a process that is killed leaves a beginning of them.
+        """
+        if self.is_mapped:
+            batch.encode(file.map, start, position, first, stop, store_timestamp, queues)
+            return
         while first < stop:
             while not (rows := batch.fit(first, len(self._buffer))[0]):
-                self._buffer = bytearray(2 * len(self._buffer))
+                self._buffer = bytearray(max(self.size, 2 * len(self._buffer)))
             rows = min(rows, stop - first)
             size = batch.encode(self._buffer, start + position, 0, first, first + rows, store_timestamp, queues)
             file.write(position, memoryview(self._buffer)[:size])
-            if batch.waits:  # a sync follows: the disk is at work meanwhile
+            if self.is_synced and batch.waits:  # the disk is at work meanwhile
                 file.begin_write_out(position, size)
             position += size
             first += rows

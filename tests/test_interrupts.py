@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -131,9 +132,15 @@ def flush(store: rmq.Store) -> tuple[int, Callable[[range], Any]]:
     return 9, call
 
 
-@pytest.mark.parametrize("kind", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-@pytest.mark.parametrize("what", [put_one, put_twice, put_many, put_batch, put_and_read, flush])
-def test_an_interrupted_put_leaves_a_store_that_goes_on(tmp_path: Path, what: Any, kind: str) -> None:
+@pytest.mark.parametrize(("what", "kind"), [
+    *itertools.product((put_one, put_twice, put_many, put_batch, put_and_read, flush), ("ASYNC_FLUSH", "SYNC_FLUSH")),
+    (put_many, workload.WRITTEN)])  # fmt: skip
+def test_an_interrupted_put_leaves_a_store_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Any, kind: str
+) -> None:
+    if kind == workload.WRITTEN:
+        monkeypatch.setattr("rmq.logsegment.WRITE_SIZE", workload.WRITTEN_SIZE)
+        kind = "ASYNC_FLUSH"
     entries = 5000 if what is flush else 60  # a flush has one more place for each index file
     config = workload.config(flush_interval_commit_log=FAR, flush_disk_type=kind, max_index_num=entries,
                              mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=40)  # fmt: skip

@@ -64,18 +64,38 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_that_is_written_has_the_bytes_of_one_that_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_size: int
 ) -> None:
-    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", write_size)
-    for flush in FLUSHES:
-        with opened(tmp_path / flush, flush_disk_type=flush) as store:
+    for name, flush in (("mapped", "ASYNC_FLUSH"), ("large ones written", "ASYNC_FLUSH"), ("written", "SYNC_FLUSH")):
+        with opened(tmp_path / name, flush_disk_type=flush) as store:
             for i in range(0, 300, 10):
                 store.put(message(i, i * 3))
                 store.put_many([message(i + k, k * 1000) for k in range(1, 8)])
                 store.put_batch([rmq.Message("B", b"%d" % i, born_timestamp=i) for _ in range(3)])
             store.put(message(0, 100_000))
             store.put(message(1, SEGMENT - 500))
-    assert log_files(tmp_path / "SYNC_FLUSH") == log_files(tmp_path / "ASYNC_FLUSH")
-    assert len(log_files(tmp_path / "SYNC_FLUSH")) > 4
-    assert oracle.check_store(tmp_path / "SYNC_FLUSH", 10, 3000) == []
+        monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", write_size)
+        assert log_files(tmp_path / name) == log_files(tmp_path / "mapped")
+        assert oracle.check_store(tmp_path / name, 10, 3000) == []
+    assert len(log_files(tmp_path / "mapped")) > 4
+
+
+def test_large_batches_are_written_small_ones_go_through_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = MappedFile.write
+
+    def noted(file: MappedFile, position: int, data: memoryview) -> None:
+        written.append(position)
+        write(file, position, data)
+
+    monkeypatch.setattr(MappedFile, "write", noted)
+    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 2000)
+    with opened(tmp_path / "s") as store:
+        store.put(message(0))
+        large = [*store.put_many([message(i, 1500) for i in (2, 4)]), store.put(message(6, 2000))]
+        store.put(message(8, 1000))
+        assert written == [place.phy_offset for place in large]
+        assert [m.body[:6] for m in store.pull("T", 0, 0).messages] == [b"%06d" % i for i in range(0, 10, 2)]
 
 
 @pytest.mark.parametrize("size", [0, 4096, SEGMENT - 1])
@@ -153,9 +173,11 @@ def test_queues_and_index_follow_while_the_disk_syncs(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("written", [0, 100, 4000])
+@pytest.mark.parametrize("flush", FLUSHES)
 def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, written: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, written: int, flush: str
 ) -> None:
+    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 4500)
     real = os.pwrite
     failures = []
 
@@ -165,7 +187,7 @@ def test_a_write_that_fails_leaves_nothing(
             return real(descriptor, data[:written], position)
         raise OSError(error, os.strerror(error))
 
-    with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
+    with opened(tmp_path / "s", flush_disk_type=flush) as store:
         store.put_many([message(i) for i in range(5)])
         end = store.max_phy_offset
         with monkeypatch.context() as patch:
@@ -455,6 +477,18 @@ def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypa
         count = fill_to(store, SEGMENT + 1) + 1
         assert store._log.segments[-1].file.warmed == 32768
         assert store.scan().read_all().num_rows > count
+
+
+@pytest.mark.usefixtures("small")
+def test_pages_are_not_brought_into_the_cache_for_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 2000)
+    with opened(tmp_path / "s") as store:
+        for size, warmed in ((9000, 0), (10, SEGMENT)):
+            store.put(message(0, size))
+            store._flusher.preparer.work()
+            assert store._log.segments[-1].file.warmed == warmed
 
 
 def test_a_file_that_a_recovery_removed_under_a_reader_is_read_to_its_end(tmp_path: Path) -> None:

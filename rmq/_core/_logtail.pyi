@@ -8,6 +8,7 @@ from rmq._core._queuetable import QueueTable
 
 @final
 class LogTail:
+    written_from: int
     is_shut: bool
     position: int
     planned: int

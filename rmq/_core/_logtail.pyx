@@ -2,7 +2,7 @@
 """The end of a log that takes records, one batch after the other. The put lock is the caller's."""
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 
 cimport rmq._core._layout as L
 from rmq._core._mapguard cimport MapGuard, is_whole
@@ -14,6 +14,7 @@ from rmq._core._queuetable cimport QueueTable
 cdef class LogTail:
     def __cinit__(self):
         self.last_phy_offset = self._limit = -1
+        self.written_from = INT64_MAX
 
     def __dealloc__(self):
         self.release()
@@ -42,7 +43,7 @@ cdef class LogTail:
 
     cdef bint has_room(self, int64_t size) noexcept:
         """Whether records of so many bytes may go in now: nothing is half done, lost, shut or beyond the blocks."""
-        return self._begin <= self.position == self.planned and \
+        return size < self.written_from and self._begin <= self.position == self.planned and \
             self.position + size + L.BLANK_HEADER_SIZE <= self._limit and is_whole(self._guard) and \
             not self.is_shut
 

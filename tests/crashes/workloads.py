@@ -20,7 +20,7 @@ import rmq
 from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
-from rmq import preparing
+from rmq import logsegment, preparing
 
 TOPICS = ("a", "b", "%RETRY%g")
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -195,8 +195,9 @@ def puts(run: Run) -> None:
 
 
 def many(run: Run) -> None:
-    """put_many of messages and of Arrow, put_batch: chunks that reach across segments."""
-    run.open()
+    """put_many of messages and of Arrow, put_batch: chunks that reach across segments, large ones past the map."""
+    with large_from(run.rng.choice((1, 1000, 10**6))):
+        run.open()
     for _ in range(run.rng.randrange(2, 6)):
         run.put_some()
         if run.rng.random() < 0.3:
@@ -254,6 +255,17 @@ def prepared(run: Run) -> None:
             run.store._flusher.preparer.work()
         if run.rng.random() < 0.5:
             run.close()
+
+
+@contextmanager
+def large_from(size: int) -> Iterator[None]:
+    """A store that is opened here takes batches of so many bytes for large ones."""
+    before = logsegment.WRITE_SIZE
+    logsegment.WRITE_SIZE = size
+    try:
+        yield
+    finally:
+        logsegment.WRITE_SIZE = before
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from sites import SIZES, Session
 from test_processes import message
 
 import rmq
+from rmq import logsegment
 
 CONFIG = rmq.StoreConfig(**SIZES)
 ROWS = list(range(24))
@@ -122,6 +123,18 @@ def puts_dispatched(session: Session) -> None:
 def put_many(session: Session) -> None:
     session.open("r+")
     session.begin()
+    put_chunks(session)
+
+
+def put_many_written(session: Session) -> None:
+    """Batches that count as large: they do not go through the map."""
+    logsegment.WRITE_SIZE = 1000
+    session.open("r+")
+    session.begin()
+    put_chunks(session)
+
+
+def put_chunks(session: Session) -> None:
     for _ in range(2):
         session.put(put_tables, session.fresh(12), session.fresh(20))
     session.close()
@@ -241,6 +254,7 @@ WORKLOADS: dict[str, tuple[Callable[[Path], list[int]], Callable[[Session], None
     "put": (nothing, puts, "a store"),
     "put and dispatch": (closed, puts_dispatched, "a store"),
     "put_many": (closed, put_many, "a store"),
+    "put_many, written": (closed, put_many_written, "a store"),
     "put_batch": (closed, put_batches, "a store"),
     "SYNC_FLUSH": (closed, sync_flush, "a store"),
     "flush": (closed, flush, "a store"),
