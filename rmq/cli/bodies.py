@@ -17,6 +17,9 @@ from rmq._core._textcolumn import TextColumn
 from rmq.cli.texts import NULL
 from rmq.columns import text_column
 
+_OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
+
 
 def json_objects(batch: pa.RecordBatch) -> pa.Array:
     """Each row as the text of a JSON object, fields in column order; large_string.
@@ -51,10 +54,22 @@ def _json_text(column: pa.Array) -> tuple[pa.Array, bool]:
         return column.cast(pa.large_string()), False
     if pa.types.is_floating(kind):
         return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), NULL), False
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
-        return pc.replace_substring(column.cast(pa.large_string()), " ", "T"), True
+    if pa.types.is_timestamp(kind):
+        return _iso_times(column), True
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
+        return column.cast(pa.large_string()), True
     values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())
     return pa.array(values, pa.large_string()), False
+
+
+def _iso_times(column: pa.Array) -> pa.Array:
+    """Timestamps with a T between date and time, which Arrow puts a space between."""
+    texts = column.cast(pa.large_string())
+    extremes = pc.min_max(column.cast(pa.int64()))
+    seconds = [value // _OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
+    if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
+        return pc.binary_replace_slice(texts, 10, 11, "T")
+    return pc.replace_substring(texts, " ", "T")
 
 
 def _is_text(kind: pa.DataType) -> bool:

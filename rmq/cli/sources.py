@@ -30,6 +30,7 @@ BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
 _NUMBER = re.compile(r"Column\(/(.+)\) changed from string to number")
 BATCH_ROWS = 65536
+BUFFER_SIZE = 256 * 1024  # of each Parquet column, in place of a whole row group of it
 BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were packed
 FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -97,7 +98,8 @@ class Source:
                 import pyarrow.parquet
 
                 self._file = pyarrow.parquet.ParquetFile(
-                    path if self.size and not packed else io.BytesIO(self._input.stream.read()))  # fmt: skip
+                    path if self.size and not packed else io.BytesIO(self._input.stream.read()),
+                    buffer_size=BUFFER_SIZE, pre_buffer=False)  # fmt: skip
                 self._names = self._file.schema_arrow.names
                 self.size = self._file.metadata.num_rows
         double = {name for name in self._names if self._names.count(name) > 1}
