@@ -35,7 +35,7 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
-from rmq.logsegment import RESERVE_AHEAD, FollowingSegment, RecordWriter, Segment, SegmentMaps
+from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment, SegmentMaps
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
 from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
@@ -110,7 +110,7 @@ class CommitLog:
         self.writable = writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.writer, self.tail = RecordWriter(), LogTail()  # it stands on the last of `unsynced` or nowhere
-        self.tail.written_from = self.writer.size
+        self.tail.written_from = WRITTEN_FROM
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.unsynced: list[Segment] = []
         self._watch, self._make_segment = DirectoryWatch(self.directories), make_segment

@@ -26,6 +26,7 @@ from rmq.segment import EXHAUSTED, remove_file
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
+WRITTEN_FROM = 256 * 1024  # bytes of a batch that does not go through the map
 WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
@@ -213,7 +214,6 @@ class RecordWriter:
     """
 
     def __init__(self) -> None:
-        self.size = WRITE_SIZE
         self.is_mapped = True  # of the last batch
         self.is_synced = False  # after each batch
         self._buffer = bytearray()
@@ -229,7 +229,7 @@ class RecordWriter:
             return
         while first < stop:
             while not (rows := batch.fit(first, len(self._buffer))[0]):
-                self._buffer = bytearray(max(self.size, 2 * len(self._buffer)))
+                self._buffer = bytearray(max(WRITE_SIZE, 2 * len(self._buffer)))
             rows = min(rows, stop - first)
             size = batch.encode(self._buffer, start + position, 0, first, first + rows, store_timestamp, queues)
             file.write(position, memoryview(self._buffer)[:size])

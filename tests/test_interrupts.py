@@ -139,7 +139,7 @@ def test_an_interrupted_put_leaves_a_store_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Any, kind: str
 ) -> None:
     if kind == workload.WRITTEN:
-        monkeypatch.setattr("rmq.logsegment.WRITE_SIZE", workload.WRITTEN_SIZE)
+        monkeypatch.setattr("rmq.commitlog.WRITTEN_FROM", workload.WRITTEN_SIZE)
         kind = "ASYNC_FLUSH"
     entries = 5000 if what is flush else 60  # a flush has one more place for each index file
     config = workload.config(flush_interval_commit_log=FAR, flush_disk_type=kind, max_index_num=entries,

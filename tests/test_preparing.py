@@ -17,6 +17,7 @@ import oracle
 import pytest
 
 import rmq
+import rmq.commitlog
 import rmq.logsegment
 import rmq.mappedfile
 import rmq.preparing
@@ -73,14 +74,13 @@ def test_a_log_that_is_written_has_the_bytes_of_one_that_is_mapped(
             store.put(message(0, 100_000))
             store.put(message(1, SEGMENT - 500))
         monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", write_size)
+        monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", write_size)
         assert log_files(tmp_path / name) == log_files(tmp_path / "mapped")
         assert oracle.check_store(tmp_path / name, 10, 3000) == []
     assert len(log_files(tmp_path / "mapped")) > 4
 
 
-def test_large_batches_are_written_small_ones_go_through_the_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_alone_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     write = MappedFile.write
 
@@ -89,12 +89,12 @@ def test_large_batches_are_written_small_ones_go_through_the_map(
         write(file, position, data)
 
     monkeypatch.setattr(MappedFile, "write", noted)
-    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 2000)
+    monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", 2000)
     with opened(tmp_path / "s") as store:
         store.put(message(0))
         large = [*store.put_many([message(i, 1500) for i in (2, 4)]), store.put(message(6, 2000))]
         store.put(message(8, 1000))
-        assert written == [place.phy_offset for place in large]
+        assert written == [large[0].phy_offset, large[2].phy_offset]
         assert [m.body[:6] for m in store.pull("T", 0, 0).messages] == [b"%06d" % i for i in range(0, 10, 2)]
 
 
@@ -177,7 +177,7 @@ def test_queues_and_index_follow_while_the_disk_syncs(tmp_path: Path, monkeypatc
 def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, written: int, flush: str
 ) -> None:
-    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 4500)
+    monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", 4500)
     real = os.pwrite
     failures = []
 
@@ -483,7 +483,7 @@ def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypa
 def test_pages_are_not_brought_into_the_cache_for_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rmq.logsegment, "WRITE_SIZE", 2000)
+    monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", 2000)
     with opened(tmp_path / "s") as store:
         for size, warmed in ((9000, 0), (10, SEGMENT)):
             store.put(message(0, size))

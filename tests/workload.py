@@ -19,7 +19,7 @@ import oracle
 import pyarrow as pa  # here, not in each forked process
 
 import rmq
-from rmq import logsegment
+from rmq import commitlog
 
 SIZES = {
     "mapped_file_size_commit_log": 16384,
@@ -165,7 +165,7 @@ WRITTEN_SIZE = 2000  # bytes of such a batch; a message has less
 def flush_disk_type(kind: str) -> str:
     """Of a kind of writer, for this process from here on."""
     if kind == WRITTEN:
-        logsegment.WRITE_SIZE, kind = WRITTEN_SIZE, "ASYNC_FLUSH"
+        commitlog.WRITTEN_FROM, kind = WRITTEN_SIZE, "ASYNC_FLUSH"
     return kind
 
 

@@ -20,7 +20,7 @@ import rmq
 from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
-from rmq import logsegment, preparing
+from rmq import commitlog, preparing
 
 TOPICS = ("a", "b", "%RETRY%g")
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -260,12 +260,12 @@ def prepared(run: Run) -> None:
 @contextmanager
 def large_from(size: int) -> Iterator[None]:
     """A store that is opened here takes batches of so many bytes for large ones."""
-    before = logsegment.WRITE_SIZE
-    logsegment.WRITE_SIZE = size
+    before = commitlog.WRITTEN_FROM
+    commitlog.WRITTEN_FROM = size
     try:
         yield
     finally:
-        logsegment.WRITE_SIZE = before
+        commitlog.WRITTEN_FROM = before
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from sites import SIZES, Session
 from test_processes import message
 
 import rmq
-from rmq import logsegment
+from rmq import commitlog
 
 CONFIG = rmq.StoreConfig(**SIZES)
 ROWS = list(range(24))
@@ -128,7 +128,7 @@ def put_many(session: Session) -> None:
 
 def put_many_written(session: Session) -> None:
     """Batches that count as large: they do not go through the map."""
-    logsegment.WRITE_SIZE = 1000
+    commitlog.WRITTEN_FROM = 1000
     session.open("r+")
     session.begin()
     put_chunks(session)
