@@ -28,7 +28,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def measure(benchmark: BenchmarkFixture, request: pytest.FixtureRequest, report: Report) -> Measure:
     marker = request.node.get_closest_marker("benchmark")
-    assert marker is not None, "a test that measures is marked CPU or WALL"
+    assert marker is not None, "a test that measures is marked CPU, ALL_CPU or WALL"
     return Measure(benchmark, report, marker.kwargs["timer"])
 
 

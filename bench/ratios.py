@@ -25,9 +25,12 @@ SYNCED = "everything synced"
 READS = "reads, page cache warm"
 MEMORY = "memory only"
 
-# Which clock a test is measured by; a test carries one of the two marks.
+# Which clock a test is measured by; a test carries one of these marks.
 CPU = pytest.mark.benchmark(timer=time.thread_time, disable_gc=True)
+ALL_CPU = pytest.mark.benchmark(timer=time.process_time, disable_gc=True)
 WALL = pytest.mark.benchmark(timer=time.perf_counter, disable_gc=True)
+CLOCKS = {time.thread_time: "thread CPU time", time.process_time: "CPU time of all threads",
+          time.perf_counter: "wall time"}  # fmt: skip
 
 Call = Callable[[], Any]
 
@@ -152,7 +155,7 @@ class Measure:
         if stats is None:  # --benchmark-disable
             return
         own = list(stats.stats.data)
-        clock = "thread CPU time" if self._clock is time.thread_time else "wall time"
+        clock = CLOCKS[self._clock]
         name = self._benchmark.name.removeprefix("test_")
         row = Row(name, mode, clock, statistics.median(own) / items * 1e9)
         info: dict[str, Any] = {"items": items, "durability": mode, "clock": clock, "ns_per_item": spread(own, items),

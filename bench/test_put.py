@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from functools import partial
 from pathlib import Path
 
 import peers
 import pytest
 from databases import OFFSET, Lmdb
-from ratios import CPU, EACH, NEW_FILES, WALL, Call, Goal, Measure, Peer
+from ratios import ALL_CPU, CPU, EACH, NEW_FILES, SYNCED, WALL, Call, Goal, Measure, Peer
 from sample import CONFIG, START, TOPIC, Fresh, body, messages, random_keys, table
 
 import rmq
+import rmq.commitlog
 
 MESSAGES = 200_000  # of one put_many, and of one transaction
 MANY = 2_000_000  # of a store whose key tree no longer fits into the processor's caches
 TRANSACTION = 100_000
 SIZE = 100  # bytes of a body
+LOG = 600 * 10**6  # bytes of one that is synced
 SINGLE = 20_000  # messages put one by one
 SYNCED_PUTS = 100
 
@@ -122,6 +126,39 @@ def test_put_many_of_millions(measure: Measure, fresh: Fresh) -> None:
 
     peer = Peer("lmdb putmulti, records and keys", lmdb.put_parts, (Goal("first", 5),), "lmdb")
     measure(MANY, NEW_FILES, ours, peer, rounds=3)
+
+
+@ALL_CPU
+@pytest.mark.parametrize("size", [100, 1024])
+def test_put_many_until_synced(measure: Measure, fresh: Fresh, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Batches that are written to the log; the peers store them through its map, or write as many bytes to a file."""
+    keys = random_keys(LOG // (size + 130))
+    source = table(keys, size)
+    config = rmq.StoreConfig(flush_interval_commit_log=500)
+
+    def put(name: str, written_from: int) -> Call:
+        with monkeypatch.context() as patch:
+            patch.setattr(rmq.commitlog, "WRITTEN_FROM", written_from)
+            store = fresh.make(name, lambda path: rmq.open(path, "x", config=config, clock=lambda: START))
+
+        def run() -> None:
+            store.put_many(source, topic=TOPIC, results=False)
+            store.flush()
+
+        return run
+
+    def file() -> Call:
+        opened, data = fresh.make("file", lambda path: path.open("wb", buffering=0)), bytes(1 << 20)
+
+        def run() -> None:
+            for _ in range(0, LOG, len(data)):
+                opened.write(data)
+            os.fdatasync(opened.fileno())
+
+        return run
+
+    measure(len(keys), SYNCED, partial(put, "store", rmq.commitlog.WRITTEN_FROM),
+            Peer("through the map", partial(put, "mapped", 2**62)), Peer("write of as many bytes", file), rounds=5)
 
 
 @CPU
