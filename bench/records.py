@@ -87,6 +87,8 @@ class WarmLog:
 
     def restart(self) -> None:
         self._log.position = 0
+        file = self._log.segments[0].file
+        file.warmed = file.size  # filled once, so its pages are in the cache: nothing is written past its map
         self.queues = QueueTable()
 
     @property

@@ -251,7 +251,7 @@ class CommitLog:
                 plan.append((segment, file, position + used, row, row))
                 phy_offset = segment.end
         self.tail.rest()
-        self.tail.planned, self.writer.is_mapped = phy_offset, batch.records_size < self.tail.written_from
+        self.tail.planned, self.writer.is_small = phy_offset, batch.records_size < self.tail.written_from
         for segment, file, position, first, stop in plan:
             if not self.unsynced or self.unsynced[-1] is not segment:
                 self.unsynced.append(segment)
@@ -262,7 +262,7 @@ class CommitLog:
                 self.writer.write(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
         self.tail.reach(phy_offset, batch)
-        if plan and self.writer.is_mapped:
+        if plan and self.writer.is_small:
             self.tail.stand(file.map, file.map.guard, segment.start, file.reserved)
         return phy_offset
 

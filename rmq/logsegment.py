@@ -26,7 +26,7 @@ from rmq.segment import EXHAUSTED, remove_file
 
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
-WRITTEN_FROM = 256 * 1024  # bytes of a batch that does not go through the map
+WRITTEN_FROM = 256 * 1024  # bytes of a batch that is not small
 WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
@@ -211,11 +211,11 @@ class RecordWriter:
 
     A store through the map fills each fresh page with zeros first, and makes the kernel write back its whole folio. A
     write does neither: a large batch takes up to two thirds less of the processors' time. Small ones are quicker
-    through the map.
+    through the map, and so are all whose pages are in the page cache.
     """
 
     def __init__(self) -> None:
-        self.is_mapped = True  # of the last batch
+        self.is_small = True  # the last batch
         self.is_synced = False  # after each batch
         self._buffer = bytearray()
 
@@ -225,7 +225,7 @@ class RecordWriter:
 
         Whole records in order, so that a process that is killed leaves a beginning of them.
         """
-        if self.is_mapped:
+        if self.is_small or position + batch.records_size <= file.warmed:
             batch.encode(file.map, start, position, first, stop, store_timestamp, queues)
             return
         while first < stop:

@@ -24,8 +24,8 @@ class Preparer:
     """Keeps blocks ahead of the log's end, in the thread rmq-prepare; what it cannot do the next put does, or tells.
 
     Under SYNC_FLUSH they are written with zeros: syncing a record then changes no metadata of the file, and many at a
-    time: beside them a sync takes longer. Else their pages are brought into the cache, if records go through the map:
-    the first store into a folio of 2 MiB takes milliseconds.
+    time: beside them a sync takes longer. Else their pages are brought into the cache, while batches are small: the
+    first store into a folio of 2 MiB takes milliseconds.
     """
 
     def __init__(self, log: CommitLog, *, fills: bool, dispatch: Callable[[], None],
@@ -109,7 +109,7 @@ class Preparer:
         if file.reserved < min(file.size, used + RESERVE_AHEAD // 2):
             file.reserve(used, min(file.size, used + RESERVE_AHEAD), 0)
             return True
-        if not self._fills and self._log.writer.is_mapped and file.warmed < min(file.size, used + WARM_AHEAD):
+        if not self._fills and self._log.writer.is_small and file.warmed < min(file.size, used + WARM_AHEAD):
             file.warm(used, self._read)
             return True
         return False

@@ -93,7 +93,8 @@ def test_large_batches_alone_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     with opened(tmp_path / "s") as store:
         store.put(message(0))
         large = [*store.put_many([message(i, 1500) for i in (2, 4)]), store.put(message(6, 2000))]
-        store.put(message(8, 1000))
+        store._log.segments[-1].file.warmed = large[2].phy_offset + 8000
+        store.put(message(8, 3000))  # into pages that are in the cache
         assert written == [large[0].phy_offset, large[2].phy_offset]
         assert [m.body[:6] for m in store.pull("T", 0, 0).messages] == [b"%06d" % i for i in range(0, 10, 2)]
 
@@ -480,9 +481,7 @@ def test_pages_ahead_are_in_the_cache_under_async_flush(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("small")
-def test_pages_are_not_brought_into_the_cache_for_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_pages_are_brought_in_for_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", 2000)
     with opened(tmp_path / "s") as store:
         for size, warmed in ((9000, 0), (10, SEGMENT)):

@@ -16,7 +16,7 @@ cdef class LogTail:
         MapGuard _guard
         int64_t _begin                  # phy offset of the segment's first byte
         int64_t _limit                  # phy offset behind the blocks; below every position: nothing goes in
-        public int64_t written_from     # batches of so many bytes are not taken: they do not go through the map
+        public int64_t written_from     # batches of so many bytes are not taken: they are written
         public bint is_shut             # nothing goes in any more, wherever it stands
         public int64_t position         # phy offset of the next byte to write
         public int64_t planned          # where an append under way will end
