@@ -131,3 +131,5 @@ def test_long_rows_of_parquet_come_few_at_a_time(tmp_path: Path, monkeypatch: py
     parts = list(parquet_rows(tmp_path / "x.parquet", 95, 1000).rows())
     assert [number for part in parts for number in part.numbers.tolist()] == list(range(1, 96))
     assert {len(part.body) for part in parts[:-1]} == {9}
+    monkeypatch.setattr("rmq.cli.sources.BATCH_BYTES", 1)
+    assert {len(part.body) for part in parquet_rows(tmp_path / "x.parquet", 80, 10).rows()} == {8}

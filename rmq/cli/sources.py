@@ -30,6 +30,7 @@ BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
 _NUMBER = re.compile(r"Column\(/(.+)\) changed from string to number")
 BATCH_ROWS = 65536
+BATCH_ROWS_LEAST = 8  # however large a Parquet file says that its columns are
 BUFFER_SIZE = 256 * 1024  # of each Parquet column, in place of a whole row group of it
 BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were packed
 FORMATS = ("csv", "jsonl", "parquet")
@@ -344,7 +345,7 @@ class Source:
         following = 1
         metadata = self._file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        count = max(1, min(BATCH_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
+        count = max(BATCH_ROWS_LEAST, min(BATCH_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
         # Text is made of a batch while the next is decoded. No pipe is read here, so there is nothing to wake.
         with read_ahead(self._file.iter_batches(batch_size=count, columns=needed), lambda: None) as batches:
             for batch in batches:
