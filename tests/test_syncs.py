@@ -6,8 +6,9 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import rmq
 import rmq.checkpoint
 import rmq.flushing
+from rmq.segment import sync_directory, write_file
 
 SIZES = {
     "mapped_file_size_commit_log": 4096,
@@ -42,7 +44,10 @@ def numbers(store: rmq.Store) -> list[int]:
 
 class Disk:
     """Stands in for fsync and fdatasync. Knows of each file its content, of each directory its names, at the last
-    sync; `image` is the store that a power cut would leave."""
+    sync; `image` is the store that a power cut would leave.
+
+    What a name that is on disk leads to is held open: another file may not get its inode once it was removed.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[Path] = []
@@ -50,21 +55,37 @@ class Disk:
         self.failing: tuple[str, ...] = ()  # parts of paths; "" is part of all
         self._content: dict[int, bytes] = {}
         self._names: dict[int, dict[str, tuple[int, bool]]] = {}
+        self._held: dict[int, list[int]] = {}
         monkeypatch.setattr(os, "fsync", self._sync)
         monkeypatch.setattr(os, "fdatasync", self._sync)
 
     def _sync(self, descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}")
         number = os.fstat(descriptor).st_ino
+        held: list[int] = []
         if path.is_dir():
-            content: Any = {entry.name: (entry.inode(), entry.is_dir()) for entry in os.scandir(path)}
+            content: Any = {}
+            for entry in os.scandir(path):
+                with suppress(FileNotFoundError):
+                    held.append(os.open(entry.path, os.O_PATH))
+                    content[entry.name] = os.fstat(held[-1]).st_ino, entry.is_dir()
         else:
             content = path.read_bytes()
         time.sleep(self.delay)
         if any(part in str(path.readlink()) for part in self.failing):
+            self._let_go(held)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         (self._names if path.is_dir() else self._content)[number] = content
+        self._let_go(self._held.pop(number, []))
+        self._held[number] = held
         self.order.append(path.readlink())
+
+    def _let_go(self, held: Iterable[int]) -> None:
+        for descriptor in held:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self._let_go(chain.from_iterable(self._held.values()))
 
     def syncs(self, folder: str) -> int:
         return sum(path.parent.name == folder for path in self.order)
@@ -95,6 +116,17 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     return Disk(monkeypatch)
+
+
+def test_an_image_holds_no_file_that_got_the_inode_of_a_removed_one(tmp_path: Path, disk: Disk) -> None:
+    directory = tmp_path / "s"
+    directory.mkdir()
+    write_file(directory / "removed", b"old", durable=True)
+    sync_directory(directory)
+    (directory / "removed").unlink()
+    write_file(directory / "made", b"new", durable=True)
+    image = disk.image(directory, tmp_path / "image")
+    assert {path.name: path.read_bytes() for path in image.iterdir()} == {"removed": b"old"}
 
 
 def assert_left(image: Path, rows: list[int]) -> None:
