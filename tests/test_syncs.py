@@ -6,9 +6,9 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,37 +55,33 @@ class Disk:
         self.failing: tuple[str, ...] = ()  # parts of paths; "" is part of all
         self._content: dict[int, bytes] = {}
         self._names: dict[int, dict[str, tuple[int, bool]]] = {}
-        self._held: dict[int, list[int]] = {}
+        self._held: dict[int, ExitStack] = {}
         monkeypatch.setattr(os, "fsync", self._sync)
         monkeypatch.setattr(os, "fdatasync", self._sync)
 
     def _sync(self, descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}")
         number = os.fstat(descriptor).st_ino
-        held: list[int] = []
+        held = ExitStack()
         if path.is_dir():
-            content: Any = {}
-            for entry in os.scandir(path):
+            content: Any = {entry.name: (entry.inode(), entry.is_dir()) for entry in os.scandir(path)}
+            for name in content:
                 with suppress(FileNotFoundError):
-                    held.append(os.open(entry.path, os.O_PATH))
-                    content[entry.name] = os.fstat(held[-1]).st_ino, entry.is_dir()
+                    held.callback(os.close, os.open(path / name, os.O_PATH))
         else:
             content = path.read_bytes()
         time.sleep(self.delay)
         if any(part in str(path.readlink()) for part in self.failing):
-            self._let_go(held)
+            held.close()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         (self._names if path.is_dir() else self._content)[number] = content
-        self._let_go(self._held.pop(number, []))
+        self._held.pop(number, ExitStack()).close()
         self._held[number] = held
         self.order.append(path.readlink())
 
-    def _let_go(self, held: Iterable[int]) -> None:
-        for descriptor in held:
-            os.close(descriptor)
-
     def __del__(self) -> None:
-        self._let_go(chain.from_iterable(self._held.values()))
+        for held in self._held.values():
+            held.close()
 
     def syncs(self, folder: str) -> int:
         return sum(path.parent.name == folder for path in self.order)
