@@ -6,10 +6,13 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import peers
 import pyarrow as pa
 import pytest
@@ -20,6 +23,8 @@ import rmq
 from rmq._core._record import PARSE_PROPERTIES
 from rmq.commitlog import CHECK_CRC, CommitLog
 
+PAUSED_SEGMENT = 512 * 1024**2
+PAUSE = 1.5  # seconds in which a processor, or the host of a virtual machine, forgets which pages are read
 KEYS = 2_000  # of one query_many or select
 QUEUE = "consumequeue/Orders/0/" + "0" * 20
 
@@ -189,6 +194,31 @@ def test_walk(measure: Measure, sized: tuple[Path, peers.Log], size: int) -> Non
     wanted = {100: 60, 1024: 40, 4096: 18}[size]
     measure(SIZES[size], READS, lambda: lambda: deque(own.records(0, end, checks=CHECK_CRC | PARSE_PROPERTIES), 0),
             Peer("pure Python", lambda: lambda: deque(log.walk(), 0), (Goal("S4", wanted),)))  # fmt: skip
+    own.close()
+
+
+@CPU
+def test_walk_after_a_pause(measure: Measure, tmp_path: Path, keys: list[str]) -> None:
+    """The same of 240 MB that nobody read for a second, as of a store that is opened to look something up."""
+    messages, passes = table(keys, 1024), 5
+    config = replace(CONFIG, mapped_file_size_commit_log=PAUSED_SEGMENT)
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: START) as store:
+        for _ in range(passes):
+            store.put_many(messages, topic=TOPIC, results=False)
+    own = CommitLog([tmp_path / "s" / "commitlog"], PAUSED_SEGMENT, writable=False)
+    end = own.segments[0].used_end(0)
+    words = np.memmap(own.segments[0].path, np.uint64, "r")[: end // 8]
+
+    def paused(call: Call) -> Call:
+        time.sleep(PAUSE)
+        return call
+
+    def walk() -> None:
+        batches = own.records(0, end, checks=CHECK_CRC | PARSE_PROPERTIES)
+        assert sum(len(batch) for batch in batches) == passes * len(messages)
+
+    measure(passes * len(messages), READS, lambda: paused(walk),
+            Peer("each byte read by numpy", lambda: paused(lambda: np.bitwise_or.reduce(words))))  # fmt: skip
     own.close()
 
 

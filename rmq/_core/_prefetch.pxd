@@ -12,7 +12,9 @@ cdef extern from "prefetch.h" nogil:
 cdef enum:
     LINE = 64                   # bytes of a cache line
     RECORDS_TOGETHER = 8        # of a scan that passes over the bodies: asked for as many before their turn
-    NEAR = 512                  # bytes of a record: of smaller ones the memory knows by itself what comes
+    FOUR_LINES = 256            # bytes of which the first line is asked for
+    BYTES_AHEAD = 8192          # of a scan that reads every byte: two pages
+    NEAR = 512                  # bytes of a record: of smaller ones every line is read
     FRONT = 92                  # bytes of a record that are read of most, up to its body's size
     FRONT_LINES = 128           # bytes from a record's start up to its body and a bit more
     FRONTS_AHEAD = 32           # of a look-up: records whose front is asked for
@@ -41,7 +43,7 @@ cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t 
     """Ask for front, topic and properties of later records, as if all were like the last one: `following` is its end,
     count the records so far. Many at once: each is of another page, and beside other work few pages are looked up.
 
-    Only for scans that pass over the bodies: of those that read every byte the memory knows by itself what comes.
+    Only for scans that pass over the bodies of such as are longer than NEAR.
     """
     cdef int64_t at, stop, tail = last.topic_position
     if count % RECORDS_TOGETHER and count != 1:
@@ -52,6 +54,21 @@ cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t 
         _prefetch_far(base, at, at + FRONT)
         _prefetch_far(base, at + tail, at + min(<int64_t>last.size, tail + TAIL_LINES))
         at += last.size
+
+
+cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, int64_t last_size) noexcept nogil:
+    """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
+
+    The processor asks by itself, but only up to the end of a page, and waits for each page's address: most of the time
+    in memory that nobody read for a second. One line in four and all at once: more requests, or requests between the
+    lines that are read, keep it from asking.
+    """
+    cdef int64_t at = following + BYTES_AHEAD
+    cdef int64_t stop = min(size, at + min(<int64_t>BYTES_AHEAD, last_size))
+    at -= at % FOUR_LINES
+    while at < stop:
+        rmq_prefetch_far(base + at)
+        at += FOUR_LINES
 
 
 cdef inline int64_t position_in(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:

@@ -21,6 +21,7 @@ from rmq._core._prefetch cimport (
     TAILS_AHEAD,
     position_in,
     prefetch_ahead,
+    prefetch_bytes,
     prefetch_front,
     prefetch_tail,
 )
@@ -195,6 +196,8 @@ cdef class RecordBatch:
                 count += 1
                 if skips_bodies and row.size > NEAR:
                     prefetch_ahead(base, position, segment_size, row, count)
+                else:
+                    prefetch_bytes(base, position, segment_size, row.size)
         if stop == SCAN_LIMIT and count == 0:
             self.release()
         self.count = count
