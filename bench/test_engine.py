@@ -24,7 +24,7 @@ from rmq._core._record import PARSE_PROPERTIES
 from rmq.commitlog import CHECK_CRC, CommitLog
 
 PAUSED_SEGMENT = 512 * 1024**2
-PAUSE = 1.5  # seconds in which a processor, or the host of a virtual machine, forgets which pages are read
+PAUSE = 1.5  # seconds; the first pass over memory behind it is slower on virtual machines
 KEYS = 2_000  # of one query_many or select
 QUEUE = "consumequeue/Orders/0/" + "0" * 20
 
@@ -199,7 +199,7 @@ def test_walk(measure: Measure, sized: tuple[Path, peers.Log], size: int) -> Non
 
 @CPU
 def test_walk_after_a_pause(measure: Measure, tmp_path: Path, keys: list[str]) -> None:
-    """The same of 240 MB that nobody read for a second, as of a store that is opened to look something up."""
+    """The same of 240 MB that lie in the page cache, and that nobody read for a second."""
     messages, passes = table(keys, 1024), 5
     config = replace(CONFIG, mapped_file_size_commit_log=PAUSED_SEGMENT)
     with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: START) as store:
@@ -220,6 +220,7 @@ def test_walk_after_a_pause(measure: Measure, tmp_path: Path, keys: list[str]) -
     measure(passes * len(messages), READS, lambda: paused(walk),
             Peer("each byte read by numpy", lambda: paused(lambda: np.bitwise_or.reduce(words))))  # fmt: skip
     own.close()
+    shutil.rmtree(tmp_path / "s")
 
 
 # ---- open ------------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t 
 cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, int64_t last_size) noexcept nogil:
     """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
 
-    The processor asks by itself, but only up to the end of a page, and waits for each page's address: most of the time
-    in memory that nobody read for a second. One line in four and all at once: more requests, or requests between the
-    lines that are read, keep it from asking.
+    The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
+    One line in four, and all at once: more requests, or requests between the lines that are read, were slower.
     """
     cdef int64_t at = following + BYTES_AHEAD
     cdef int64_t stop = min(size, at + min(<int64_t>BYTES_AHEAD, last_size))
