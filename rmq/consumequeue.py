@@ -12,6 +12,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +41,12 @@ class ConsumeQueue:
     """
 
     def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
-                 writable: bool, is_exact: bool, trusted: int | None = None) -> None:  # fmt: skip
+                 writable: bool, is_exact: bool, trusted: int | None = None,
+                 bridges_gap: bool = False) -> None:  # fmt: skip
         """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them.
 
         trusted: of the files only units of records that end at or below it count (None: all).
+        bridges_gap: where a file is missing the queue ends; whoever opens it knows what units there must be.
         """
         self.directory = directory
         self.topic = topic
@@ -55,13 +59,15 @@ class ConsumeQueue:
         self._writable = writable
         self._starts: list[int] = []
         self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
-        self._dirty: set[Path] = set()
+        self._bridges_gap = bridges_gap
+        self.behind_gap: list[int] = []  # files of the directory that are no part of the queue; cut removes them
+        self._dirty: set[Path] = set()  # files, and directories with new names
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
         self._lock = threading.RLock()
         for attempt in range(LOOKS, 0, -1):
             try:
-                self._load()
+                self._load(is_last=writable or attempt == 1)
                 break
             except (FileNotFoundError, CorruptFileError):
                 if writable or attempt == 1:
@@ -71,9 +77,9 @@ class ConsumeQueue:
 
     # ---- files ----
 
-    def _load(self) -> None:
+    def _load(self, is_last: bool = True) -> None:
         """List segments and find the end: the last valid unit of the last segment that begins with one."""
-        self._starts, self.min_offset, self.max_offset = [], 0, 0
+        self._starts, self.behind_gap, self.min_offset, self.max_offset = [], [], 0, 0
         try:
             entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
         except FileNotFoundError:
@@ -85,10 +91,9 @@ class ConsumeQueue:
             if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
                 raise CorruptFileError(path, 0, "name is no consume-queue segment's of "
                                        f"{self._segment_size} bytes")  # fmt: skip
-            try:
+            size = 0
+            with suppress(FileNotFoundError):  # cleaned away since the directory was read
                 size = entry.stat().st_size
-            except FileNotFoundError:
-                continue  # cleaned away since the directory was read
             if size == 0:
                 continue
             if size != self._segment_size:
@@ -96,12 +101,15 @@ class ConsumeQueue:
                                        f"file has {size} bytes, expected {self._segment_size}")  # fmt: skip
             self._starts.append(int(entry.name))
         self._starts.sort()
-        for start, following in zip(self._starts, self._starts[1:], strict=False):
+        for place, (start, following) in enumerate(pairwise(self._starts), 1):
             if following != start + self._segment_size:
-                raise CorruptFileError(self._path(start + self._segment_size), 0,
-                                       "consume-queue segment is missing")  # fmt: skip
-        self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
-        self.min_offset = self.max_offset
+                path = self._path(start + self._segment_size)
+                if not (self._bridges_gap and is_last):
+                    raise CorruptFileError(path, 0, "consume-queue segment is missing")
+                logger.warning("%s: consume-queue segment is missing; the queue ends there", path)
+                self._starts, self.behind_gap = self._starts[:place], self._starts[place:]
+                break
+        self.min_offset = self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
         for start in reversed(self._starts):
             first = start // UNIT_SIZE
             count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
@@ -252,20 +260,22 @@ class ConsumeQueue:
             view, position = view[size:], position + size
 
     def _create(self, path: Path, start: int) -> None:
+        """The first file is durable then. No put waits for others: a power cut may take one, and leave the next."""
         make_directory(self.directory)
         self._files.changes += 1
         descriptor = create_file(path)
         try:
-            try:
-                os.ftruncate(descriptor, self._segment_size)
+            os.ftruncate(descriptor, self._segment_size)
+            if not self._starts:
                 sync_file(descriptor)
-            finally:
-                os.close(descriptor)
-            sync_directory(self.directory)
+                sync_directory(self.directory)
+            self._dirty |= {path, self.directory}
             self._starts = sorted([*self._starts, start])
         except BaseException:
             os.unlink(path)
             raise
+        finally:
+            os.close(descriptor)
 
     def cut(self, max_offset: int) -> None:
         """End the queue at a queue offset: units from there on are zero, later segments gone; a reader forgets them."""
@@ -275,12 +285,12 @@ class ConsumeQueue:
             self._starts = self._starts if self.max_offset else []
             return
         position = max_offset * UNIT_SIZE
-        for start in [start for start in reversed(self._starts) if start >= position]:
+        for start in [start for start in reversed(self._starts + self.behind_gap) if start >= position]:
             self._files.forget(self._path(start))
             os.unlink(self._path(start))
             sync_directory(self.directory)  # one after the other, the last first: no crash may leave a gap
             self._dirty.discard(self._path(start))
-            self._starts.remove(start)
+            (self.behind_gap or self._starts).pop()
         for start in self._starts:
             if start + self._segment_size > position:
                 size = start + self._segment_size - position
@@ -318,7 +328,7 @@ class ConsumeQueue:
         self._dirty.update(map(self._path, self._starts))
 
     def take_dirty(self, into: set[Path]) -> None:
-        """Move the names of files written since the last call to a set, for the caller to sync."""
+        """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
         into |= self._dirty
         self._dirty = set()
 
@@ -343,7 +353,7 @@ class ConsumeQueue:
             for start in self._starts:
                 self._files.forget(self._path(start))
             fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self._segment_size, self._files,
-                                 writable=False, is_exact=self.is_exact)  # fmt: skip
+                                 writable=False, is_exact=self.is_exact, bridges_gap=self._bridges_gap)  # fmt: skip
             if fresh.max_offset < kept_start and is_over:
                 kept_start = fresh.max_offset
             if fresh.max_offset < kept_start:

@@ -301,8 +301,7 @@ def _dispatch_queues(commit_logs: Sequence[Path], starts: Sequence[int], end: in
         dispatcher.queue_phy_offset = starts[0] if starts else end
         dispatcher.advance(end)
         made.take_dirty(dirty)
-        for path in dirty:
-            made.files.sync(path)
+        made.sync(dirty)
         derived.extents = made.extents()
         derived.unit_count = sum(queue.max_offset - queue.min_offset for queue in made.queues.values())
     finally:

@@ -215,8 +215,7 @@ class Flusher:
                 known, topics = self._known_queues, self._new_topics()
             try:
                 self._sync_segments(files)
-                for path in self._queue_files:
-                    store.queues.files.sync(path)
+                store.queues.sync(self._queue_files)
                 for index_file in self._index_files:
                     index_file.flush()
                 self._write_checkpoint(timestamp, bool(files))

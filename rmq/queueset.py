@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
-from rmq.segment import LOOKS, FileCache
+from rmq.segment import LOOKS, FileCache, sync_directory
 
 logger = logging.getLogger("rmq")
 
@@ -25,6 +26,7 @@ class QueueSet:
         self._writable = writable
         self._dirty: set[ConsumeQueue] = set()
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
+        self.bridges_gaps = False  # as of ConsumeQueue
 
     def load(self) -> None:
         """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
@@ -61,6 +63,7 @@ class QueueSet:
     def again(self) -> QueueSet:
         """The same queues as their files have them now, for a reader."""
         fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
+        fresh.bridges_gaps = self.bridges_gaps
         fresh.load()
         return fresh
 
@@ -70,7 +73,8 @@ class QueueSet:
         if queue is None:
             directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
-                                 writable=self._writable, is_exact=self._is_exact, trusted=self.trusted)  # fmt: skip
+                                 writable=self._writable, is_exact=self._is_exact, trusted=self.trusted,
+                                 bridges_gap=self.bridges_gaps)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
 
@@ -78,14 +82,28 @@ class QueueSet:
         """(first queue offset in the files, next queue offset) of each queue with files."""
         return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items() if queue.max_offset}
 
+    def remove_behind_gaps(self) -> None:
+        """Remove files that are no part of their queue, before it grows into their names."""
+        for queue in self.queues.values():
+            if queue.behind_gap:
+                queue.cut(queue.max_offset)
+
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)
 
     def take_dirty(self, into: set[Path]) -> None:
-        """Move the names of files written since the last call to a set, for the caller to sync."""
+        """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
         for queue in self._dirty:
             queue.take_dirty(into)
         self._dirty = set()
+
+    def sync(self, paths: Iterable[Path]) -> None:
+        """Make files and directories durable: files before the directories that name them, in a queue's order."""
+        for path in sorted(paths, key=lambda path: (-len(path.parts), path)):
+            if path.is_dir():
+                sync_directory(path)
+            else:
+                self.files.sync(path)
 
     def close(self) -> None:
         self.files.close()

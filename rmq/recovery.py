@@ -285,6 +285,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     CorruptFileError when what had been durable is damaged, and changes nothing.
     """
     log = store.log
+    store.queues.bridges_gaps = mark is not None or repair
     store.queues.load()
     if not log.segments:
         if (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
@@ -382,6 +383,7 @@ def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: i
     """Dispatch from where queues and index stand; from the start of the log when a queue misses units."""
     dispatcher, low = store.dispatcher, store.log.min_phy_offset
     lost = lost_queues(store.log, store.queues, manifest, queue_phy_offset)
+    store.queues.remove_behind_gaps()
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
     dispatcher.index_phy_offset, dispatcher.index_key = index_begin if index_begin[0] >= low else (low, 0)

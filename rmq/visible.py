@@ -69,6 +69,7 @@ class Visible:
         # As first seen of this writer: until another follows, it may still be recovering.
         self._first_mark: Mark | None = self._mark
         self._manifest = manifest if self._mark is not None else None
+        queues.bridges_gaps = self._mark is not None
         if not self._is_clean:
             self._trust_files()
         index.refresh()

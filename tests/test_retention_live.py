@@ -125,9 +125,9 @@ def test_a_reader_that_looks_at_a_queue_while_its_files_go_loses_no_place(
     reader = ConsumeQueue(writer.directory, "T", 0, size * UNIT_SIZE, FileCache(False), writable=False, is_exact=True)
     real, calls = getattr(ConsumeQueue, moment), []
 
-    def look(queue: ConsumeQueue, *arguments: int) -> Any:
+    def look(queue: ConsumeQueue, *arguments: Any, **options: Any) -> Any:
         if moment == "_load":
-            real(queue)
+            real(queue, **options)
         if queue is not writer and not calls:
             calls.append(moment)
             if moment != "_load":
