@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq._core._jsonrows import JsonRows
+from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
 from rmq.cli.texts import NULL
-from rmq.columns import text_column
+from rmq.columns import flags, text_column
 
 _OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
@@ -34,7 +35,7 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         text, is_quoted = _json_text(column)
         heads.append(f"{',' if heads else '{'}{json.dumps(name, ensure_ascii=False)}:".encode())
-        texts.append(text_column(text))
+        texts.append(text if isinstance(text, TextColumn) else text_column(text))
         quoted.append(is_quoted)
     rows = JsonRows(heads, texts, quoted, b"}")
     # Of Arrow's pool: fresh memory for each batch would cost a page fault for each 4 KiB.
@@ -43,11 +44,39 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), rows.count, [None, offsets, data.slice(0, size)])
 
 
-def _json_text(column: pa.Array) -> tuple[pa.Array, bool]:
-    """(values as text, whether JSON has them between quotes); large_string, where null and what is null stand."""
+def _json_text(column: pa.Array) -> tuple[TextColumn, bool]:
+    """(values as text, whether JSON has them between quotes)."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    numbers = _number_text(column)
+    if numbers is not None:
+        return numbers, pa.types.is_timestamp(column.type)
+    text, is_quoted = _arrow_text(column)
+    return text_column(text), is_quoted
+
+
+def _number_text(column: pa.Array) -> TextColumn | None:
+    """Integers, doubles and times, if each has a text that number_texts can write."""
+    kind, is_utc = column.type, False
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        form, column = "int64", column.cast(pa.int64())
+    elif pa.types.is_floating(kind):
+        form, column = "double", column.cast(pa.float64())
+    elif pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
+        form, is_utc = kind.unit, kind.tz is not None
+    else:
+        return None
+    count = len(column)
+    values = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][:count] if count else np.empty(0, np.int64)
+    missing = flags(column.is_null()).view(np.uint8) if column.null_count else np.empty(0, np.uint8)
+    offsets, data = pa.allocate_buffer((count + 1) * 8), pa.allocate_buffer(count * NUMBER_ROOM)
+    size = number_texts(values, missing, form, is_utc, np.frombuffer(offsets, np.int64), np.frombuffer(data, np.uint8))
+    return TextColumn(offsets, data, missing) if size >= 0 else None
+
+
+def _arrow_text(column: pa.Array) -> tuple[pa.Array, bool]:
+    """The same for a column of any type, as Arrow and the json module write it; what is null stays null."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.dictionary_decode(), kind.value_type
     if _is_text(kind):
         return column.cast(pa.large_string()), True
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
