@@ -12,6 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -420,6 +421,30 @@ def test_a_killed_store_that_rmq_recovered_opens_as_it_is(
     ours = items(450, "ours", judge.release)
     returned = put_until_killed(tmp_path / "s", config, ours, SteppingClock(3))
     known = known_of_log(tmp_path / "s", ours, returned)
+    with rmq.open(tmp_path / "s", "r+") as store:
+        known += put(store, items(1, "more", judge.release))
+    assert_sound(tmp_path / "s", config)
+    assert_opens_as_it_is(judge, tmp_path / "s", config, known)
+
+
+@pytest.mark.parametrize("config", [CONFIGS["5.3.3-small"], CONFIGS["4.9.8-small"]], ids=RELEASES)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_queue_file_that_power_loss_took_is_there_again_when_rmq_was_first(
+    tmp_path: Path, judge: RocketMQ, config: rmq.StoreConfig, is_empty: bool
+) -> None:
+    """Without rmq RocketMQ passes over the units of a missing file; with an empty one it does not load."""
+    config = replace(config, mapped_file_size_consume_queue=200)
+    ours = items(450, "ours", judge.release)
+    returned = put_until_killed(tmp_path / "s", config, ours, SteppingClock(3))
+    known = known_of_log(tmp_path / "s", ours, returned)
+    queues = [sorted(queue.iterdir()) for queue in (tmp_path / "s/consumequeue").glob("*/*")]
+    _, lost, *behind = max(queues, key=len)
+    assert behind
+    lost.unlink()
+    if is_empty:
+        lost.touch()
+    with rmq.open(tmp_path / "s") as store:
+        assert_found(store, known)
     with rmq.open(tmp_path / "s", "r+") as store:
         known += put(store, items(1, "more", judge.release))
     assert_sound(tmp_path / "s", config)
