@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,8 +21,8 @@ import numpy.typing as npt
 from rmq._core._consumequeue import pre_blank_units, unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
-from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import LOOKS, FileCache, create_file, make_directory, sync_directory, sync_file
+from rmq.paths import LARGEST_OFFSET, segment_name
+from rmq.segment import LOOKS, FileCache, create_file, make_directory, sized_files, sync_directory, sync_file
 
 logger = logging.getLogger("rmq")
 
@@ -60,7 +59,7 @@ class ConsumeQueue:
         self._starts: list[int] = []
         self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
         self._bridges_gap = bridges_gap
-        self.behind_gap: list[int] = []  # files of the directory that are no part of the queue; cut removes them
+        self.not_its_own: list[int] = []  # files behind a missing one, and empty ones
         self._dirty: set[Path] = set()  # files, and directories with new names
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
@@ -79,35 +78,19 @@ class ConsumeQueue:
 
     def _load(self, is_last: bool = True) -> None:
         """List segments and find the end: the last valid unit of the last segment that begins with one."""
-        self._starts, self.behind_gap, self.min_offset, self.max_offset = [], [], 0, 0
-        try:
-            entries = [entry for entry in os.scandir(self.directory) if not entry.is_dir()]
-        except FileNotFoundError:
-            return
-        for entry in entries:
-            path = Path(entry.path)
-            if not self._writable:
-                self._files.forget(path)  # a recovery may have made another file of that name
-            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % self._segment_size:
-                raise CorruptFileError(path, 0, "name is no consume-queue segment's of "
-                                       f"{self._segment_size} bytes")  # fmt: skip
-            size = 0
-            with suppress(FileNotFoundError):  # cleaned away since the directory was read
-                size = entry.stat().st_size
-            if size == 0:
-                continue
-            if size != self._segment_size:
-                raise CorruptFileError(path, min(size, self._segment_size),
-                                       f"file has {size} bytes, expected {self._segment_size}")  # fmt: skip
-            self._starts.append(int(entry.name))
-        self._starts.sort()
+        self.not_its_own = []
+        self._starts, empty = sized_files(self.directory, self._segment_size)
+        for start in [] if self._writable else [*self._starts, *empty]:
+            self._files.forget(self._path(start))  # a recovery may have made another file of that name
+        if self._bridges_gap:
+            self.not_its_own = empty
         for place, (start, following) in enumerate(pairwise(self._starts), 1):
             if following != start + self._segment_size:
                 path = self._path(start + self._segment_size)
                 if not (self._bridges_gap and is_last):
                     raise CorruptFileError(path, 0, "consume-queue segment is missing")
                 logger.warning("%s: consume-queue segment is missing; the queue ends there", path)
-                self._starts, self.behind_gap = self._starts[:place], self._starts[place:]
+                self._starts, self.not_its_own = self._starts[:place], sorted([*empty, *self._starts[place:]])
                 break
         self.min_offset = self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
         for start in reversed(self._starts):
@@ -260,13 +243,13 @@ class ConsumeQueue:
             view, position = view[size:], position + size
 
     def _create(self, path: Path, start: int) -> None:
-        """The first file is durable then. No put waits for others: a power cut may take one, and leave the next."""
+        """The first file is durable then, others when the cache says so: else power loss may take one, not the next."""
         make_directory(self.directory)
         self._files.changes += 1
         descriptor = create_file(path)
         try:
             os.ftruncate(descriptor, self._segment_size)
-            if not self._starts:
+            if self._files.syncs_new or not self._starts:
                 sync_file(descriptor)
                 sync_directory(self.directory)
             self._dirty |= {path, self.directory}
@@ -285,12 +268,9 @@ class ConsumeQueue:
             self._starts = self._starts if self.max_offset else []
             return
         position = max_offset * UNIT_SIZE
-        for start in [start for start in reversed(self._starts + self.behind_gap) if start >= position]:
-            self._files.forget(self._path(start))
-            os.unlink(self._path(start))
-            sync_directory(self.directory)  # one after the other, the last first: no crash may leave a gap
-            self._dirty.discard(self._path(start))
-            (self.behind_gap or self._starts).pop()
+        for start in [start for start in reversed(self._starts) if start >= position]:
+            self._remove(start)
+            self._starts.remove(start)
         for start in self._starts:
             if start + self._segment_size > position:
                 size = start + self._segment_size - position
@@ -299,6 +279,21 @@ class ConsumeQueue:
                 if used:
                     self._files.write(self._path(start), position - start, bytes(used))
                     self._dirty.add(self._path(start))
+
+    def _remove(self, start: int) -> None:
+        """Remove a file: one after the other, the last first, for no crash may leave a gap."""
+        self._files.forget(self._path(start))
+        os.unlink(self._path(start))
+        sync_directory(self.directory)
+        self._dirty.discard(self._path(start))
+
+    def end_at_gap(self, max_offset: int) -> None:
+        """cut, and remove the files that are not the queue's own, before it grows into their names."""
+        while self.not_its_own:
+            if self._writable:
+                self._remove(self.not_its_own[-1])
+            self.not_its_own.pop()
+        self.cut(max_offset)
 
     def cut_where(self, limit: int, is_own: Callable[[int, int, int], bool]) -> None:
         """Drop units of records that end past `limit`, then those at the end whose record is not the queue's.

@@ -82,11 +82,12 @@ class QueueSet:
         """(first queue offset in the files, next queue offset) of each queue with files."""
         return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items() if queue.max_offset}
 
-    def remove_behind_gaps(self) -> None:
-        """Remove files that are no part of their queue, before it grows into their names."""
+    def end_at_gaps(self, *, is_derived_again: bool) -> None:
+        """Queues of which files are missing end in front of these, or are empty when all their units come again."""
         for queue in self.queues.values():
-            if queue.behind_gap:
-                queue.cut(queue.max_offset)
+            if queue.not_its_own:
+                queue.end_at_gap(0 if is_derived_again else queue.max_offset)
+                self.touch(queue)
 
     def touch(self, queue: ConsumeQueue) -> None:
         self._dirty.add(queue)

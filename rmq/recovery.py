@@ -86,8 +86,8 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -
     for queue in queues.queues.values():
         before = queue.max_offset
         queue.cut_where(limit, partial(_stands, log, queue, trusted))
+        queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
         if queue.max_offset != before:
-            queues.touch(queue)
             logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
                            queue.directory, queue.max_offset, before - 1)  # fmt: skip
 
@@ -383,8 +383,8 @@ def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: i
     """Dispatch from where queues and index stand; from the start of the log when a queue misses units."""
     dispatcher, low = store.dispatcher, store.log.min_phy_offset
     lost = lost_queues(store.log, store.queues, manifest, queue_phy_offset)
-    store.queues.remove_behind_gaps()
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
+    store.queues.end_at_gaps(is_derived_again=dispatcher.queue_phy_offset == low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
     dispatcher.index_phy_offset, dispatcher.index_key = index_begin if index_begin[0] >= low else (low, 0)
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.paths import SEGMENT_NAME
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -101,6 +102,31 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     path.mkdir(DIRECTORY_MODE, exist_ok=True)
     sync_directory(path.parent)
+
+
+def sized_files(directory: Path, size: int) -> tuple[list[int], list[int]]:
+    """Numbers that name a directory's files, in order: of those of `size` bytes, and of empty ones.
+
+    CorruptFileError for a file of another size, or whose name is no multiple of it. No directory: no files.
+    """
+    sized: list[int] = []
+    empty: list[int] = []
+    try:
+        entries = [entry for entry in os.scandir(directory) if not entry.is_dir()]
+    except FileNotFoundError:
+        return sized, empty
+    for entry in entries:
+        path = Path(entry.path)
+        if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % size:
+            raise CorruptFileError(path, 0, f"name is no consume-queue segment's of {size} bytes")
+        try:
+            length = entry.stat().st_size
+        except FileNotFoundError:
+            continue  # cleaned away since the directory was read
+        if length not in (0, size):
+            raise CorruptFileError(path, min(length, size), f"file has {length} bytes, expected {size}")
+        (sized if length else empty).append(int(entry.name))
+    return sorted(sized), sorted(empty)
 
 
 class HasPath(Protocol):
@@ -265,6 +291,7 @@ class FileCache:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
+        self.syncs_new = True  # whether they make a new file durable at once
         self._lock = threading.Lock()
 
     def _descriptor(self, path: Path) -> int:

@@ -131,6 +131,7 @@ class Visible:
             dispatcher.fills_gaps = bool(lost)
             is_known = not lost and self._manifest is not None
             dispatcher.queue_phy_offset = max(log.min_phy_offset, mark.derived_phy_offset if is_known else 0)
+            self._queues.end_at_gaps(is_derived_again=not is_known)
             self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, self._manifest)
             start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
             if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):

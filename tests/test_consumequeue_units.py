@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import random
 import shutil
 import struct
@@ -297,44 +295,3 @@ def test_units_of_records_that_are_gone_are_below_the_minimum(tmp_path: Path) ->
             assert store.topics() == {"T": {0: (2, 4), 1: (1, 4)}}
             assert store.pull("T", 1, 0).status is rmq.PullStatus.OFFSET_TOO_SMALL
             assert [message.phy_offset for message in store.pull("T", 1, 1).messages] == [512, 792, 1164]
-
-
-# ---- files ----------------------------------------------------------------------------------------------
-
-def test_only_a_queue_s_first_file_is_synced_by_a_put_and_all_by_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, synced = os.fsync, set()
-
-    def fsync(descriptor: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real(descriptor)
-
-    config = dataclasses.replace(CONFIG, flush_interval_commit_log=2**31 - 1)
-    with rmq.open(tmp_path / "s", "x", config=config) as store:
-        monkeypatch.setattr(os, "fsync", fsync)
-        store.put_many([rmq.Message("T", b"") for _ in range(13)])
-        store.topics()
-        directory = tmp_path / "s/consumequeue/T/0"
-        files = sorted(directory.iterdir())
-        assert len(files) == 4
-        assert {path for path in synced if path.is_relative_to(directory)} == {directory, files[0]}
-        synced.clear()
-        store.flush()
-        assert {path for path in synced if path.is_relative_to(directory)} == {directory, *files}
-
-
-def test_a_missing_file_of_a_broker_s_queue_is_an_error_unless_it_is_repaired(tmp_path: Path) -> None:
-    """Without marks nobody knows which units there must be."""
-    path = tmp_path / "s"
-    with rmq.open(path, "x", config=CONFIG) as store:
-        store.put_many([rmq.Message("T", b"%d" % i) for i in range(13)])
-    shutil.rmtree(path / "rmq")
-    lost = sorted((path / "consumequeue/T/0").iterdir())[1]
-    lost.unlink()
-    for mode in ("r", "r+"):
-        with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
-            rmq.open(path, mode, config=CONFIG)
-        assert error.value.path == str(lost)
-    with rmq.open(path, "r+", repair=True, config=CONFIG) as store:
-        assert [int(found.body) for found in store.pull("T", 0, 0, 20).messages] == list(range(13))

@@ -97,13 +97,20 @@ class QueueFiles:
                 report.derived(path, min(length, size), "size", f"file has {length} bytes, expected {size}")
                 queue.unreadable.append(int(entry.name))
         there = sorted(queue.starts + queue.unreadable)
-        is_whole = self._ground.is_closed or self._ground.mark is None
         for start, following in pairwise(there):
-            if following != start + size and is_whole:  # else units below the mark tell, and above it files may be lost
+            if following != start + size and self._was_synced(directory / segment_name(following)):
                 report.derived(directory / segment_name(start + size), 0, "missing",
                                "consume-queue segment is missing")  # fmt: skip
                 queue.unreadable += range(start + size, following, size)
         return queue
+
+    def _was_synced(self, path: Path) -> bool:
+        """Whether a file was on disk, with those before it: behind the mark power loss may have taken some."""
+        mark = self._ground.mark
+        if self._ground.is_closed or mark is None:
+            return True
+        phy_offset, size, _ = unpack_units(self._files.read(path, 0, UNIT_SIZE))
+        return bool(len(size) and size[0] > 0 and phy_offset[0] < mark.derived_phy_offset)
 
     def name_of(self, topic: bytes, queue_id: int) -> Name | None:
         """Topic and queue id as they name a directory; None when they cannot, or when no queues are read."""

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue files that power loss or somebody took: which are on disk when, and how a queue comes back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cleaning import ROOMY
+
+import rmq
+import rmq.retention
+from rmq.segment import remove_file
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_hash_slot_num=20,
+                         max_index_num=60, flush_interval_commit_log=2**31 - 1)  # fmt: skip
+IN_A_FILE = 10  # units
+COUNT = 200
+
+
+def fill(store: rmq.Store, count: int = COUNT, first: int = 0) -> None:
+    store.put_many([rmq.Message("T", b"%d" % number) for number in range(first, first + count)])
+    store.topics()  # dispatched
+
+
+def queue_files(path: Path) -> list[Path]:
+    return sorted((path / "consumequeue/T/0").iterdir())
+
+
+def crashed(tmp_path: Path, flushed: int, count: int = COUNT) -> Path:
+    """As a killed process leaves it, `count` messages put and the first of them flushed."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        fill(store, flushed)
+        store.flush()
+        fill(store, count - flushed, flushed)
+        shutil.copytree(tmp_path / "s", tmp_path / "crashed")
+    return tmp_path / "crashed"
+
+
+def assert_whole(path: Path, low: int = 0, high: int = COUNT, **options: bool) -> None:
+    """Readers and, twice, writers find the messages [low, high) at their queue offsets, and puts go on behind them."""
+    for mode in ("r", "r+", "r+")["repair" in options :]:
+        with rmq.open(path, mode, config=CONFIG, **options) as store:  # type: ignore[arg-type]
+            assert store.topics() == {"T": {0: (low, high)}}
+            pulled = store.pull("T", 0, low, high).messages
+            assert [(found.queue_offset, int(found.body)) for found in pulled] == [(n, n) for n in range(low, high)]
+    assert rmq.verify(path, config=CONFIG).is_sound
+    with rmq.open(path, "r+") as store:
+        assert store.put(rmq.Message("T", b"")).queue_offset == high
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
+    """Each sync: what, and how many queue files there were."""
+    real, seen = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((path, len(list(path.parent.iterdir()))))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+# ---- what is on disk -------------------------------------------------------------------------------------
+
+
+def test_a_put_syncs_a_queue_s_first_file_only_and_flush_all_files_in_front_of_their_names(
+    tmp_path: Path, syncs: list[tuple[Path, int]]
+) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        syncs.clear()
+        fill(store, 35)
+        files = queue_files(tmp_path / "s")
+        directory = files[0].parent
+        assert len(files) == 4
+        assert [path for path, _ in syncs if path.is_relative_to(directory)] == [files[0], directory]
+        syncs.clear()
+        store.flush()
+        assert [path for path, _ in syncs if path.is_relative_to(directory)] == [*files, directory]
+
+
+def test_without_a_mark_each_file_is_on_disk_before_the_next_is_made(
+    tmp_path: Path, syncs: list[tuple[Path, int]]
+) -> None:
+    """Nothing would tell, after another crash, that a file is missing."""
+    path = crashed(tmp_path, 20)
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue")
+    syncs.clear()
+    rmq.open(path, "r+", config=CONFIG).close()
+    files = queue_files(path)
+    made = {}
+    for synced, count in syncs:
+        if synced in files:
+            made.setdefault(synced, count)
+    assert made == {file: place for place, file in enumerate(files, 1)}
+
+
+def test_units_that_a_recovery_takes_off_are_gone_from_the_disk_too(
+    tmp_path: Path, syncs: list[tuple[Path, int]]
+) -> None:
+    """Edge: the queue's end stays where it is; the page in front of these units was lost."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        fill(store, 25)
+        store.flush()
+        end = store.max_phy_offset
+        fill(store, 5, 25)
+        shutil.copytree(tmp_path / "s", tmp_path / "crashed")
+    log, file = tmp_path / "crashed/commitlog" / ("0" * 20), queue_files(tmp_path / "crashed")[2]
+    log.write_bytes(log.read_bytes()[:end].ljust(4096, b"\0"))
+    units = file.read_bytes()
+    file.write_bytes(units[:100] + bytes(20) + units[120:])
+    syncs.clear()
+    rmq.open(tmp_path / "crashed", "r+", config=CONFIG).close()
+    assert file.read_bytes() == units[:100].ljust(200, b"\0")
+    assert file in [synced for synced, _ in syncs]
+
+
+# ---- what comes back -------------------------------------------------------------------------------------
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("lose", [remove, empty])
+@pytest.mark.parametrize("places", [[3], [3, 4], [3, 5], [2, 19], [18, 19]])
+def test_files_behind_the_mark_that_power_loss_took_are_derived_again(
+    tmp_path: Path, lose: Callable[[Path], None], places: list[int]
+) -> None:
+    path = crashed(tmp_path, 15)
+    files = queue_files(path)
+    for place in places:
+        lose(files[place])
+    assert_whole(path)
+    assert all(file.stat().st_size == 200 for file in queue_files(path))
+
+
+def test_no_empty_file_stays_where_the_log_lost_its_end(tmp_path: Path) -> None:
+    """A broker would not load the store."""
+    path = crashed(tmp_path, 15)
+    for file in queue_files(path)[2:]:
+        empty(file)
+    for segment in sorted((path / "commitlog").iterdir())[1:]:
+        segment.unlink()
+    rmq.open(path, "r+", config=CONFIG).close()
+    assert all(file.stat().st_size == 200 for file in queue_files(path))
+    assert rmq.verify(path, config=CONFIG).is_sound
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("manifest", ["there", "gone"])
+@pytest.mark.parametrize("place", [0, 1, 5])
+def test_a_missing_file_below_the_log_s_begin_shifts_no_queue_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool, manifest: str, place: int
+) -> None:
+    """Edge: a clean that ended between the log's files and the queue's; then one of these files is deleted."""
+
+    class Ended(BaseException):
+        pass
+
+    def ends(path: Path, sync: Callable[[Path], None]) -> None:
+        if "consumequeue" in path.parts:
+            raise Ended
+        remove_file(path, sync)
+
+    path = tmp_path / "s"
+    monkeypatch.setattr(rmq.retention, "remove_file", ends)
+    with rmq.open(path, "x", config=CONFIG) as store:
+        fill(store)
+        store.flush()
+        with pytest.raises(Ended):
+            store.clean(2 * 10**12, limit=3, disk_usage=ROOMY)
+        low = store.scan(columns=["queue_offset"]).read_all()["queue_offset"][0].as_py()
+        if not is_closed:
+            shutil.copytree(path, tmp_path / "killed")
+    path = path if is_closed else tmp_path / "killed"
+    assert low // IN_A_FILE > 6
+    queue_files(path)[place].unlink()
+    if manifest == "gone":
+        (path / "rmq/manifest.json").unlink()
+    assert rmq.verify(path, config=CONFIG).is_sound == (place == 0)
+    assert_whole(path, low)
+
+
+def test_verify_tells_a_gap_below_the_mark_from_one_behind_it(tmp_path: Path) -> None:
+    path = crashed(tmp_path, 100)
+    files = queue_files(path)
+    for place, is_sound in ((15, True), (11, True), (5, False)):
+        lost = files[place].read_bytes()
+        files[place].unlink()
+        assert rmq.verify(path, config=CONFIG).is_sound == is_sound
+        files[place].write_bytes(lost)
+
+
+def test_without_marks_a_missing_file_is_an_error_unless_it_is_repaired(tmp_path: Path) -> None:
+    """Nobody knows which units there must be."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        fill(store)
+    shutil.rmtree(tmp_path / "s/rmq")
+    lost = queue_files(tmp_path / "s")[1]
+    lost.unlink()
+    for mode in ("r", "r+"):
+        with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
+            rmq.open(tmp_path / "s", mode, config=CONFIG)
+        assert error.value.path == str(lost)
+    assert_whole(tmp_path / "s", repair=True)
+    assert all(end.name > begin.name for begin, end in pairwise(queue_files(tmp_path / "s")))
