@@ -178,17 +178,19 @@ class ConsumeQueue:
 
     # ---- write ----
 
-    def append(self, first: int, data: bytes, fill: bool = False) -> None:
+    def append(self, first: int, data: bytes, lost_below: int | None = None) -> None:
         """Add units with consecutive queue offsets from `first`. What is there and equal is left alone.
 
-        When units before `first` are missing: QueueGapError; with `fill` (nothing earlier can be dispatched) an
-        empty queue gets pre-blank units in front, any other goes on at its end, as RocketMQ's does. OSError of
-        the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        When units before `first` are missing: QueueGapError. With `lost_below` (the phy offset from which on all is
+        dispatched) an empty queue, or an exact one of earlier records only, gets pre-blank units in front; any other
+        goes on at its end, as RocketMQ's does. OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         with self._lock:
             if first < 0 or first > self.max_offset:
-                if not fill:
+                if lost_below is None:
                     raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
+                if first > 0 and self.is_exact and self.end_phy_offset() <= lost_below:
+                    self.cut(0) if self._writable else self.forget_files()
                 if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self._segment_size:
                     logger.warning("%s: a record has queue offset %d where %d is next", self.directory, first,
                                    self.max_offset)  # fmt: skip

@@ -90,7 +90,7 @@ class _Units:
         self.first = self.following = -1
         self.is_shifted = False  # queue offsets leave gaps: what is next one segment alone cannot tell
 
-    def append(self, first: int, data: bytes, fill: bool = False) -> None:
+    def append(self, first: int, data: bytes, lost_below: int | None = None) -> None:
         if first < 0 or self.following not in (-1, first) or first * L.UNIT_SIZE > LARGEST_OFFSET - len(data):
             self.is_shifted = True
         if not self.is_shifted:

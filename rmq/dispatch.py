@@ -36,7 +36,7 @@ Queue = TypeVar("Queue", bound="UnitSink")
 class UnitSink(Protocol):
     """A queue, as ConsumeQueue."""
 
-    def append(self, first: int, data: bytes, fill: bool = False) -> None: ...
+    def append(self, first: int, data: bytes, lost_below: int | None = None) -> None: ...
 
 
 class QueueSink(Protocol[Queue]):
@@ -130,11 +130,12 @@ class Dispatcher(Generic[Queue]):
         units, runs = pack_units(batch, self._delay_levels, self.queue_phy_offset)
         self._log.check()
         data = units.tobytes()
+        lost_below = self._log.min_phy_offset if self.fills_gaps else None
         for number, first, at, count in runs.tolist():
             queue = self._queue(number)
             if queue is None:
                 continue
-            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], self.fills_gaps)
+            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below)
             self._queues.touch(queue)
         self.last_store_timestamp = batch.store_timestamp(len(batch) - 1)
         self.queue_phy_offset = batch.next_phy_offset
