@@ -122,6 +122,27 @@ def test_units_that_a_recovery_takes_off_are_gone_from_the_disk_too(
     assert file in [synced for synced, _ in syncs]
 
 
+def test_each_queue_file_that_a_recovery_removes_is_gone_from_the_disk_before_the_next_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: list[tuple[Path, int]]
+) -> None:
+    """Else one may come back behind new units, with units of another life."""
+    real = os.unlink
+
+    def unlink(path: Path) -> None:
+        real(path)
+        syncs.append((path, -1))
+
+    path = crashed(tmp_path, 25, 65)
+    directory, unsynced = path / "consumequeue/T/0", queue_files(path)[3:]
+    assert len(unsynced) == 4
+    monkeypatch.setattr(os, "unlink", unlink)
+    syncs.clear()
+    rmq.open(path, "r+", config=CONFIG).close()
+    removed = [place for place, (file, count) in enumerate(syncs) if count == -1 and file in unsynced]
+    assert [syncs[place][0] for place in removed] == unsynced[::-1]
+    assert all(syncs[place + 1][0] == directory for place in removed)
+
+
 # ---- what comes back -------------------------------------------------------------------------------------
 
 
