@@ -76,8 +76,11 @@ class ConsumeQueue:
 
     # ---- files ----
 
-    def _load(self, is_last: bool = True) -> None:
-        """List segments and find the end: the last valid unit of the last segment that begins with one."""
+    def _load(self, is_last: bool) -> None:
+        """List segments and find the end: the last valid unit of the last segment that begins with one.
+
+        is_last: a missing file is no file that another process has just removed.
+        """
         self.not_its_own = []
         self._starts, empty = sized_files(self.directory, self._segment_size)
         for start in [] if self._writable else [*self._starts, *empty]:

@@ -35,7 +35,7 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         text, is_quoted = _json_text(column)
         heads.append(f"{',' if heads else '{'}{json.dumps(name, ensure_ascii=False)}:".encode())
-        texts.append(text if isinstance(text, TextColumn) else text_column(text))
+        texts.append(text)
         quoted.append(is_quoted)
     rows = JsonRows(heads, texts, quoted, b"}")
     # Of Arrow's pool: fresh memory for each batch would cost a page fault for each 4 KiB.
