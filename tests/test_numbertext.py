@@ -84,18 +84,26 @@ def test_no_double_gets_another_text_than_arrow_s() -> None:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("is_utc", [False, True])
 def test_times_of_every_day_of_four_centuries_and_at_the_ends(unit: str, is_utc: bool) -> None:
-    rng = random.Random(3)
+    rng = np.random.default_rng(3)
     per_second = UNITS[unit]
-    days = range(-110_000, 60_000)  # 1668 to 2134
-    seconds = [day * 86_400 + rng.choice((0, 86_399, rng.randrange(86_400))) for day in days]
-    seconds += [YEAR_0, YEAR_0 + 86_399, YEAR_9999, *(rng.randrange(YEAR_0, YEAR_9999) for _ in range(20_000)), -1, 0]
-    values = [second * per_second + rng.choice((0, per_second - 1, rng.randrange(per_second))) for second in seconds]
-    values = [value for value in values if -(2**63) <= value < 2**63]
-    got = texts(np.array(values, np.int64), unit, is_utc)
+
+    def one_of(units: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        """The first, the last and any part of size of each."""
+        parts = np.stack([np.zeros_like(units), np.full_like(units, size - 1), rng.integers(0, size, len(units))])
+        return units * size + parts[rng.integers(0, 3, len(units)), np.arange(len(units))]
+
+    days, ends = np.arange(-110_000, 60_000), np.array([YEAR_0, YEAR_0 + 86_399, YEAR_9999, -1, 0])  # 1668 to 2134
+    seconds = np.concatenate([one_of(days, 86_400), ends, rng.integers(YEAR_0, YEAR_9999, 20_000)])
+    if unit == "ns":
+        seconds = seconds[np.abs(seconds) < 2**63 // per_second]
+    values = one_of(seconds, per_second)
+    if unit == "ns":
+        values = np.append(values, [-(2**63), 2**63 - 1])
+    got = texts(values, unit, is_utc)
     assert got == arrow_texts(pa.array(values, pa.timestamp(unit, "UTC" if is_utc else None)))
     if unit == "us":
         epoch = datetime.datetime(1970, 1, 1, tzinfo=None)
-        for value, text in zip(values[::97], got[::97], strict=True):
+        for value, text in zip(values[::97].tolist(), got[::97], strict=True):
             if value // per_second > YEAR_0 + 366 * 86_400:  # Python's years begin with 1
                 expected = (epoch + datetime.timedelta(microseconds=value)).isoformat(timespec="microseconds")
                 assert text == expected + "Z" * is_utc

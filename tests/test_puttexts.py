@@ -20,6 +20,7 @@ from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 NOTHING = np.empty(0, np.uint8)
 SIZES = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 500)
+PRINTED = bytes(0x21 + byte % 0x5E for byte in range(256))
 
 
 def guarded(data: bytes) -> npt.NDArray[np.uint8]:
@@ -48,7 +49,7 @@ def loaded(batch: Any, count: int, **given: Any) -> Any:
 def texts_of(count: int, seed: int, least: int = 0) -> list[bytes]:
     rng = random.Random(seed)
     sizes = [size for size in SIZES if size >= least]
-    return [bytes(rng.choices(range(0x21, 0x7F), k=rng.choice(sizes))) for _ in range(count)]
+    return [rng.randbytes(rng.choice(sizes)).translate(PRINTED) for _ in range(count)]
 
 
 @pytest.mark.parametrize("append_crc", [False, True])
