@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq._core._layout import UNIT_SIZE
 from rmq._core._record import SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
 from rmq.commitlog import CommitLog
@@ -240,23 +240,29 @@ class _Source:
         """Copy queues of which no message is left: their next offset stands nowhere else."""
         queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=False,
                           is_exact=False)  # fmt: skip
+        queues.bridges_gaps = self._mark is not None
         with closing(queues):
             for topic, queue_id in _queue_directories(self._paths.consume_queue):
                 if (topic, queue_id) in derived.extents:
                     continue
                 try:
                     queue = queues.open(topic, queue_id)
-                    phy_offset, size, _ = queue.read(queue.max_offset - 1, 1)
+                    # What follows are units of messages that a crash took off the log.
+                    queue.cut_where(self.log.min_phy_offset, lambda *place: True)
                 except CorruptFileError as error:
                     logger.warning("%s; it has no message, its next one gets queue offset 0", error)
                     continue
-                if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE or phy_offset[0] >= self.log.min_phy_offset:
+                if not queue.end_phy_offset():
                     continue
                 make_directory(target / topic / str(queue_id))
-                for path in queue.first_files():
+                last, position = queue.place_of(queue.max_offset - 1)
+                for path in [path for path in queue.first_files() if path <= last]:
                     copied = target / topic / str(queue_id) / path.name
                     shutil.copyfile(path, copied)
                     with copied.open("rb+") as file:
+                        if path == last:
+                            file.truncate(position + UNIT_SIZE)
+                            file.truncate(self.config.mapped_file_size_consume_queue)
                         os.fsync(file.fileno())
                 derived.extents[topic, queue_id] = queue.first_offset, queue.max_offset
         sync_directories(target)

@@ -36,6 +36,23 @@ def cannot(*_: Path) -> bool:
     return False
 
 
+@pytest.mark.parametrize("more", [60, 90])
+def test_a_queue_without_messages_ends_before_those_that_a_crash_took(tmp_path: Path, more: int) -> None:
+    """Edge: their units fill the queue's last file, or go on in another."""
+    path = cleaned(tmp_path / "s")
+    later = copy_store(path, tmp_path / "later")
+    with rmq.open(later, "r+") as store:
+        store.put_many([rmq.Message("over", b"")] * more)
+    shutil.rmtree(path / "consumequeue")
+    copy_store(later / "consumequeue", path / "consumequeue")
+    (path / "abort").touch()
+    rmq.rebuild(path, tmp_path / "new", processes=1)
+    rmq.rebuild(path, processes=1)
+    with rmq.open(path) as store:
+        assert store.topics()["over"] == {0: (130, 130)}
+    assert digests(tmp_path / "new", *PARTS) == digests(path, *PARTS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [segment.exchange, cannot])
 def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
