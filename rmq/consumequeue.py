@@ -40,12 +40,13 @@ class ConsumeQueue:
     """
 
     def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
-                 writable: bool, is_exact: bool, trusted: int | None = None,
-                 bridges_gap: bool = False) -> None:  # fmt: skip
+                 writable: bool, is_exact: bool, trusted: int | None = None, bridges_gap: bool = False,
+                 judges_files: bool = False) -> None:  # fmt: skip
         """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them.
 
         trusted: of the files only units of records that end at or below it count (None: all).
         bridges_gap: where a file is missing the queue ends; whoever opens it knows what units there must be.
+        judges_files: units that differ from those appended give way; for writers and in exact queues always.
         """
         self.directory = directory
         self.topic = topic
@@ -59,6 +60,7 @@ class ConsumeQueue:
         self._starts: list[int] = []
         self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
         self._bridges_gap = bridges_gap
+        self._judges = judges_files or is_exact or writable
         self.not_its_own: list[int] = []  # files behind a missing one, and empty ones
         self._dirty: set[Path] = set()  # files, and directories with new names
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
@@ -202,8 +204,7 @@ class ConsumeQueue:
                 self.forget_files()
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
-                is_judged = self._writable or (self.is_exact and not self._tail)
-                if is_judged and self._read_file(first, common) != data[: common * UNIT_SIZE]:
+                if self._judges and not self._tail and self._read_file(first, common) != data[: common * UNIT_SIZE]:
                     self.cut(first)
                 else:
                     first, data = first + common, data[common * UNIT_SIZE :]
@@ -280,8 +281,7 @@ class ConsumeQueue:
             if start + self._segment_size > position:
                 size = start + self._segment_size - position
                 rest = self._files.read(self._path(start), position - start, size)
-                used = len(rest.rstrip(b"\0"))
-                if used:
+                if used := len(rest.rstrip(b"\0")):
                     self._files.write(self._path(start), position - start, bytes(used))
                     self._dirty.add(self._path(start))
 

@@ -26,7 +26,7 @@ class QueueSet:
         self._writable = writable
         self._dirty: set[ConsumeQueue] = set()
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
-        self.bridges_gaps = False  # as of ConsumeQueue
+        self.bridges_gaps = self.judges_files = False  # as of ConsumeQueue
 
     def load(self) -> None:
         """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
@@ -74,7 +74,7 @@ class QueueSet:
             directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
                                  writable=self._writable, is_exact=self._is_exact, trusted=self.trusted,
-                                 bridges_gap=self.bridges_gaps)  # fmt: skip
+                                 bridges_gap=self.bridges_gaps, judges_files=self.judges_files)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue
 

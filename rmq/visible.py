@@ -70,6 +70,7 @@ class Visible:
         self._first_mark: Mark | None = self._mark
         self._manifest = manifest if self._mark is not None else None
         queues.bridges_gaps = self._mark is not None
+        queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
             self._trust_files()
         index.refresh()
@@ -151,9 +152,9 @@ class Visible:
         end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
-            if not self._is_crashed:
-                cut_queues(log, self._queues, log.max_phy_offset, start if mark is not None else 0)
         self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
+        if not self._is_live and not self._is_crashed:
+            cut_queues(log, self._queues, self.end, start if mark is not None else 0)
 
     def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
         """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""

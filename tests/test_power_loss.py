@@ -109,6 +109,35 @@ def test_a_unit_that_lost_its_offset_is_none(crashed: Path, begin: int, end: int
     assert_whole(crashed, found)
 
 
+@pytest.fixture
+def unmarked(tmp_path: Path) -> Path:
+    """As a broker's store: 120 messages in one queue file of several sectors, 40 of them flushed."""
+    with rmq.open(tmp_path / "s", "x", config=config(mapped_file_size_consume_queue=2400)) as store:
+        for number in range(120):
+            store.put(message(number))
+            if number == 39:
+                store.flush()
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "unmarked")
+    shutil.rmtree(image / "rmq")
+    return image
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1], [2], [1, 3], [0, 1, 2, 3, 4]])
+def test_without_marks_a_reader_takes_from_the_log_what_a_queue_lost(unmarked: Path, lost: list[int]) -> None:
+    for sector in lost:
+        zero(unmarked / QUEUE, sector * SECTOR, min((sector + 1) * SECTOR, 2400))
+    assert_whole(unmarked, [f"u{number}" for number in range(120)])
+
+
+@pytest.mark.parametrize("lost", [40, 41, 118, 119])
+def test_without_marks_units_of_what_lies_behind_a_lost_message_are_none(unmarked: Path, lost: int) -> None:
+    record = oracle.read_records(unmarked)[lost]
+    place = record.phy_offset % SEGMENT
+    zero(unmarked / "commitlog" / f"{record.phy_offset - place:020d}", place, place + record.size)
+    assert_whole(unmarked, [f"u{number}" for number in range(lost)])
+
+
 def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=config()) as store:
         for number in range(4):
