@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
@@ -43,6 +46,7 @@ class Ground:
     unit_end: int = NO_LIMIT
     entry_end: int = NO_LIMIT
     blind: list[tuple[int, int]] = field(default_factory=list)
+    places: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     log_end: int = 0
     tail: tuple[Path, int, str] | None = None  # file, position and reason of the bytes behind the end
     log_lost: int = -1  # a record at or past the end of the log that a unit of a closed store points to

@@ -27,7 +27,6 @@ from rmq._core._entrycheck import (
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
-from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME
 from rmq.verification.findings import DERIVED
@@ -74,7 +73,7 @@ class Part:
     """One index file. Entries 1 .. limit - 1 are judged; is_settled: nobody changes slots and header meanwhile.
 
     base: the begin timestamp from which its entries count seconds; first_base: that of entry 1, -1 when not known.
-    firsts: for each segment the first entry at or behind its start.
+    firsts: for each of the ground's places the first entry at or behind it.
     """
 
     path: Path
@@ -182,15 +181,15 @@ class IndexFiles:
 
     # ---- each by itself ----
 
-    def judge(self, number: int, places: npt.NDArray[np.int64]) -> PartTimes:
-        """Slots, links, order and header of one file; notes where each of `places` begins in it.
+    def judge(self, number: int) -> PartTimes:
+        """Slots, links, order and header of one file; notes where each of the ground's places begins in it.
 
         After cut_counts; what is judged here of a file says nothing of the others.
         """
         part, ground = self.parts[number], self._ground
         self._judge_times(number)
         faults, part.firsts, used = check_links(
-            part.view, number, part.limit, places, check_slots=part.is_settled or ground.is_live,
+            part.view, number, part.limit, ground.places, check_slots=part.is_settled or ground.is_live,
             is_growing=not part.is_settled)  # fmt: skip
         self.report(faults)
         ground.read(self._entries_at + part.limit * L.ENTRY_SIZE)
@@ -332,16 +331,19 @@ class IndexFiles:
 
 
 class EntryCursor:
-    """Goes through the entries of one segment's records, across index files."""
+    """Goes through the entries of the records of a segment, or of a piece of one, across index files."""
 
-    def __init__(self, ground: Ground, index: IndexFiles, segment: Segment) -> None:
+    def __init__(self, ground: Ground, index: IndexFiles, begin: int, end: int, *, is_piece: bool) -> None:
+        """begin: one of the ground's places. is_piece: faults are left untold, has_faults says that there are some."""
         self.blind_end = 0
+        self.has_faults = False
         self._index = index
-        self._segment = segment
+        self._begin, self._end = begin, end
+        self._is_piece = is_piece
         self._required_end = ground.entry_end
         self._check = EntryCheck(is_lenient=not ground.is_own, index_tags=ground.config.indexes_tags)
         self._file, self._entry = 0, 1
-        number = ground.log.segments.index(segment)
+        number = int(np.searchsorted(ground.places, begin))
         while self._file < len(index.parts):
             part = index.parts[self._file]
             self._entry = int(part.firsts[number])
@@ -357,23 +359,27 @@ class EntryCursor:
         while row < len(batch):
             part = parts[self._file]
             row, self._entry = self._check.compare(
-                batch, row, part.view, self._file, self._entry, part.limit, begin=self._segment.start,
+                batch, row, part.view, self._file, self._entry, part.limit, begin=self._begin,
                 blind_end=self.blind_end, required_end=self._required_end, begin_timestamp=part.base,
                 first_begin_timestamp=part.first_base, is_last=self._file == len(parts) - 1)  # fmt: skip
             if row < len(batch):
                 self._file, self._entry = self._file + 1, 1
-        self._index.report(self._check.take_faults())
+        self._report(self._check.take_faults())
 
-    def finish(self, end: int) -> tuple[int, int]:
-        """The segment's records are through, the last one ends at `end`; returns (right entries, keys behind)."""
+    def finish(self) -> tuple[int, int]:
+        """The records are through; returns (right entries, keys behind)."""
         parts = self._index.parts
         while parts:
             part = parts[self._file]
             self._entry = self._check.finish(part.view, self._file, self._entry, part.limit,
-                                             begin=max(self._segment.start, self.blind_end),
-                                             end=self._segment.end)  # fmt: skip
+                                             begin=max(self._begin, self.blind_end), end=self._end)  # fmt: skip
             if self._entry < part.limit or self._file == len(parts) - 1:
                 break
             self._file, self._entry = self._file + 1, 1
-        self._index.report(self._check.take_faults(last=True))
+        self._report(self._check.take_faults(last=True))
         return self._check.right, self._check.behind
+
+    def _report(self, faults: npt.NDArray[np.int64]) -> None:
+        self.has_faults |= len(faults) > 0
+        if not self._is_piece:
+            self._index.report(faults)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over one segment: its records, and beside them the units and index entries that are theirs."""
+"""One pass over a segment or a piece of it: its records, and the units and index entries that are theirs."""
 
 from __future__ import annotations
 
@@ -36,52 +36,96 @@ ROUND_BYTES = 2 * 1024 * 1024  # of the log: what is compared of records is stil
 _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
 
 
+Range = tuple[int, int]  # phy offsets [begin, end)
+
+
+class UnsoundPieceError(Exception):
+    """Something is wrong in a piece of a segment: a pass over the whole segment tells what."""
+
+
 @dataclass
 class SegmentReport:
     """What one segment holds. start: its phy offset; end: behind its last whole record; stop: SCAN_* there.
 
     spans: per queue, (low, high, phy offset, is_right) of queue offsets, as UnitCheck gives them.
+    is_sound: False of a piece of which nothing is told because something is wrong with it.
     """
 
     start: int
     end: int
+    is_sound: bool = True
     stop: int = SCAN_LIMIT
     record_count: int = 0
-    first_timestamp: int | None = None
     last_timestamp: int | None = None
-    has_damage: bool = False
     spans: dict[tuple[str, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
     unit_count: int = 0
     entry_count: int = 0
     units_behind: int = 0
     keys_behind: int = 0
 
+    def see_time(self, timestamp: int | None) -> None:
+        """The last store timestamp of some of its records, None without one."""
+        if timestamp is not None and (self.last_timestamp is None or timestamp > self.last_timestamp):
+            self.last_timestamp = timestamp
+
+
+def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
+    """The report of a segment from those of its pieces, in any order; None when one is not sound, or does not end where
+    the next one begins.
+    """
+    first, *others = sorted(pieces, key=lambda piece: piece.start)
+    for piece in others:
+        if piece.start != first.end:
+            return None
+        first.end, first.stop, first.is_sound = piece.end, piece.stop, first.is_sound and piece.is_sound
+        for name in ("record_count", "unit_count", "entry_count", "units_behind", "keys_behind"):
+            setattr(first, name, getattr(first, name) + getattr(piece, name))
+        first.see_time(piece.last_timestamp)
+        for queue, spans in piece.spans.items():
+            first.spans.setdefault(queue, []).extend(spans)
+    return first if first.is_sound else None
+
 
 class SegmentCheck:
-    """Reads one segment from its first to its last byte below the ground's limit."""
+    """Reads one segment from its first to its last byte below the ground's limit, or a piece of it.
 
-    def __init__(self, ground: Ground, start: int, queues: QueueFiles, index: IndexFiles) -> None:
-        segment = ground.log.segment_at(start)
+    begin, end: of the segment, or of records. A piece that is not sound finds nothing.
+    """
+
+    def __init__(self, ground: Ground, begin: int, end: int, queues: QueueFiles, index: IndexFiles) -> None:
+        segment = ground.log.segment_at(begin)
         assert segment is not None
         self._ground = ground
+        self._begin, self._end = begin, min(ground.log_limit, end)
+        self._is_piece = (begin, end) != (segment.start, segment.end)
         self._segment = segment
         self._queue_files = queues
         self._table = QueueTable()
         self._names: list[tuple[str, int] | None] = []
         self._units = UnitCheck(np.array(ground.config.delay_levels_ms, np.int64), is_lenient=not ground.is_own,
                                 has_ext=(ground.paths.root / "consumequeue_ext").is_dir())  # fmt: skip
-        self._entries = EntryCursor(ground, index, segment)
+        self._entries = EntryCursor(ground, index, begin, end, is_piece=self._is_piece)
         self._checks = PARSE_PROPERTIES
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
         self._used = -1  # end of what is not zero, once it was asked for
-        self._report = SegmentReport(start, start)
+        self._report = SegmentReport(begin, begin)
 
     def run(self) -> SegmentReport:
         """Raises OSError, and InterruptedError when the verification was given up."""
-        segment, batch, one = self._segment, RecordBatch(), RecordBatch(1)
-        end = min(self._ground.log_limit, segment.end)
-        place, retried = segment.start, -1
+        batch, one = RecordBatch(), RecordBatch(1)
+        try:
+            self._run(batch, one)
+        except UnsoundPieceError:
+            return SegmentReport(self._begin, self._begin, is_sound=False)
+        finally:
+            batch.release()
+            one.release()
+        return self._report
+
+    def _run(self, batch: RecordBatch, one: RecordBatch) -> None:
+        segment, end = self._segment, self._end
+        place, retried = self._begin, -1
         while True:
             before = place
             stop = batch.scan(segment.file.map, segment.start, place, end, byte_limit=ROUND_BYTES, queues=self._table,
@@ -97,8 +141,7 @@ class SegmentCheck:
                 retried = place  # a broker may have been in the middle of it
                 continue
             if stop in _PASSABLE and not self._may_be_torn(place, stop, end):
-                self._ground.report.damage(segment.path, place - segment.start, _PASSABLE[stop], SCAN_REASONS[stop])
-                self._report.has_damage = True
+                self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
                 one.scan(segment.file.map, segment.start, place, end, queues=self._table, checks=self._checks)
                 self._use(one)
                 place = one.next_phy_offset
@@ -108,12 +151,13 @@ class SegmentCheck:
                 break
             self._pass_over(place, following, stop)
             place = following
-        batch.release()
-        one.release()
         self._report.end, self._report.stop = place, stop
         self._finish()
-        segment.let_go()
-        return self._report
+
+    def _damage(self, place: int, kind: str, reason: str) -> None:
+        if self._is_piece:
+            raise UnsoundPieceError
+        self._ground.report.damage(self._segment.path, place - self._segment.start, kind, reason)
 
     def _may_be_torn(self, place: int, stop: int, end: int) -> bool:
         """Whether a crash may have left a record with a wrong CRC half written: the last, and not yet on disk."""
@@ -130,25 +174,18 @@ class SegmentCheck:
         return resync(segment.file.map, segment.start, begin, max(begin, min(end, self._used + ZEROS_AT_END)))
 
     def _pass_over(self, place: int, following: int, stop: int) -> None:
-        segment = self._segment
-        self._ground.report.damage(
-            segment.path, place - segment.start, "record",
-            f"{SCAN_REASONS.get(stop, 'no record')}; the next record begins {following - place} bytes on")  # fmt: skip
-        self._report.has_damage = True
+        self._damage(place, "record", f"{SCAN_REASONS.get(stop, 'no record')}; the next record begins "
+                     f"{following - place} bytes on")  # fmt: skip
         self._ground.add_blind(place, following)
         self._entries.blind_end = following
 
     def _use(self, batch: RecordBatch) -> None:
         if not batch.count:
             return
-        report, times, segment = self._report, batch.numbers("store_timestamp"), self._segment
         for phy_offset in misnamed_crcs(batch):
-            self._ground.report.damage(segment.path, phy_offset - segment.start, "crc",
-                                       "the name or the end of its whole-record CRC is damaged")  # fmt: skip
-        report.record_count += len(batch)
-        first, last = int(times.min()), int(times.max())
-        report.first_timestamp = first if report.first_timestamp is None else min(report.first_timestamp, first)
-        report.last_timestamp = last if report.last_timestamp is None else max(report.last_timestamp, last)
+            self._damage(phy_offset, "crc", "the name or the end of its whole-record CRC is damaged")
+        self._report.record_count += len(batch)
+        self._report.see_time(int(batch.numbers("store_timestamp").max()))
         self._compare_units(batch)
         self._entries.compare(batch)
 
@@ -180,4 +217,6 @@ class SegmentCheck:
         report = self._report
         self._take_spans(self._units.take_spans(last=True))
         report.unit_count, report.units_behind = self._units.right, self._units.behind
-        report.entry_count, report.keys_behind = self._entries.finish(report.end)
+        report.entry_count, report.keys_behind = self._entries.finish()
+        if self._is_piece and self._entries.has_faults:
+            raise UnsoundPieceError

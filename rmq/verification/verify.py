@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO
+from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
@@ -20,11 +21,11 @@ from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Marks
 from rmq.paths import StorePaths
-from rmq.verification.findings import LIMIT, Report, VerifyResult
+from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
 from rmq.verification.indexes import IndexFiles
 from rmq.verification.queues import QueueFiles
-from rmq.verification.records import SegmentReport
+from rmq.verification.records import Range, SegmentReport, joined
 from rmq.verification.smallfiles import (
     is_ours,
     judge_checkpoint,
@@ -41,13 +42,16 @@ from rmq.verification.work import (
     Site,
     Tasks,
     Threads,
-    check_segments,
+    check_ranges,
     judge_part,
     judge_queues,
 )
 
 if TYPE_CHECKING:
     from rmq.pool import Runner
+
+PIECE_BYTES = 8 * 1024 * 1024  # of a segment that is read in pieces, at least
+SEARCHED = 1024 * 1024  # bytes in which a piece's first record is looked for
 
 Progress = Callable[[int, int], object]
 _Item = TypeVar("_Item")
@@ -61,9 +65,10 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     releases of RocketMQ do differently is no finding. Beside a writer what it has made visible and derived is verified.
     config: geometry that the files do not tell, as for `rmq.open`. progress: called here now and then with (bytes read,
     bytes to read). jobs: threads, default the number of cores. limit: findings that are kept; the others are counted.
-    Cost: one pass over log, queues and index; memory does not grow with the store, but for four bytes for each slot of
-    an index file and a few hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError (geometry), never
-    CorruptFileError: that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
+    Cost: one pass over log, queues and index, by several threads a second one over damaged segments; memory does not
+    grow with the store, but for four bytes for each slot of an index file and a few hundred for each queue. Raises
+    OSError, UnsupportedFormatError, ValueError (geometry), never CorruptFileError: that is a finding. Source: what
+    RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
     """
     _check_numbers(jobs=jobs, limit=limit)
     if progress is not None and not callable(progress):
@@ -176,17 +181,14 @@ class _Verification:
             self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
             self._judge_index_names(index)
             index.cut_counts()
-            places = np.array([segment.start for segment in ground.log.segments], np.int64)
-            for number, times in crew.each(site, judge_part, [(number, places) for number in range(len(index.parts))]):
+            ranges = self._ranges(tail, crew.piece_count)
+            starts = [segment.start for segment in ground.log.segments]
+            ground.places = np.unique(np.array([*starts, *(begin for begin, _ in ranges)], np.int64))
+            for number, times in crew.each(site, judge_part, range(len(index.parts))):
                 index.parts[number].times = times
-            found: list[SegmentReport] = []
-            count = max(1, crew.group_bytes // ground.config.mapped_file_size_commit_log)
-            for reports in crew.each(site, check_segments, _groups([segment.start for segment in tail], count)):
-                for report in reports:
-                    for name, spans in report.spans.items():
-                        queues.add_spans(name, spans)
-                    report.spans = {}
-                found += reports
+            if self._report.counts[DAMAGE] or self._report.counts[DERIVED]:
+                ranges = [(segment.start, segment.end) for segment in tail]
+            found = self._read(crew, site, ranges)
             self._judge_end(sorted(found, key=lambda report: report.start))
             names = list(queues.queues)
             groups = [{name: queues.queues[name].spans for name in group}
@@ -198,6 +200,49 @@ class _Verification:
             ground.stop.set()
             crew.close()
             site.close()
+
+    def _ranges(self, segments: list[Segment], count: int) -> list[Range]:
+        """Segments in about so many pieces of one size, which begin with records; whole ones beside a writer."""
+        size = max(PIECE_BYTES, sum(segment.end - segment.start for segment in segments) // count)
+        is_cut = count > 1 and not self._ground.is_live
+        ranges: list[Range] = []
+        for segment in segments:
+            begin = segment.start
+            used = begin + (segment.used_end(0) if is_cut else 0)
+            for place in range(begin + size, used, size):
+                following = resync(segment.file.map, segment.start, place, min(place + SEARCHED, used))
+                if following > begin:
+                    ranges.append((begin, following))
+                    begin = following
+            ranges.append((begin, segment.end))
+        return ranges
+
+    def _read(self, crew: Crew, site: Site, ranges: list[Range]) -> list[SegmentReport]:
+        """Pass over the log. A segment of which a piece is not sound is read again as a whole."""
+        log, queues = self._ground.log, site.queues
+        pieces: dict[Segment, list[SegmentReport]] = {}
+        left = Counter(log.segment_at(begin) for begin, _ in ranges)
+        found: list[SegmentReport] = []
+        again: list[Range] = []
+        count = max(1, crew.group_bytes // log.segment_size)
+        for reports in crew.each(site, check_ranges, _groups(ranges, count)):
+            for piece in reports:
+                segment = log.segment_at(piece.start)
+                assert segment is not None
+                pieces.setdefault(segment, []).append(piece)
+                left[segment] -= 1
+                if left[segment]:
+                    continue
+                report = joined(pieces.pop(segment))
+                if report is None:
+                    again.append((segment.start, segment.end))
+                    continue
+                segment.let_go()
+                for name, spans in report.spans.items():
+                    queues.add_spans(name, spans)
+                report.spans = {}
+                found.append(report)
+        return found + self._read(crew, site, again) if again else found
 
     def tell(self) -> None:
         """Progress."""

@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from rmq.commitlog import CommitLog
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import Finding, Report
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import IndexFiles, PartPlan, PartTimes
 from rmq.verification.queues import Name, Queue, QueueFiles, Span
-from rmq.verification.records import SegmentCheck, SegmentReport
+from rmq.verification.records import Range, SegmentCheck, SegmentReport
 
 if TYPE_CHECKING:
     from rmq.pool import Runner
@@ -26,10 +23,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 TICK_S = 0.1
+PIECES = 8  # of the log for each thread: when one has nothing left to do, the others soon are done too
 QUEUE_GROUPS = 64  # so many items of queues at most
 # What a task takes over of the ground; the rest it opens, or begins anew.
 _CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_limit", "unit_end", "entry_end", "blind",
-            "log_end", "tail")  # fmt: skip
+            "places", "log_end", "tail")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,14 @@ class Gathered:
 # ---- units of work -------------------------------------------------------------------------------
 
 
-def judge_part(site: Site, item: tuple[int, npt.NDArray[np.int64]]) -> tuple[int, PartTimes]:
+def judge_part(site: Site, number: int) -> tuple[int, PartTimes]:
     """One index file by itself: its number, and what the segments' passes need of it."""
-    number, places = item
-    return number, site.index.judge(number, places)
+    return number, site.index.judge(number)
 
 
-def check_segments(site: Site, starts: list[int]) -> list[SegmentReport]:
-    """Segments of the log, each with its units and index entries."""
-    return [SegmentCheck(site.ground, start, site.queues, site.index).run() for start in starts]
+def check_ranges(site: Site, ranges: list[Range]) -> list[SegmentReport]:
+    """Segments of the log or pieces of them, each with its units and index entries."""
+    return [SegmentCheck(site.ground, *found, site.queues, site.index).run() for found in ranges]
 
 
 def judge_queues(site: Site, spans: dict[Name, list[Span]]) -> None:
@@ -119,9 +116,12 @@ def judge_queues(site: Site, spans: dict[Name, list[Span]]) -> None:
 
 
 class Crew(Protocol):
-    """Does a unit of work for each item. group_bytes: of the log that make an item."""
+    """Does a unit of work for each item. group_bytes: of the log that make an item, whole segments; piece_count: into
+    so many pieces the log is cut to keep all busy.
+    """
 
     group_bytes: int
+    piece_count: int
 
     def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]: ...
 
@@ -135,6 +135,7 @@ class Threads:
 
     def __init__(self, count: int, tick: Callable[[], object]) -> None:
         self._count = count
+        self.piece_count = count * PIECES if count > 1 else 1
         self._tick = tick
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="rmq-verify")
 
@@ -162,6 +163,7 @@ class Tasks:
     """Tasks of a Runner, in other processes; what they found is added here."""
 
     group_bytes = SPLIT_BYTES
+    piece_count = 1
 
     def __init__(self, run: Runner, tick: Callable[[], object]) -> None:
         self._run = run

@@ -1,0 +1,156 @@
+# ruff: noqa: F401, F811
+"""Several threads read pieces of segments: they find and count what a pass over whole segments does."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from test_verify_damage import COUNT, SIZES, TABLE, Victim, base
+
+import rmq
+from rmq.verification import verify as module
+from rmq.verification.records import Range, SegmentCheck, SegmentReport, joined
+
+QUICK = [name for number, name in enumerate(TABLE) if number % 6 == 0]
+
+
+@pytest.fixture(params=[200, pytest.param(1500, marks=pytest.mark.slow)])
+def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Range]:
+    """Ranges of the log that were begun to be read, with pieces of at least so many bytes."""
+    ranges: list[Range] = []
+    run = SegmentCheck.run
+
+    def noted(check: SegmentCheck) -> SegmentReport:
+        ranges.append((check._begin, check._end))
+        return run(check)
+
+    monkeypatch.setattr(SegmentCheck, "run", noted)
+    monkeypatch.setattr(module, "PIECE_BYTES", request.param)
+    return ranges
+
+
+def facts(result: rmq.VerifyResult) -> dict[str, Any]:
+    """All but the bytes that were read: some are read twice."""
+    return {**vars(result), "size_read": 0, "findings": list(result)}
+
+
+def assert_same(path: Path, **options: Any) -> rmq.VerifyResult:
+    result = rmq.verify(path, jobs=1, **options)
+    assert facts(rmq.verify(path, jobs=3, **options)) == facts(result)
+    return result
+
+
+def whole(path: Path) -> set[Range]:
+    starts = [int(file.name) for file in (path / "commitlog").iterdir()]
+    return {(start, start + 4096) for start in starts}
+
+
+def test_the_pieces_of_a_sound_store_are_read_once_and_nothing_twice(base: Path, read: list[Range]) -> None:
+    assert rmq.verify(base, jobs=2).record_count == COUNT
+    offsets = {record.phy_offset for record in oracle.read_records(base)}
+    assert {begin for begin, _ in read} <= offsets
+    assert len(read) > len(list((base / "commitlog").iterdir()))
+    assert sum(end - begin for begin, end in read) == 4096 * len(list((base / "commitlog").iterdir()))
+    assert assert_same(base) == []
+
+
+def test_one_thread_reads_whole_segments(base: Path, read: list[Range]) -> None:
+    rmq.verify(base, jobs=1)
+    assert set(read) == whole(base)
+    assert len(read) == len(whole(base))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+                                  for name in TABLE])  # fmt: skip
+def test_every_kind_of_damage_is_told_alike(base: Path, tmp_path: Path, name: str, read: list[Range]) -> None:
+    shutil.copytree(base, tmp_path / "s")
+    TABLE[name](Victim(tmp_path / "s"))
+    assert len(assert_same(tmp_path / "s"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_damage_is_told_alike(base: Path, tmp_path: Path, seed: int, read: list[Range]) -> None:
+    rng = random.Random(seed)
+    path = shutil.copytree(base, tmp_path / "s")
+    files = [file for part in ("commitlog", "consumequeue", "index") for file in (path / part).rglob("*")
+             if file.is_file()]  # fmt: skip
+    for _ in range(12):
+        file = rng.choice(files)
+        before = file.read_bytes()
+        at, size = rng.randrange(len(before)), rng.choice((1, 4, 60, 700))
+        change = rng.choice((bytes, rng.randbytes))(size)
+        file.write_bytes((before[:at] + change + before[at + size :])[: len(before)])
+        assert_same(path)
+        if rng.random() < 0.7:
+            file.write_bytes(before)
+
+
+def test_damage_in_a_piece_has_its_segment_read_again(base: Path, tmp_path: Path, read: list[Range]) -> None:
+    path = shutil.copytree(base, tmp_path / "s")
+    record = oracle.read_records(path)[COUNT // 2]
+    start = record.phy_offset // 4096 * 4096
+    Victim(path).poke(f"commitlog/{start:020d}", record.phy_offset - start + 90, b"\x00")
+    result = rmq.verify(path, jobs=2)
+    assert [(item.kind, item.severity) for item in result] == [("crc", "damage")]
+    assert [found for found in read if found in whole(path)][-1:] == [(start, start + 4096)]
+    assert result.record_count == result.unit_count == COUNT
+
+
+def test_an_entry_behind_those_of_later_records_is_told_alike(tmp_path: Path, read: list[Range]) -> None:
+    """It points into another piece than the entries around it, of the same segment."""
+    config = rmq.StoreConfig(**SIZES | {"mapped_file_size_commit_log": 32768, "max_index_num": 100})
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        for number in range(80):
+            store.put(rmq.Message("t", b"body" * 20, keys=f"k{number}"))
+        first = store.lookup(0)
+    (index,) = (tmp_path / "s/index").iterdir()
+    with rmq.IndexFile(index, "r+", max_hash_slot_num=10, max_index_num=100) as file:
+        assert file.put_key("t#k0", first.phy_offset, first.store_timestamp)
+    reasons = [item.reason for item in assert_same(tmp_path / "s", config=config)]
+    assert any("out of the order" in reason for reason in reasons)
+    assert any("no record begins" in reason for reason in reasons)
+
+
+def test_a_record_within_a_body_is_no_end_of_a_piece(tmp_path: Path, read: list[Range]) -> None:
+    """Its phy offset and CRC are right: whoever begins to read there takes it for one of the log."""
+    path, config, inner = tmp_path / "s", rmq.StoreConfig(**SIZES), set()
+    fixed = len(oracle.encode_record("t", 0, 0, 0, b"")) - 4  # what lies before a body
+    with rmq.open(path, "x", config=config) as store:
+        for number in range(12):
+            at = store.max_phy_offset + fixed + 200
+            false = oracle.encode_record("t", 0, number, at, b"inner")
+            store.put(rmq.Message("t", bytes(200) + false + bytes(300)))
+            inner.add(at)
+    assert oracle.decode_record((path / "commitlog" / f"{0:020d}").read_bytes(), min(inner)) is not None
+    result = rmq.verify(path, jobs=3, config=config)
+    assert inner & {begin for begin, _ in read}, "no piece began within a body"
+    assert set(read) >= whole(path)
+    assert facts(rmq.verify(path, jobs=1, config=config)) == facts(result)
+    assert result == []
+
+
+def test_beside_a_writer_segments_are_read_whole(tmp_path: Path, read: list[Range]) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        for number in range(60):
+            store.put(rmq.Message("t", b"%d" % number * 50, keys=f"k{number}"))
+        store.flush()
+        assert rmq.verify(tmp_path / "s", jobs=2).is_sound
+        assert {begin % 4096 for begin, _ in read} == {0}
+
+
+def test_pieces_that_do_not_meet_are_no_segment() -> None:
+    def report(begin: int, end: int, **fields: Any) -> SegmentReport:
+        return SegmentReport(begin, end, record_count=1, spans={("t", 0): [(begin, end, 0, True)]}, **fields)
+
+    pieces = [report(20, 30, last_timestamp=5), report(0, 10), report(10, 20, last_timestamp=-7)]
+    assert joined(pieces) == SegmentReport(0, 30, record_count=3, last_timestamp=5,
+                                           spans={("t", 0): [(0, 10, 0, True), (10, 20, 0, True), (20, 30, 0, True)]})
+    assert joined([report(0, 10), report(11, 20)]) is None
+    assert joined([report(0, 12), report(10, 20)]) is None
+    assert joined([report(0, 10), report(10, 20, is_sound=False)]) is None
+    assert joined([report(0, 10)]) == report(0, 10)
