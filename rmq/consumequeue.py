@@ -52,8 +52,7 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.is_exact = is_exact
-        self.min_offset = 0
-        self.max_offset = 0
+        self.min_offset = self.max_offset = 0
         self._segment_size = segment_size
         self._files = files
         self._writable = writable
@@ -83,12 +82,10 @@ class ConsumeQueue:
 
         is_last: a missing file is no file that another process has just removed.
         """
-        self.not_its_own = []
         self._starts, empty = sized_files(self.directory, self._segment_size)
         for start in [] if self._writable else [*self._starts, *empty]:
             self._files.forget(self._path(start))  # a recovery may have made another file of that name
-        if self._bridges_gap:
-            self.not_its_own = empty
+        self.not_its_own = empty if self._bridges_gap else []
         for place, (start, following) in enumerate(pairwise(self._starts), 1):
             if following != start + self._segment_size:
                 path = self._path(start + self._segment_size)
@@ -101,15 +98,12 @@ class ConsumeQueue:
         for start in reversed(self._starts):
             first = start // UNIT_SIZE
             count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
-                                       key=lambda queue_offset: not self._is_valid(queue_offset))  # fmt: skip
+                                       key=lambda place: valid_units(self._read_file(place, 1)) != 1)  # fmt: skip
             if not self._writable and not self._path(start).exists():
                 raise FileNotFoundError(self._path(start))  # cleaned away: what was read of it tells nothing
             if count:
                 self.max_offset = first + count
                 break
-
-    def _is_valid(self, queue_offset: int) -> bool:
-        return valid_units(self._read_file(queue_offset, 1)) == 1
 
     def _path(self, start: int) -> Path:
         path = self._known_paths.get(start)
@@ -157,9 +151,8 @@ class ConsumeQueue:
 
     def place_of(self, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit."""
-        position = queue_offset * UNIT_SIZE
-        start = position - position % self._segment_size
-        return self._path(start), position - start
+        number, position = divmod(queue_offset * UNIT_SIZE, self._segment_size)
+        return self._path(number * self._segment_size), position
 
     def end_phy_offset(self) -> int:
         """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""
@@ -224,9 +217,8 @@ class ConsumeQueue:
         if self._writable or not self.is_exact:
             return False
         last, size, _ = self.read(self.max_offset - 1, 1)
-        if not len(last):
-            return first == 0
-        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0])  # 0: a recovery took it off
+        # 0: a recovery took it off.
+        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
 
     def _append_to_files(self, first: int, data: bytes) -> None:
         if first and (first > self.max_offset or not self._starts):
@@ -249,13 +241,14 @@ class ConsumeQueue:
             view, position = view[size:], position + size
 
     def _create(self, path: Path, start: int) -> None:
-        """The first file is durable then, others when the cache says so: else power loss may take one, not the next."""
-        make_directory(self.directory)
+        """Durable at once until there is a mark; then power loss may take one and leave the next."""
+        is_durable = self._files.marks == 0
+        make_directory(self.directory, sync_directory if is_durable else self._dirty.add)
         self._files.changes += 1
         descriptor = create_file(path)
         try:
             os.ftruncate(descriptor, self._segment_size)
-            if self._files.syncs_new or not self._starts:
+            if is_durable:
                 sync_file(descriptor)
                 sync_directory(self.directory)
             self._dirty |= {path, self.directory}

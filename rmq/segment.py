@@ -95,13 +95,13 @@ def exchange(path: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory and its parents; each new name is made durable."""
+def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) -> None:
+    """Create a directory and its parents. sync: makes new names in a directory durable, or notes that somebody must."""
     if path.is_dir():
         return
-    make_directory(path.parent)
+    make_directory(path.parent, sync)
     path.mkdir(DIRECTORY_MODE, exist_ok=True)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def sized_files(directory: Path, size: int) -> tuple[list[int], list[int]]:
@@ -291,7 +291,7 @@ class FileCache:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
-        self.syncs_new = True  # whether they make a new file durable at once
+        self.marks = 0  # written in this session: the last one tells which units there must be in the files
         self._lock = threading.Lock()
 
     def _descriptor(self, path: Path) -> int:

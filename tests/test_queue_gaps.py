@@ -69,19 +69,24 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 # ---- what is on disk -------------------------------------------------------------------------------------
 
 
-def test_a_put_syncs_a_queue_s_first_file_only_and_flush_all_files_in_front_of_their_names(
+def test_a_put_into_a_new_queue_syncs_nothing_and_flush_all_files_in_front_of_their_names(
     tmp_path: Path, syncs: list[tuple[Path, int]]
 ) -> None:
+    """The names are the topic's and the queue's directories too."""
     with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
         syncs.clear()
         fill(store, 35)
         files = queue_files(tmp_path / "s")
-        directory = files[0].parent
         assert len(files) == 4
-        assert [path for path, _ in syncs if path.is_relative_to(directory)] == [files[0], directory]
-        syncs.clear()
+        queues = tmp_path / "s/consumequeue"
+        assert [path for path, _ in syncs if path.is_relative_to(queues)] == []
         store.flush()
-        assert [path for path, _ in syncs if path.is_relative_to(directory)] == [*files, directory]
+        assert [path for path, _ in syncs if path.is_relative_to(queues)] == [*files, *files[0].parents[:3]]
+        syncs.clear()
+        fill(store, 10, 35)
+        store.flush()
+        names = [path for path, _ in syncs if path.is_relative_to(queues)]
+        assert names == [files[3], queue_files(tmp_path / "s")[4], files[0].parent]
 
 
 def test_without_a_mark_each_file_is_on_disk_before_the_next_is_made(
@@ -154,16 +159,28 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [remove, empty])
-@pytest.mark.parametrize("places", [[3], [3, 4], [3, 5], [2, 19], [18, 19]])
+@pytest.mark.parametrize(("flushed", "places"), [
+    *((15, places) for places in ([2], [3], [3, 4], [3, 5], [2, 19], [18, 19])),
+    *((0, places) for places in ([0], [1], [0, 1], [0, 4], [0, 1, 2, 19], [3, 5], [*range(20)])),
+])  # fmt: skip
 def test_files_behind_the_mark_that_power_loss_took_are_derived_again(
-    tmp_path: Path, lose: Callable[[Path], None], places: list[int]
+    tmp_path: Path, lose: Callable[[Path], None], flushed: int, places: list[int]
 ) -> None:
-    path = crashed(tmp_path, 15)
+    path = crashed(tmp_path, flushed)
     files = queue_files(path)
     for place in places:
         lose(files[place])
     assert_whole(path)
     assert all(file.stat().st_size == 200 for file in queue_files(path))
+
+
+@pytest.mark.parametrize("lost", ["T", "T/0", ""])
+def test_directories_behind_the_mark_that_power_loss_took_are_made_again(tmp_path: Path, lost: str) -> None:
+    path = crashed(tmp_path, 0)
+    shutil.rmtree(path / "consumequeue" / lost)
+    if lost == "T/0":
+        (path / "consumequeue/T").mkdir(exist_ok=True)
+    assert_whole(path)
 
 
 def test_no_empty_file_stays_where_the_log_lost_its_end(tmp_path: Path) -> None:
