@@ -37,6 +37,14 @@ class Queue:
     starts: list[int] = field(default_factory=list)
     unreadable: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    _known: tuple[int, Path] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def path_of(self, start: int) -> Path:
+        """The file of that first byte; the last one is kept, for most calls want it again."""
+        known = self._known
+        if known is None or known[0] != start:
+            known = self._known = start, self.directory / segment_name(start)
+        return known[1]
 
 
 class QueueFiles:
@@ -125,7 +133,7 @@ class QueueFiles:
     def read(self, name: Name, first: int, count: int) -> bytes:
         """Units from a queue offset on; zeros where there is no file."""
         queue, size = self.queues.get(name), self._segment_size
-        data = bytearray()
+        parts = []
         position, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
         while position < end:
             start = position - position % size
@@ -133,22 +141,22 @@ class QueueFiles:
             part = b""
             if queue is not None and start in queue.starts:
                 try:
-                    part = self._files.read(queue.directory / segment_name(start), position - start, wanted)
+                    part = self._files.read(queue.path_of(start), position - start, wanted)
                 except FileNotFoundError:
                     if not self._ground.is_live:
                         raise
             self._ground.read(len(part))
-            data += part.ljust(wanted, b"\0")
+            parts.append(part.ljust(wanted, b"\0"))
             position += wanted
-        return bytes(data)
+        return b"".join(parts)
 
     def place_of(self, name: Name, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit, whether there is one or not."""
         position = queue_offset * UNIT_SIZE
         start = position - position % self._segment_size
         queue = self.queues.get(name)
-        directory = queue.directory if queue is not None else self._root / name[0] / str(name[1])
-        return directory / segment_name(start), position - start
+        queue = queue or Queue(self._root / name[0] / str(name[1]))
+        return queue.path_of(start), position - start
 
     def last_phy_offset(self) -> int:
         """The highest phy offset that a unit at a queue's end points to; 0 without units."""
@@ -206,7 +214,7 @@ class QueueFiles:
 
     def _extent(self, queue: Queue, start: int) -> tuple[int, int]:
         """Queue offsets [first, end) of one file; the zeros of a hole at its end are left out."""
-        used = min(data_end(queue.directory / segment_name(start), self._segment_size), self._segment_size)
+        used = min(data_end(queue.path_of(start), self._segment_size), self._segment_size)
         return start // UNIT_SIZE, (start + used + UNIT_SIZE - 1) // UNIT_SIZE
 
     def _report_wrong(self, name: Name, queue: Queue, span: Span) -> None:

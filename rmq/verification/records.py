@@ -48,11 +48,13 @@ class SegmentReport:
     """What one segment holds. start: its phy offset; end: behind its last whole record; stop: SCAN_* there.
 
     spans: per queue, (low, high, phy offset, is_right) of queue offsets, as UnitCheck gives them.
+    used_end: behind the last byte that is not zero, where it was looked for; -1 elsewhere.
     is_sound: False of a piece of which nothing is told because something is wrong with it.
     """
 
     start: int
     end: int
+    used_end: int = -1
     is_sound: bool = True
     stop: int = SCAN_LIMIT
     record_count: int = 0
@@ -77,7 +79,8 @@ def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
     for piece in others:
         if piece.start != first.end:
             return None
-        first.end, first.stop, first.is_sound = piece.end, piece.stop, first.is_sound and piece.is_sound
+        first.end, first.stop, first.used_end = piece.end, piece.stop, piece.used_end
+        first.is_sound = first.is_sound and piece.is_sound
         for name in ("record_count", "unit_count", "entry_count", "units_behind", "keys_behind"):
             setattr(first, name, getattr(first, name) + getattr(piece, name))
         first.see_time(piece.last_timestamp)
@@ -108,7 +111,6 @@ class SegmentCheck:
         self._checks = PARSE_PROPERTIES
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
-        self._used = -1  # end of what is not zero, once it was asked for
         self._report = SegmentReport(begin, begin)
 
     def run(self) -> SegmentReport:
@@ -167,11 +169,11 @@ class SegmentCheck:
 
     def _next_record(self, place: int, stop: int, end: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""
-        segment = self._segment
+        segment, report = self._segment, self._report
         begin = min(end, place + (0 if stop == SCAN_ZERO else 1))
-        if self._ground.is_live or self._used < 0:
-            self._used = segment.start + segment.used_end(0)
-        return resync(segment.file.map, segment.start, begin, max(begin, min(end, self._used + ZEROS_AT_END)))
+        if self._ground.is_live or report.used_end < 0:
+            report.used_end = segment.start + segment.used_end(0)
+        return resync(segment.file.map, segment.start, begin, max(begin, min(end, report.used_end + ZEROS_AT_END)))
 
     def _pass_over(self, place: int, following: int, stop: int) -> None:
         self._damage(place, "record", f"{SCAN_REASONS.get(stop, 'no record')}; the next record begins "
@@ -203,7 +205,7 @@ class SegmentCheck:
             if number >= 0:
                 name = self._names[number]
                 assert name is not None
-                room = max(16, min(4096, WINDOW_MEMORY // (20 * len(self._names))))
+                room = max(16, min(16384, WINDOW_MEMORY // (20 * len(self._names))))
                 self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, room))
         self._take_spans(self._units.take_spans())
 

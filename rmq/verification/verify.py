@@ -50,7 +50,8 @@ from rmq.verification.work import (
 if TYPE_CHECKING:
     from rmq.pool import Runner
 
-PIECE_BYTES = 8 * 1024 * 1024  # of a segment that is read in pieces, at least
+PIECES = 4  # for each thread, of the last segments: when one has nothing left to do, the others soon are done too
+PIECE_BYTES = 4 * 1024 * 1024  # at least
 SEARCHED = 1024 * 1024  # bytes in which a piece's first record is looked for
 
 Progress = Callable[[int, int], object]
@@ -181,7 +182,7 @@ class _Verification:
             self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
             self._judge_index_names(index)
             index.cut_counts()
-            ranges = self._ranges(tail, crew.piece_count)
+            ranges = self._ranges(tail, crew)
             starts = [segment.start for segment in ground.log.segments]
             ground.places = np.unique(np.array([*starts, *(begin for begin, _ in ranges)], np.int64))
             for number, times in crew.each(site, judge_part, range(len(index.parts))):
@@ -201,15 +202,15 @@ class _Verification:
             crew.close()
             site.close()
 
-    def _ranges(self, segments: list[Segment], count: int) -> list[Range]:
-        """Segments in about so many pieces of one size, which begin with records; whole ones beside a writer."""
-        size = max(PIECE_BYTES, sum(segment.end - segment.start for segment in segments) // count)
-        is_cut = count > 1 and not self._ground.is_live
-        ranges: list[Range] = []
-        for segment in segments:
-            begin = segment.start
-            used = begin + (segment.used_end(0) if is_cut else 0)
-            for place in range(begin + size, used, size):
+    def _ranges(self, segments: list[Segment], crew: Crew) -> list[Range]:
+        """Segments, and the last ones in pieces that begin with records; beside a writer all are whole."""
+        whole = len(segments) if crew.count == 1 or self._ground.is_live else max(0, len(segments) - crew.count)
+        ranges = [(segment.start, segment.end) for segment in segments[:whole]]
+        left = segments[whole:]
+        size = max(PIECE_BYTES, sum(segment.end - segment.start for segment in left) // (crew.count * PIECES))
+        for segment in left:
+            begin, used = segment.start, segment.start + segment.file.data_end()
+            for place in range(begin + size, used - size // 2, size):
                 following = resync(segment.file.map, segment.start, place, min(place + SEARCHED, used))
                 if following > begin:
                     ranges.append((begin, following))
@@ -253,7 +254,7 @@ class _Verification:
         """The segments to read: all but those behind the last one that holds anything."""
         ground = self._ground
         segments = [segment for segment in ground.log.segments if segment.start < ground.log_limit]
-        while segments and segments[-1].used_end(0) == 0:
+        while segments and not any(segments[-1].read(0, 8)) and segments[-1].used_end(0) == 0:
             segments.pop().let_go()
         return segments
 
@@ -307,7 +308,7 @@ class _Verification:
                 what = "zeros, and no record behind them" if item.stop == SCAN_ZERO else f"{reason}, and none follows"
                 report.damage(segment.path, position, "record", f"{what} in this segment")
                 ground.add_blind(item.end, segment.end)
-            elif ground.tail is None and not ground.is_live and segment.used_end(position) > position:
+            elif ground.tail is None and not ground.is_live and item.used_end > item.end:
                 ground.tail = segment.path, position, reason
         if ground.mark is not None and ground.log.segments and not (ground.is_live and not ground.is_own):
             self._judge_mark()

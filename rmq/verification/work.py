@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 TICK_S = 0.1
-PIECES = 8  # of the log for each thread: when one has nothing left to do, the others soon are done too
 QUEUE_GROUPS = 64  # so many items of queues at most
 # What a task takes over of the ground; the rest it opens, or begins anew.
 _CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_limit", "unit_end", "entry_end", "blind",
@@ -116,12 +115,12 @@ def judge_queues(site: Site, spans: dict[Name, list[Span]]) -> None:
 
 
 class Crew(Protocol):
-    """Does a unit of work for each item. group_bytes: of the log that make an item, whole segments; piece_count: into
-    so many pieces the log is cut to keep all busy.
+    """Does a unit of work for each item. group_bytes: of the log that make an item, whole segments. count: how many
+    share one open site, for whom the last segments are cut into pieces.
     """
 
     group_bytes: int
-    piece_count: int
+    count: int
 
     def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]: ...
 
@@ -134,8 +133,7 @@ class Threads:
     group_bytes = 0
 
     def __init__(self, count: int, tick: Callable[[], object]) -> None:
-        self._count = count
-        self.piece_count = count * PIECES if count > 1 else 1
+        self.count = count
         self._tick = tick
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="rmq-verify")
 
@@ -143,7 +141,7 @@ class Threads:
         left = iter(items)
         running: set[Future[Answer]] = set()
         while True:
-            while len(running) < self._count * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
+            while len(running) < self.count * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
                 running.add(self._pool.submit(work, site, item))  # type: ignore[arg-type]
             if not running:
                 return
@@ -163,7 +161,7 @@ class Tasks:
     """Tasks of a Runner, in other processes; what they found is added here."""
 
     group_bytes = SPLIT_BYTES
-    piece_count = 1
+    count = 1
 
     def __init__(self, run: Runner, tick: Callable[[], object]) -> None:
         self._run = run
