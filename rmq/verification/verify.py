@@ -206,17 +206,17 @@ class _Verification:
         """Segments, and the last ones in pieces that begin with records; beside a writer all are whole."""
         whole = len(segments) if crew.count == 1 or self._ground.is_live else max(0, len(segments) - crew.count)
         ranges = [(segment.start, segment.end) for segment in segments[:whole]]
-        left = segments[whole:]
+        left, pieces = segments[whole:], []
         size = max(PIECE_BYTES, sum(segment.end - segment.start for segment in left) // (crew.count * PIECES))
         for segment in left:
             begin, used = segment.start, segment.start + segment.file.data_end()
             for place in range(begin + size, used - size // 2, size):
                 following = resync(segment.file.map, segment.start, place, min(place + SEARCHED, used))
                 if following > begin:
-                    ranges.append((begin, following))
+                    pieces.append((begin, following))
                     begin = following
-            ranges.append((begin, segment.end))
-        return ranges
+            pieces.append((begin, segment.end))
+        return ranges + pieces[::-1]  # of the log's end, which takes longer, not as the last one
 
     def _read(self, crew: Crew, site: Site, ranges: list[Range]) -> list[SegmentReport]:
         """Pass over the log. A segment of which a piece is not sound is read again as a whole."""
