@@ -138,9 +138,7 @@ class _UnitSink:
     def touch(self, queue: _Units) -> None: ...
 
     def sync(self) -> None:
-        for queue in self.queues.values():
-            for path in queue.paths:
-                self.files.sync(path)
+        self.files.sync_all([path for queue in self.queues.values() for path in queue.paths])
 
 
 class _KeySink:

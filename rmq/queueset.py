@@ -100,11 +100,12 @@ class QueueSet:
 
     def sync(self, paths: Iterable[Path]) -> None:
         """Make files and directories durable: files before the directories that name them, in a queue's order."""
-        for path in sorted(paths, key=lambda path: (-len(path.parts), path)):
-            if path.is_dir():
-                sync_directory(path)
-            else:
-                self.files.sync(path)
+        ordered = sorted(paths, key=lambda path: (-len(path.parts), path))
+        directories = [path for path in ordered if path.is_dir()]
+        named = set(directories)
+        self.files.sync_all([path for path in ordered if path not in named])
+        for path in directories:
+            sync_directory(path)
 
     def close(self) -> None:
         self.files.close()

@@ -23,6 +23,7 @@ from rmq.paths import SEGMENT_NAME
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 FILE_CACHE_LIMIT = 96
+SYNCED_TOGETHER = 32  # files
 LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
@@ -335,6 +336,16 @@ class FileCache:
             sync_file(descriptor)
         finally:
             os.close(descriptor)
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
+        for first in range(0, len(paths), SYNCED_TOGETHER):
+            together = paths[first : first + SYNCED_TOGETHER]
+            for path in together[1:]:
+                with self._lock:
+                    begin_write_out(self._descriptor(path), 0, 0)
+            for path in together:
+                self.sync(path)
 
     def forget(self, path: Path) -> None:
         """Close the file before it is removed or replaced."""

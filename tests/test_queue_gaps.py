@@ -13,6 +13,7 @@ from cleaning import ROOMY
 
 import rmq
 import rmq.retention
+import rmq.segment
 from rmq.segment import remove_file
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_hash_slot_num=20,
@@ -87,6 +88,33 @@ def test_a_put_into_a_new_queue_syncs_nothing_and_flush_all_files_in_front_of_th
         store.flush()
         names = [path for path, _ in syncs if path.is_relative_to(queues)]
         assert names == [files[3], queue_files(tmp_path / "s")[4], files[0].parent]
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 33, 70])
+def test_the_disk_begins_with_many_files_before_a_sync_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: list[tuple[Path, int]], count: int
+) -> None:
+    """32 at a time; what is synced at once need not be begun."""
+    begun: list[tuple[Path, int]] = []
+
+    def begin(descriptor: int, position: int, size: int) -> None:
+        assert (position, size) == (0, 0)
+        begun.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), len(files())))
+
+    def files() -> list[Path]:
+        return [path for path, _ in syncs if path.parent.parent.name == "T" and path.name.isdigit()]
+
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for number in range(count):
+            store.put(rmq.Message("T", b"", queue_id=number))
+        store.topics()
+        syncs.clear()
+        monkeypatch.setattr(rmq.segment, "begin_write_out", begin)
+        store.flush()
+        monkeypatch.undo()
+    made = sorted((tmp_path / "s/consumequeue/T").glob("*/*"))
+    assert files() == made
+    assert begun == [(path, place - place % 32) for place, path in enumerate(made) if place % 32]
 
 
 def test_without_a_mark_each_file_is_on_disk_before_the_next_is_made(
