@@ -135,6 +135,9 @@ class ConsumeQueue:
 
     def read(self, queue_offset: int, count: int) -> Units:
         """(phy_offset int64, size int32, tags_code int64) of up to `count` units from a queue offset on."""
+        return unpack_units(self._read(queue_offset, count))
+
+    def _read(self, queue_offset: int, count: int) -> bytes:
         with self._lock:
             count = max(0, min(count, self.max_offset - queue_offset))
             in_files = max(0, min(count, self._tail_start - queue_offset)) if self._tail else count
@@ -142,7 +145,7 @@ class ConsumeQueue:
             if in_files < count and len(data) == in_files * UNIT_SIZE:
                 first = (queue_offset + in_files - self._tail_start) * UNIT_SIZE
                 data += bytes(self._tail[first : first + (count - in_files) * UNIT_SIZE])
-        return unpack_units(data)
+            return data
 
     @property
     def first_offset(self) -> int:
@@ -197,7 +200,8 @@ class ConsumeQueue:
                 self.forget_files()
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
-                if self._judges and not self._tail and self._read_file(first, common) != data[: common * UNIT_SIZE]:
+                is_judged = self._judges and (not self._tail or lost_below is not None)
+                if is_judged and self._read(first, common) != data[: common * UNIT_SIZE]:
                     self.cut(first)
                 else:
                     first, data = first + common, data[common * UNIT_SIZE :]
@@ -265,6 +269,7 @@ class ConsumeQueue:
         self.min_offset = min(self.min_offset, self.max_offset)
         if not self._writable:
             self._starts = self._starts if self.max_offset else []
+            self._tail = self._tail[: max(0, self.max_offset - self._tail_start) * UNIT_SIZE]
             return
         position = max_offset * UNIT_SIZE
         for start in [start for start in reversed(self._starts) if start >= position]:
@@ -313,6 +318,8 @@ class ConsumeQueue:
             if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE or is_own(end - 1, int(phy_offset[0]), int(size[0])):
                 break
             end -= 1
+        if end == first and self._bridges_gap and not any(self.read(first, 1)[1] == UNIT_PRE_BLANK_SIZE):
+            end = 0  # no cleaning leaves a queue without a unit: its first files are missing
         self.cut(end)
         self.max_offset = end
 

@@ -85,7 +85,7 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -
     """
     for queue in queues.queues.values():
         before = queue.max_offset
-        queue.cut_where(limit, partial(_stands, log, queue, trusted))
+        queue.cut_where(max(limit, log.min_phy_offset), partial(_stands, log, queue, trusted))
         queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
         if queue.max_offset != before:
             logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",

@@ -114,7 +114,7 @@ class Visible:
     def _trust_files(self) -> None:
         """Of queue files only units below the mark count: those behind it a recovery takes off and writes again."""
         if self._mark is not None and self._holder is not Holder.OTHER:
-            self._queues.trusted = self._mark.derived_phy_offset
+            self._queues.trusted = max(self._mark.derived_phy_offset, self._log.min_phy_offset)
 
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""

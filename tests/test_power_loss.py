@@ -138,6 +138,28 @@ def test_without_marks_units_of_what_lies_behind_a_lost_message_are_none(unmarke
     assert_whole(unmarked, [f"u{number}" for number in range(lost)])
 
 
+def test_a_reader_of_a_shifted_queue_beside_one_that_is_gone_sees_what_a_recovery_finds(tmp_path: Path) -> None:
+    """A broker's store, crashed: X lost a unit long ago and went on; for Y the whole log is dispatched."""
+    ticks = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
+    with rmq.open(tmp_path / "s", "x", config=config(mapped_file_size_consume_queue=2000),
+                  clock=lambda: next(ticks)) as store:  # fmt: skip
+        for number in range(90):
+            store.put(message(number, topic="XY"[number % 3 == 2]))
+        store.topics()
+        image = image_of(tmp_path / "s", tmp_path / "crashed")
+    shutil.rmtree(image / "rmq")
+    shutil.rmtree(image / "consumequeue/Y")
+    (image / "checkpoint").write_bytes(struct.pack(">3q", *[next(ticks) - 6000] * 3).ljust(4096, b"\0"))
+    queue = image / "consumequeue/X/0" / ("0" * 20)
+    units = queue.read_bytes()
+    queue.write_bytes((units[:260] + units[280:]).ljust(2000, b"\0"))
+    with rmq.open(image) as reader:
+        seen = pulled(reader)
+    with rmq.open(image, "r+") as store:
+        assert seen == pulled(store)
+    assert {key: len(found) for key, found in seen.items()} == {("X", 0): 60, ("Y", 0): 30}
+
+
 def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=config()) as store:
         for number in range(4):

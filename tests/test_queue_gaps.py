@@ -211,6 +211,52 @@ def test_directories_behind_the_mark_that_power_loss_took_are_made_again(tmp_pat
     assert_whole(path)
 
 
+@pytest.mark.parametrize("left", [[1], [2], [1, 2]])
+def test_a_new_queue_of_which_only_later_files_are_left_begins_at_0(tmp_path: Path, left: list[int]) -> None:
+    """Power loss took its messages, its first file and nobody knows which others."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(rmq.Message("A", b""))
+        store.flush()
+        end = store.max_phy_offset
+        fill(store, 25)
+        shutil.copytree(tmp_path / "s", tmp_path / "crashed")
+    path = tmp_path / "crashed"
+    log = path / "commitlog" / ("0" * 20)
+    log.write_bytes(log.read_bytes()[:end].ljust(4096, b"\0"))
+    for file in {*queue_files(path)} - {queue_files(path)[place] for place in left}:
+        file.unlink()
+    with rmq.open(path, config=CONFIG) as reader:
+        assert reader.topics() == {"A": {0: (0, 1)}}
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        assert store.topics() == {"A": {0: (0, 1)}}
+        assert store.put(rmq.Message("T", b"new")).queue_offset == 0
+    assert [int(file.name) for file in queue_files(path)] == [0]
+    assert rmq.verify(path, config=CONFIG).is_sound
+
+
+def test_a_queue_that_a_broker_filled_and_emptied_since_the_mark_goes_on_at_its_offset(tmp_path: Path) -> None:
+    """It was killed: its units lie behind the mark, and its messages below the log's begin."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        fill(store, 10)
+    shutil.copytree(path / "rmq", tmp_path / "older")
+    with rmq.open(path, "r+") as store:
+        store.put_many([rmq.Message("old", b"")] * 25)
+        end = store.max_phy_offset
+        fill(store, 100, 10)
+    shutil.rmtree(path / "rmq")
+    shutil.move(tmp_path / "older", path / "rmq")
+    for segment in (path / "commitlog").iterdir():
+        if int(segment.name) < end + 4096:
+            segment.unlink()
+    (path / "abort").touch()
+    for mode in ("r", "r+", "r+"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            assert store.topics()["old"] == {0: (25, 25)}
+    with rmq.open(path, "r+") as store:
+        assert store.put(rmq.Message("old", b"")).queue_offset == 25
+
+
 def test_no_empty_file_stays_where_the_log_lost_its_end(tmp_path: Path) -> None:
     """A broker would not load the store."""
     path = crashed(tmp_path, 15)

@@ -134,6 +134,45 @@ def test_a_record_within_a_body_is_no_end_of_a_piece(tmp_path: Path, read: list[
     assert result == []
 
 
+def log_of(path: Path, queue_offsets: list[int]) -> Path:
+    """A store of nothing but a log: 40 messages to a segment."""
+    size, data = 40 * len(oracle.encode_record("t", 0, 0, 0, b"x")), b""
+    for queue_offset in queue_offsets:
+        data += oracle.encode_record("t", 0, queue_offset, len(data), b"x")
+    (path / "commitlog").mkdir(parents=True)
+    for start in range(0, len(data), size):
+        (path / "commitlog" / f"{start:020d}").write_bytes(data[start : start + size].ljust(size, b"\0"))
+    return path
+
+
+@pytest.mark.parametrize("count", [13, 100])
+@pytest.mark.parametrize("seed", range(6))
+def test_queue_offsets_out_of_order_are_told_alike(tmp_path: Path, seed: int, count: int, read: list[Range]) -> None:
+    """Edges: below 0, the largest, a second life from 0; within a segment and across segments."""
+    rng, offsets = random.Random(seed), list(range(count))
+    for _ in range(3):
+        at = rng.randrange(count)
+        if rng.random() < 0.5:
+            offsets[at] = rng.choice((-1, -(2**63), 2**63 - 1, 2**62, 3))
+        else:
+            offsets[at:] = range(len(offsets) - at)
+    path = log_of(tmp_path / "s", offsets)
+    size = next((path / "commitlog").iterdir()).stat().st_size
+    found = assert_same(path, config=rmq.StoreConfig(**SIZES | {"mapped_file_size_commit_log": size}))
+    none = sum(not 0 <= offset < 2**62 // 20 for offset in offsets)
+    assert sum("which no unit can have" in item.reason for item in found) == none
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_queue_offset_below_0_hides_no_unit_that_is_missing_beside_it(tmp_path: Path, jobs: int) -> None:
+    path = log_of(tmp_path / "s", [0, 1, 2, -1, 4, 5])
+    size = next((path / "commitlog").iterdir()).stat().st_size
+    config = rmq.StoreConfig(**SIZES | {"mapped_file_size_commit_log": size})
+    reasons = [item.reason for item in rmq.verify(path, config=config, jobs=jobs) if item.severity != "note"]
+    assert [reason.split(" is not there")[0] for reason in reasons] == [
+        "the record has queue offset -1, which no unit can have", "unit 0", "unit 4"]  # fmt: skip
+
+
 def test_beside_a_writer_segments_are_read_whole(tmp_path: Path, read: list[Range]) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
         for number in range(60):

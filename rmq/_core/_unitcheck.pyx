@@ -147,9 +147,12 @@ cdef class UnitCheck:
                 if not ok:
                     break
                 window.low = queue_offset
-                window.high = queue_offset + 1 if queue_offset >= 0 else 0
+                window.high = min(queue_offset, LARGEST_QUEUE_OFFSET) + 1 if queue_offset >= 0 else 0
                 window.phy_offset = record.phy_offset
                 window.is_right = right
+                if queue_offset < 0 and not self._close(queue):      # it has no neighbours
+                    ok = False
+                    break
             else:
                 queue, queue_offset = -1, 0
         if not ok:

@@ -178,18 +178,17 @@ class QueueFiles:
     # ---- spans ----
 
     def add_spans(self, name: Name, spans: list[Span]) -> None:
-        """Take what one segment's records say of a queue, segments in any order.
+        """Take what one segment's records say of a queue, segments in the order of the log.
 
         Memory: a span for each stretch without a fault.
         """
         queue = self.queues.setdefault(name, Queue(self._root / name[0] / str(name[1])))
         for low, high, phy_offset, is_right in spans:
             at = bisect.bisect_left(queue.spans, (low, high, phy_offset, is_right))
-            if at and queue.spans[at - 1][1] == low and queue.spans[at - 1][3] == is_right:
+            if at and _goes_on(queue.spans[at - 1], low, is_right):
                 at -= 1
-                before = queue.spans.pop(at)
-                low, phy_offset = before[0], before[2]
-            if at < len(queue.spans) and queue.spans[at][0] == high and queue.spans[at][3] == is_right:
+                low, _, phy_offset, _ = queue.spans.pop(at)
+            if at < len(queue.spans) and _goes_on((low, high, phy_offset, is_right), *queue.spans[at][::3]):
                 high = queue.spans.pop(at)[1]
             if len(queue.spans) < SPAN_LIMIT:
                 queue.spans.insert(at, (low, high, phy_offset, is_right))
@@ -313,6 +312,11 @@ class QueueFiles:
             return fields[4], fields[0], fields[1], fields[2]
         finally:
             batch.release()
+
+
+def _goes_on(span: Span, low: int, is_right: bool) -> bool:
+    """Whether a span that begins at low is more of the same; a queue offset below 0 stands alone."""
+    return span[0] >= 0 and span[1] == low and span[3] == is_right
 
 
 def _without(extents: list[tuple[int, int]], known: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -211,6 +211,8 @@ class SegmentCheck:
 
     def _take_spans(self, spans: npt.NDArray[np.int64]) -> None:
         for number, low, high, phy_offset, is_right in spans.tolist():
+            if self._is_piece and not is_right:
+                raise UnsoundPieceError
             name = self._names[number]
             assert name is not None
             self._report.spans.setdefault(name, []).append((low, high, phy_offset, bool(is_right)))

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -190,7 +191,7 @@ class _Verification:
             if self._report.counts[DAMAGE] or self._report.counts[DERIVED]:
                 ranges = [(segment.start, segment.end) for segment in tail]
             found = self._read(crew, site, ranges)
-            self._judge_end(sorted(found, key=lambda report: report.start))
+            self._judge_end(found)
             names = list(queues.queues)
             groups = [{name: queues.queues[name].spans for name in group}
                       for group in _groups(names, -(-len(names) // QUEUE_GROUPS))]  # fmt: skip
@@ -219,15 +220,16 @@ class _Verification:
         return ranges + pieces[::-1]  # of the log's end, which takes longer, not as the last one
 
     def _read(self, crew: Crew, site: Site, ranges: list[Range]) -> list[SegmentReport]:
-        """Pass over the log. A segment of which a piece is not sound is read again as a whole."""
-        log, queues = self._ground.log, site.queues
-        pieces: dict[Segment, list[SegmentReport]] = {}
-        left = Counter(log.segment_at(begin) for begin, _ in ranges)
-        found: list[SegmentReport] = []
-        again: list[Range] = []
+        """Pass over the log; reports in its order. A segment of which a piece is not sound is read again as a whole."""
+        log, found = self._ground.log, []
         count = max(1, crew.group_bytes // log.segment_size)
-        for reports in crew.each(site, check_ranges, _groups(ranges, count)):
-            for piece in reports:
+        order = deque(sorted({begin - begin % log.segment_size for begin, _ in ranges}))
+        waiting: dict[int, SegmentReport] = {}
+        while ranges:
+            pieces: dict[Segment, list[SegmentReport]] = {}
+            left = Counter(log.segment_at(begin) for begin, _ in ranges)
+            again: list[Range] = []
+            for piece in chain.from_iterable(crew.each(site, check_ranges, _groups(ranges, count))):
                 segment = log.segment_at(piece.start)
                 assert segment is not None
                 pieces.setdefault(segment, []).append(piece)
@@ -239,11 +241,15 @@ class _Verification:
                     again.append((segment.start, segment.end))
                     continue
                 segment.let_go()
-                for name, spans in report.spans.items():
-                    queues.add_spans(name, spans)
-                report.spans = {}
-                found.append(report)
-        return found + self._read(crew, site, again) if again else found
+                waiting[report.start] = report
+                while order and order[0] in waiting:
+                    report = waiting.pop(order.popleft())
+                    for name, spans in report.spans.items():
+                        site.queues.add_spans(name, spans)
+                    report.spans = {}
+                    found.append(report)
+            ranges = again
+        return found
 
     def tell(self) -> None:
         """Progress."""
