@@ -221,8 +221,9 @@ class ConsumeQueue:
         if self._writable or not self.is_exact:
             return False
         last, size, _ = self.read(self.max_offset - 1, 1)
-        # 0: a recovery took it off.
-        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
+        if not len(last):
+            return first == 0
+        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0])  # 0: a recovery took it off
 
     def _append_to_files(self, first: int, data: bytes) -> None:
         if first and (first > self.max_offset or not self._starts):
@@ -246,13 +247,12 @@ class ConsumeQueue:
 
     def _create(self, path: Path, start: int) -> None:
         """Durable at once until there is a mark; then power loss may take one and leave the next."""
-        is_durable = self._files.marks == 0
-        make_directory(self.directory, sync_directory if is_durable else self._dirty.add)
+        make_directory(self.directory, sync_directory if self._files.syncs_new else self._dirty.add)
         self._files.changes += 1
         descriptor = create_file(path)
         try:
             os.ftruncate(descriptor, self._segment_size)
-            if is_durable:
+            if self._files.syncs_new:
                 sync_file(descriptor)
                 sync_directory(self.directory)
             self._dirty |= {path, self.directory}

@@ -220,7 +220,7 @@ class Flusher:
                     index_file.flush()
                 self._write_checkpoint(timestamp, bool(files))
                 self._marks.write(mark)
-                store.queues.files.marks += 1
+                store.queues.files.syncs_new = False  # from now on the mark tells which units there must be
                 index_files = self._index_files
                 self._segments, self._queue_files, self._index_files = [], set(), []
                 if manifest is not None:

@@ -292,7 +292,7 @@ class FileCache:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
-        self.marks = 0  # written in this session: the last one tells which units there must be in the files
+        self.syncs_new = True  # whether they make a new file durable at once
         self._lock = threading.Lock()
 
     def _descriptor(self, path: Path) -> int:
@@ -328,22 +328,28 @@ class FileCache:
         with self._lock:
             write_fully(self._descriptor(path), data, position)
 
-    def sync(self, path: Path) -> None:
-        """Everything written to the file is on disk; the cache is not locked meanwhile."""
+    @contextlib.contextmanager
+    def _held(self, path: Path) -> Iterator[int]:
+        """The file's descriptor, whatever becomes of the cache's; the cache is not locked meanwhile."""
         with self._lock:
             descriptor = os.dup(self._descriptor(path))
         try:
-            sync_file(descriptor)
+            yield descriptor
         finally:
             os.close(descriptor)
+
+    def sync(self, path: Path) -> None:
+        """Everything written to the file is on disk."""
+        with self._held(path) as descriptor:
+            sync_file(descriptor)
 
     def sync_all(self, paths: Sequence[Path]) -> None:
         """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
         for first in range(0, len(paths), SYNCED_TOGETHER):
             together = paths[first : first + SYNCED_TOGETHER]
             for path in together[1:]:
-                with self._lock:
-                    begin_write_out(self._descriptor(path), 0, 0)
+                with self._held(path) as descriptor:
+                    begin_write_out(descriptor, 0, 0)
             for path in together:
                 self.sync(path)
 
