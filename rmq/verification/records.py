@@ -205,7 +205,7 @@ class SegmentCheck:
             if number >= 0:
                 name = self._names[number]
                 assert name is not None
-                room = max(16, min(16384, WINDOW_MEMORY // (20 * len(self._names))))
+                room = max(16, min(4096, WINDOW_MEMORY // (20 * len(self._names))))
                 self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, room))
         self._take_spans(self._units.take_spans())
 
