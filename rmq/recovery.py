@@ -81,7 +81,7 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -> None:
     """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
 
-    Units of records below `trusted` stand, whatever has become of the records.
+    Units of records below `trusted` or below the log's begin stand, whatever has become of the records.
     """
     for queue in queues.queues.values():
         before = queue.max_offset

@@ -97,7 +97,7 @@ def test_damage_is_told_alike(tmp_path: Path, window: int, is_known: bool) -> No
     rng = random.Random(window)
     files = sorted((path / "commitlog").iterdir())
     whole = {file: file.read_bytes() for file in files}
-    for _ in range(15):
+    for _ in range(25):
         file = rng.choice(files)
         data = bytearray(whole[file])
         at, size = rng.randrange(SEGMENT), rng.choice((1, 4, 50, 600))
