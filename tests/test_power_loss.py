@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import struct
 import warnings
@@ -111,8 +112,13 @@ def test_a_unit_that_lost_its_offset_is_none(crashed: Path, begin: int, end: int
 
 @pytest.fixture
 def unmarked(tmp_path: Path) -> Path:
-    """As a broker's store: 120 messages in one queue file of several sectors, 40 of them flushed."""
-    with rmq.open(tmp_path / "s", "x", config=config(mapped_file_size_consume_queue=2400)) as store:
+    """As a broker's store: 120 messages in one queue file of several sectors, 40 of them flushed.
+
+    Each has a time of its own: the checkpoint's time says of every record of that millisecond that it was durable.
+    """
+    ticks = itertools.count(1_700_000_000_000)
+    with rmq.open(tmp_path / "s", "x", config=config(mapped_file_size_consume_queue=2400),
+                  clock=lambda: next(ticks)) as store:  # fmt: skip
         for number in range(120):
             store.put(message(number))
             if number == 39:
