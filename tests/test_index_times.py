@@ -92,7 +92,7 @@ def test_a_query_is_right_where_the_clock_went_back(tmp_path: Path, seed: int) -
             assert sorted(many.table["body"].to_pylist()) == sorted(found)
 
 
-@pytest.mark.parametrize("sidecar", [False, True])
+@pytest.mark.parametrize("sidecar", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("pause", [-3_600_000, *(pytest.param(pause, marks=pytest.mark.slow) for pause in (
     0, 999, 1000, 3_600_000, 2**31 * 1000 + 5000))])
 def test_the_first_entry_of_a_file_is_found_however_long_nothing_was_put(tmp_path: Path, pause: int,

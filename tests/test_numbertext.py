@@ -82,7 +82,7 @@ def test_no_double_gets_another_text_than_arrow_s() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("is_utc", [False, True])
+@pytest.mark.parametrize("is_utc", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_times_of_every_day_of_four_centuries_and_at_the_ends(unit: str, is_utc: bool) -> None:
     rng = np.random.default_rng(3)
     per_second = UNITS[unit]

@@ -287,6 +287,7 @@ def test_filling_touches_nothing_that_is_used(tmp_path: Path, used: int, taken: 
     file.close()
 
 
+@pytest.mark.slow
 def test_puts_beside_a_thread_that_fills_keep_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rmq.preparing, "SMALLEST", 0)
     monkeypatch.setattr(rmq.preparing, "FILL_STEP", 4096)

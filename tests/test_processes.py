@@ -326,6 +326,7 @@ def assert_recovers(image: Path, returned: int) -> int:
     return len(rows)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_before_any_system_call_comes_back_whole(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         snapshots = Snapshots(tmp_path / "s", tmp_path, patch)
@@ -344,6 +345,7 @@ def test_a_writer_killed_before_any_system_call_comes_back_whole(tmp_path: Path)
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 def test_a_recovery_killed_before_any_system_call_can_be_run_again(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "live", "a", config=CONFIG) as store:
         store.put_many([message(i, b"x" * 200) for i in range(20)])

@@ -186,7 +186,7 @@ def empty(file: Path) -> None:
     os.truncate(file, 0)
 
 
-@pytest.mark.parametrize("lose", [remove, empty])
+@pytest.mark.parametrize("lose", [remove, pytest.param(empty, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("flushed", "places"), [
     *((15, places) for places in ([2], [3], [3, 4], [3, 5], [2, 19], [18, 19])),
     *((0, places) for places in ([0], [1], [0, 1], [0, 4], [0, 1, 2, 19], [3, 5], [*range(20)])),
@@ -270,7 +270,7 @@ def test_no_empty_file_stays_where_the_log_lost_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-@pytest.mark.parametrize("manifest", ["there", "gone"])
+@pytest.mark.parametrize("manifest", ["there", pytest.param("gone", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lost", [slice(0, 1), slice(1, 2), slice(5, 6), slice(3, None), slice(6, None), slice(20)])
 def test_missing_files_below_the_log_s_begin_shift_no_queue_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool, manifest: str, lost: slice

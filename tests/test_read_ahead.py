@@ -101,6 +101,7 @@ def test_ctrl_c_while_the_thread_ends_waits_for_it_too() -> None:
     assert reading() == []
 
 
+@pytest.mark.slow
 def test_a_bad_row_ends_ingest_of_a_pipe_that_stays_open(tmp_path: Path) -> None:
     process = start("ingest", tmp_path / "s", "-", "--format", "jsonl", "--topic", "T", stdin=subprocess.PIPE)
     assert process.stdin

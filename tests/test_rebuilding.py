@@ -418,6 +418,7 @@ def test_a_store_without_index_keeps_what_lies_there(store: Path) -> None:
     assert_answers(store)
 
 
+@pytest.mark.slow
 def test_readers_beside_it_miss_nothing(store: Path) -> None:
     """One that was open before, one that opens at every moment."""
     stop = threading.Event()
