@@ -155,6 +155,17 @@ def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(bas
     assert vars(found) == vars(whole) | {"size_read": found.size_read}
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_units_of_segments_that_hold_few_of_each_queue_are_read_a_few_times(tmp_path: Path, count: int) -> None:
+    """Edge: a queue's files are smaller than what is read at a time of a queue with many units in a row."""
+    config = rmq.StoreConfig(**SMALL | {"message_index_enable": False})
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("t", b"", queue_id=number % count) for number in range(3000)])
+        end = store.max_phy_offset
+    assert end > 50 * SMALL["mapped_file_size_commit_log"]
+    assert 3000 * 20 <= assert_sound(tmp_path / "s").size_read - end <= 4 * 3000 * 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_store_is_sound_before_and_after_recovery(tmp_path: Path, seed: int) -> None:

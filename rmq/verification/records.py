@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core._layout import UNIT_SIZE
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import (
     CHECK_SECTORS,
@@ -32,6 +33,7 @@ from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles
 
 WINDOW_MEMORY = 32 * 1024 * 1024  # bytes of units in memory for each thread
+FIRST_UNITS, WINDOW_GROWTH, MOST_UNITS = 16, 4, 16384  # of a queue: a segment has few units of it, or many in a row
 ROUND_BYTES = 2 * 1024 * 1024  # of the log: what is compared of records is still in the cache
 _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
 
@@ -105,6 +107,7 @@ class SegmentCheck:
         self._queue_files = queues
         self._table = QueueTable()
         self._names: list[tuple[str, int] | None] = []
+        self._windows: list[int] = []  # units that were last read of each queue
         self._units = UnitCheck(np.array(ground.config.delay_levels_ms, np.int64), is_lenient=not ground.is_own,
                                 has_ext=(ground.paths.root / "consumequeue_ext").is_dir())  # fmt: skip
         self._entries = EntryCursor(ground, index, begin, end, is_piece=self._is_piece)
@@ -198,6 +201,7 @@ class SegmentCheck:
         while len(self._names) < len(self._table):
             number = len(self._names)
             self._names.append(self._queue_files.name_of(*self._table.queue(number)))
+            self._windows.append(FIRST_UNITS // WINDOW_GROWTH)
             if self._names[number] is None:
                 self._units.ignore(number)
         while row < len(batch):
@@ -205,8 +209,9 @@ class SegmentCheck:
             if number >= 0:
                 name = self._names[number]
                 assert name is not None
-                room = max(16, min(4096, WINDOW_MEMORY // (20 * len(self._names))))
-                self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, room))
+                most = max(FIRST_UNITS, min(MOST_UNITS, WINDOW_MEMORY // (UNIT_SIZE * len(self._names))))
+                self._windows[number] = count = min(most, self._windows[number] * WINDOW_GROWTH)
+                self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, count))
         self._take_spans(self._units.take_spans())
 
     def _take_spans(self, spans: npt.NDArray[np.int64]) -> None:
