@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues and index from the log alone, in tasks that may run anywhere: one for each segment, then one for each index
-file. The files are those that one dispatch of the whole log makes.
+file. The files are those that one dispatch of the whole log makes, but for an index file in which nothing is yet.
 """
 
 from __future__ import annotations

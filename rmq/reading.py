@@ -291,8 +291,8 @@ class StoreReader(ABC):
         """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
 
         A text of 32 or 56 hex digits is an offset_msg_id if the record there says so, else a uniq_key; `topic` limits
-        the search for a uniq_key, without it every topic is tried. KeyError when there is none. An int gives an inner
-        batch as one message. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        the search for it, without one every topic with a queue is tried. KeyError when there is none. An int gives an
+        inner batch as one message. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
@@ -375,7 +375,7 @@ class StoreReader(ABC):
     @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
              tags: str | None = None) -> PullResult:  # fmt: skip
-        """Up to `limit` messages of a queue from a queue offset on, with RocketMQ's status and the queue's bounds.
+        """Up to `limit` messages (0: one) of a queue from a queue offset on, RocketMQ's status and the queue's bounds.
 
         tags: "A || B" or "*", compared as text. next_queue_offset: where to go on. RocketMQ's transfer caps are not
         copied. Raises CorruptFileError when a unit points to what is not its message.

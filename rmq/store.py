@@ -356,7 +356,7 @@ class Store(StoreReader):
             check_writable(self._paths)
             end = self._derive()
             if self.mode == "r":
-                self._index.refresh()
+                self._visible.follow_files()
             return Retention(*parts).plan(end)
         self._check_writable()
         with self._flusher.paused() as end:

@@ -50,7 +50,7 @@ class Visible:
         self._known_end, self._queue_end = known_end, queue_end
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
-        self._owner_name = str(paths.owner)
+        self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
         self._log = log
         self._queues = queues
         self._index = index
@@ -69,6 +69,7 @@ class Visible:
         # As first seen of this writer: until another follows, it may still be recovering.
         self._first_mark: Mark | None = self._mark
         self._manifest = manifest if self._mark is not None else None
+        self._judged_manifest = self._manifest_now()
         queues.bridges_gaps = self._mark is not None
         queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
@@ -232,6 +233,38 @@ class Visible:
                         queue.follow_files(self._mark.derived_phy_offset)
                     queue.correct_min_offset(low)
                 self._derived, self._low = True, low
+            self._forget_removed(low)
+
+    def follow_files(self) -> None:
+        """derive, with the files of queues and index as they are now."""
+        with self._lock:
+            self._index.refresh()
+            self.derive()
+            self._follow_cleaning(self._low)
+            self.derive()
+
+    def _manifest_now(self) -> tuple[int, int] | None:
+        """What tells one manifest from the next."""
+        try:
+            status = os.stat(self._manifest_name)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def _forget_removed(self, low: int) -> None:
+        """Queues without messages that a cleaning removed begin at 0 again: a new manifest leaves them out."""
+        now = self._manifest_now()
+        if now == self._judged_manifest:
+            return
+        self._judged_manifest = now
+        empty = [queue for queue in self._queues.queues.values()
+                 if queue.is_exact and queue.max_offset and queue.end_phy_offset() <= low]
+        manifest = read_manifest(self._paths) if empty else None
+        if manifest is None:
+            return
+        for queue in empty:
+            if (queue.topic, queue.queue_id) not in manifest.queues:
+                queue.forget_files()
 
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import oracle
+import pyarrow as pa
 import pytest
 
 import rmq
@@ -98,8 +99,8 @@ def delayed(level: str, topic: str = SCHEDULE, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("level", "delay"), [
     ("1", 1000), ("2", 5000), ("3", 10_000), ("4", 30_000), ("5", 60_000), ("14", 600_000), ("17", 3_600_000),
-    ("18", 7_200_000), ("19", 7_200_000), ("2147483647", 7_200_000), ("+3", 10_000), ("03", 10_000), ("0", None),
-    ("-1", None),
+    ("18", 7_200_000), ("19", 7_200_000), ("2147483647", 7_200_000), ("+3", 10_000), ("03", 10_000),
+    ("00000000003", 10_000), ("0", None), ("-1", None), ("-2147483648", None),
 ])  # fmt: skip
 def test_a_delayed_message_has_its_delivery_time_for_a_tags_code(level: str, delay: int | None) -> None:
     batch, _, data = scanned([delayed(level)])
@@ -108,6 +109,26 @@ def test_a_delayed_message_has_its_delivery_time_for_a_tags_code(level: str, del
     record = oracle.decode_record(data)
     assert record is not None
     assert record.tags_code == expected
+
+
+@pytest.mark.parametrize("level", ["x", "", "+", "-", " 3", "3 ", "1_0", "2147483648", "-2147483649",
+                                   "9" * 30, "\u0663"])
+def test_a_delay_with_which_rocketmq_could_not_read_the_log_is_refused(tmp_path: Path, level: str) -> None:
+    """Its recovery would end the log there. An empty value is no property."""
+    as_map = pa.array([[("DELAY", "3"), ("DELAY", level)]], pa.map_(pa.string(), pa.string()))
+    tables = [pa.table({"topic": [SCHEDULE], "body": [b""], **more}) for more in (
+        {"properties": as_map}, {"raw_properties": [f"DELAY\1{level}\2".encode()]})]  # fmt: skip
+    rmq.Message("T", b"", properties={"DELAY": level})
+    if not level:
+        rmq.Message(SCHEDULE, b"", properties={"DELAY": level})
+        return
+    with pytest.raises(rmq.IllegalMessageError, match="DELAY"):
+        rmq.Message(SCHEDULE, b"", properties={"DELAY": level})
+    with rmq.open(tmp_path / "s", "x") as store:
+        for table in tables:
+            with pytest.raises(rmq.IllegalMessageError, match="DELAY"):
+                store.put_many(table)
+        assert store.max_phy_offset == 0
 
 
 def test_only_messages_of_the_schedule_topic_are_delayed() -> None:

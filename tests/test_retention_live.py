@@ -27,6 +27,7 @@ from cleaning import (
     expire,
     fill,
     first_segment,
+    kinds,
     make,
     message,
     open_store,
@@ -60,6 +61,34 @@ def test_a_reader_that_missed_what_was_put_and_cleaned_finds_its_units_in_the_fi
             assert_left(reader, messages, low)
             messages += fill(store, 30, 240)
             assert_left(reader, messages, low)
+
+
+def test_a_reader_sees_that_queues_without_messages_go_though_the_log_stays(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        with rmq.open(tmp_path / "s") as reader:
+            expire(tmp_path / "s", LOW)
+            clean(store)
+            assert reader.topics()["old"] == {0: (10, 10)}
+            assert kinds(clean(store, expired_queues=True)) == ["consumequeue"]
+            assert reader.topics() == store.topics()
+            assert "old" not in reader.topics()
+            assert reader.pull("old").status is rmq.PullStatus.NO_MESSAGE_IN_QUEUE
+            store.put(rmq.Message("old", b"again"))
+            assert [found.body for found in reader.pull("old").messages] == [b"again"]
+
+
+def test_a_reader_tells_of_all_files_that_would_go_though_it_derived_their_units(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store, 60)
+        with rmq.open(tmp_path / "s") as reader:
+            reader.topics()
+            fill(store, 140, 60)
+            date(tmp_path / "s", rest=HOUR)
+            told = clean(reader, dry_run=True)
+            assert told == clean(store, dry_run=True)
+            assert kinds(told).count("consumequeue") > 10
+            assert reader.topics() == store.topics()
 
 
 @pytest.mark.slow

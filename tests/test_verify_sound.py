@@ -155,6 +155,20 @@ def test_our_directory_may_be_lost_and_all_that_it_told_comes_from_the_files(bas
     assert vars(found) == vars(whole) | {"size_read": found.size_read}
 
 
+def test_a_log_whose_newest_record_was_removed_is_sound(tmp_path: Path) -> None:
+    """The clock went back; what the checkpoint tells of is gone."""
+    now = [1_700_000_010_000]
+    with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: now[0]) as store:
+        for number in range(40):
+            store.put(message(number))
+        store.flush()
+        now[0] -= 5000
+        for _ in range(40):
+            store.put(rmq.Message("T", b"x" * 700))
+        assert store.clean(2**42, file_reserved_time=0, limit=None).min_phy_offset > 0
+    assert_sound(tmp_path / "s")
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_units_of_segments_that_hold_few_of_each_queue_are_read_a_few_times(tmp_path: Path, count: int) -> None:
     """Edge: a queue's files are smaller than what is read at a time of a queue with many units in a row."""

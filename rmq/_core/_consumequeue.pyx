@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consume-queue units in batches. Layout: docs/format/consumequeue.md. Source: RocketMQ ConsumeQueue."""
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, load_u16, store_i32, store_i64
@@ -9,28 +8,19 @@ from rmq._core._javahash cimport rmq_hash_utf8
 from rmq._core._record cimport RecordRow
 from rmq._core._recordbatch cimport RecordBatch
 
+cdef extern from "schedule.h" nogil:
+    bint rmq_is_schedule_topic(const uint8_t *topic, int64_t size) noexcept
+    bint rmq_parse_int(const uint8_t *p, int64_t n, int64_t *value) noexcept
+
 import numpy as np
 
-cdef const char *SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-cdef int SCHEDULE_TOPIC_SIZE = 19
 cdef int64_t UNKNOWN_DELAY_MS = 1000
 
 
 cdef int64_t _delay_ms(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:
     """Delay of a scheduled message in ms, -1 when it has no valid DELAY. Source: ScheduleMessageService."""
-    cdef const uint8_t *p = row.base + row.delay_position
-    cdef int32_t size = row.delay_size, i = 0
-    cdef int64_t level = 0
-    if size > 0 and p[0] == 0x2B:
-        i = 1
-    if size <= i or size - i > 10:
-        return -1
-    while i < size:
-        if p[i] < 0x30 or p[i] > 0x39:
-            return -1
-        level = level * 10 + (p[i] - 0x30)
-        i += 1
-    if level <= 0 or level > 0x7FFFFFFF:
+    cdef int64_t level
+    if not rmq_parse_int(row.base + row.delay_position, row.delay_size, &level) or level <= 0:
         return -1
     level = min(level, delay_levels.shape[0])
     return delay_levels[level - 1] if level > 0 else UNKNOWN_DELAY_MS
@@ -38,8 +28,7 @@ cdef int64_t _delay_ms(const RecordRow *row, const int64_t[::1] delay_levels) no
 
 cdef bint is_scheduled(const RecordRow *row) noexcept nogil:
     """Whether a row with parsed properties waits for its delay: its tags code is a time."""
-    return row.delay_size > 0 and row.topic_size == SCHEDULE_TOPIC_SIZE and \
-        memcmp(row.base + row.topic_position, SCHEDULE_TOPIC, SCHEDULE_TOPIC_SIZE) == 0
+    return row.delay_size > 0 and rmq_is_schedule_topic(row.base + row.topic_position, row.topic_size)
 
 
 cdef int64_t tags_code_of(const RecordRow *row, const int64_t[::1] delay_levels) noexcept nogil:

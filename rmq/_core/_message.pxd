@@ -33,7 +33,8 @@ cdef class Message:
 
 
 cdef bint waits(const uint8_t *properties, int64_t size) noexcept nogil
-cdef bint has_property(const uint8_t *properties, int64_t size, const char *name, int64_t name_size) noexcept nogil
+cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t *properties,
+                         int64_t size) noexcept nogil
 
 
 cdef inline bint shares_header(Message message, Message before) noexcept:

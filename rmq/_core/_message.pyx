@@ -15,6 +15,10 @@ from rmq._core._record cimport Property, next_property
 cdef extern from "property.h" nogil:
     bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
 
+cdef extern from "schedule.h" nogil:
+    bint rmq_is_schedule_topic(const uint8_t *topic, int64_t size) noexcept
+    bint rmq_parse_int(const uint8_t *p, int64_t n, int64_t *value) noexcept
+
 import socket
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -163,13 +167,24 @@ cdef bint waits(const uint8_t *properties, int64_t size) noexcept nogil:
     return wait
 
 
-cdef bint has_property(const uint8_t *properties, int64_t size, const char *name, int64_t name_size) noexcept nogil:
+cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t *properties,
+                         int64_t size) noexcept nogil:
+    """Why RocketMQ could not read a record with these properties back, NULL when it can.
+
+    Source: CommitLog#checkMessageAndReturnSize, whose exceptions end a recovery's log.
+    """
+    cdef bint is_scheduled = rmq_is_schedule_topic(topic, topic_size), has_delay = True
     cdef const uint8_t *cursor = properties
     cdef Property item
+    cdef int64_t level
     while next_property(&cursor, properties + size, False, &item):
-        if item.name_size == name_size and memcmp(item.name, name, name_size) == 0:
-            return True
-    return False
+        if item.name_size == 9 and memcmp(item.name, "INNER_NUM", 9) == 0:
+            return "property INNER_NUM marks inner batches, which are not written"
+        if is_scheduled and item.name_size == 5 and memcmp(item.name, "DELAY", 5) == 0:   # the last one counts
+            has_delay = rmq_parse_int(item.value, item.value_size, &level)
+    if has_delay:
+        return NULL
+    return "property DELAY of a scheduled message is no int32"
 
 
 @cython.final
@@ -191,6 +206,7 @@ cdef class Message:
                  uniq_key=None, born_timestamp=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, raw_properties=None):
         cdef tuple checked = _last_topic
+        cdef const char *why
         if self.topic is not None:
             raise TypeError("a Message is immutable")
         if topic is not checked[0]:
@@ -228,8 +244,10 @@ cdef class Message:
         if len(self._encoded) > L.PROPERTIES_SIZE_LIMIT:
             raise IllegalMessageError(f"properties have {len(self._encoded)} bytes, more than "
                                       f"{L.PROPERTIES_SIZE_LIMIT}")
-        if has_property(<const uint8_t *><const char *>self._encoded, len(self._encoded), "INNER_NUM", 9):
-            raise IllegalMessageError("property INNER_NUM marks inner batches, which are not written")
+        why = refusal(<const uint8_t *><const char *>self._topic, len(self._topic),
+                      <const uint8_t *><const char *>self._encoded, len(self._encoded))
+        if why != NULL:
+            raise IllegalMessageError((<bytes>why).decode())
         self._wait = waits(<const uint8_t *><const char *>self._encoded, len(self._encoded))
         self._is_plain = self.born_timestamp is None and self.raw_properties is None and not rmq_ends_with_crc(
             <const uint8_t *><const char *>self._encoded, len(self._encoded))

@@ -14,10 +14,10 @@ cimport rmq._core._layout as L
 from rmq._core._alike cimport Alike, can_be_alike, encode_alike, take_alike
 from rmq._core._columnrows cimport ColumnRows
 from rmq._core._javahash cimport rmq_utf16_units
-from rmq._core._message cimport Message, has_property, shares_header, waits
+from rmq._core._message cimport Message, shares_header, waits
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_row_topic, fault, find_queues, queue_of, refuse_numbers, results_of,
-    same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, queue_of,
+    refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
 from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
@@ -369,9 +369,8 @@ cdef class PutBatch:
                 # The arena moved while it grew: only now are the addresses final.
                 if starts[i] >= 0:
                     row.properties = self._arena + starts[i]
-                if is_foreign and has_property(row.properties, row.properties_size, "INNER_NUM", 9):
-                    with gil:
-                        raise fault(i, "property INNER_NUM marks inner batches, which are not written")
+                if is_foreign:
+                    check_properties(i, row)
                 if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
                     with gil:
                         refuse_numbers(i, row)

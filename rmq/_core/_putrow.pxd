@@ -36,6 +36,7 @@ cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1
 cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1
 cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
+cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1
 cdef tuple results_of(const PutRow *rows, Py_ssize_t count)

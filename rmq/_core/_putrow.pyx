@@ -8,6 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memset
 
 cimport rmq._core._layout as L
+from rmq._core._message cimport refusal
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, looks_lost
 
@@ -146,6 +147,15 @@ cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1:
     if row.sys_flag & REFUSED_FLAGS:
         raise fault(i, "sys_flag bits 6 and 7 mark inner batches, which are not written")
     raise fault(i, "queue_id is negative")
+
+
+cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil:
+    """Whether RocketMQ reads the record back; rows have their topics and properties."""
+    cdef const char *why = refusal(row.topic, row.topic_size, row.properties, row.properties_size)
+    if why != NULL:
+        with gil:
+            raise fault(i, (<bytes>why).decode())
+    return 0
 
 
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:

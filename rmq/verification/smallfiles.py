@@ -124,7 +124,7 @@ def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
     for offset, name, time in times:
         if time < 0:
             report.derived(checkpoint.path, offset, "checkpoint", f"{name} is {time}, which is no time")
-        elif time > latest and not ground.blind:
+        elif time > latest and not ground.blind and not ground.log.min_phy_offset:  # else the newest may be removed
             # What queues and index had reached may have been cut with the log behind it.
             severity = DERIVED if ground.is_closed or name == "physicMsgTimestamp" else NOTE
             report.add(checkpoint.path, offset, "checkpoint", severity, f"{name} is {time}, but the newest record was "
