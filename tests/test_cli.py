@@ -154,7 +154,7 @@ def test_a_span_is_before_now(tmp_path: Path, ago: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", [
     "yesterday", "2026-13-01", "", " ", "2h", "-2y", "-h", "12:00", "-5", "1e3", "--", "9223372036854775808",
-    "2026-11-21T25:00", "-2h-3m", "2026-11-21T05:00 MEZ", "\udcff",
+    "2026-11-21T25:00", "-2h-3m", "2026-11-21T05:00 MEZ", "\udcff", "1" * 40, "1" * 5000, "-" + "9" * 5000 + "h",
 ])  # fmt: skip
 def test_a_time_that_nobody_can_parse(shop: Path, text: str) -> None:
     for verb, option in (("query", "--begin"), ("query", "--end"), ("cat", "--from"), ("cat", "--until")):
@@ -484,3 +484,15 @@ def test_files_are_completed() -> None:
     assert [kind for kind, _ in completed("info", "st")] in (["file"], ["dir"])
     assert [kind for kind, _ in completed("ingest", "st", "fi")] == ["file"]
     assert [kind for kind, _ in completed("info", "st", "--conf", "br")] == ["file"]
+
+
+@pytest.mark.parametrize("words", [
+    ("ingest", "{store}", "{file}", "--topic", "T", "--delimiter", "\udcff"),
+    ("ingest", "{store}", "{file}", "--topic", "T", "--key-column", "\udcff"),
+    ("ingest", "{store}", "{file}", "--topic", "T", "--body-column", "\udcff"),
+    ("cat", "{store}", "Orders", "-f", "{{body_crc:c}}"), ("export", "{store}", "{file}-x", "--columns", ""),
+], ids=lambda words: words[-2])  # fmt: skip
+def test_an_option_that_nothing_can_be_made_of_is_one_line(shop: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "x.csv").write_text("id,b\n1,2\n")
+    asked = [word.format(store=shop, file=tmp_path / "x.csv") for word in words]
+    assert_error(call(*asked), 2, words[-2].removeprefix("--key-").removeprefix("--body-").removeprefix("--"))

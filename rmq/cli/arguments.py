@@ -20,7 +20,7 @@ from rmq.store import Store
 from rmq.store import open as open_any
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_AGO = re.compile(r"-(?:\d+(?:ms|[smhdw]))+")
+_AGO = re.compile(r"-(?:\d{1,19}(?:ms|[smhdw]))+")
 _AGO_PART = re.compile(r"(\d+)(ms|[smhdw])")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _INT64 = 2**63
@@ -38,13 +38,13 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
         now = time.time_ns() // 1_000_000
         if text == "now":
             return now
-        if re.fullmatch(r"\d+", text) and int(text) < _INT64:
+        if re.fullmatch(r"0*\d{1,19}", text) and int(text[-19:]) < _INT64:
             return int(text)
         if _AGO.fullmatch(text):
             ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _AGO_PART.findall(text))
             return max(now - ago, -_INT64)
         try:
-            moment = datetime.fromisoformat(text)
+            moment = datetime.fromisoformat("" if text.isdigit() else text)  # Python takes many digits for a date
         except ValueError:
             self.fail(f"{value!r} is no time: ms since 1970, ISO 8601 such as 2026-11-21T05:00Z, or -2h, -30m, -7d",
                       param, ctx)  # fmt: skip

@@ -47,7 +47,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
             started = time.monotonic()
             done = export_store(
                 store, directory, partition_by=() if partition_by == "none" else partition_by.split(","),
-                topics=topics or None, begin=begin, end=end, columns=columns.split(",") if columns else None,
+                topics=topics or None, begin=begin, end=end, columns=None if columns is None else columns.split(","),
                 compression=compression, processes=processes, config=config, progress=show)  # fmt: skip
             seconds = time.monotonic() - started
     except ValueError as error:

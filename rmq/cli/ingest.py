@@ -59,6 +59,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     """
     _check(topic, input_form, files, delimiter)
     names = dict.fromkeys([*key_columns, *([tags_column] if tags_column else [])])
+    _check_columns(*names, *([body_column] if body_column else []))
     wanted = Wanted(tuple(names), body_column)
     output = Output(form)
     started = time.monotonic()
@@ -90,8 +91,16 @@ def _check(topic: str, input_form: str | None, files: tuple[str, ...], delimiter
         raise click.UsageError(f"--topic: {error}") from None
     if "-" in files and input_form is None:
         raise click.UsageError("stdin has no name that tells its format: pass --format")
-    if delimiter is not None and (len(delimiter.encode()) != 1 or delimiter in '"\r\n'):
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise click.UsageError(f"--delimiter must be one character, got {delimiter!r}")
+
+
+def _check_columns(*names: str) -> None:
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"column {name!r} is not UTF-8") from None
 
 
 class Ingest:

@@ -160,7 +160,7 @@ class Output:
                    for name, value in message_row(message).items()}  # fmt: skip
             try:
                 line = template.format_map(row)
-            except (ValueError, LookupError, AttributeError, TypeError) as error:
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
                 raise click.UsageError(f"-f: {error}") from None
             sys.stdout.write("\n".join(map(printable, line.split("\n"))) if self.is_terminal else line)
             self._flush_if_due()
