@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import math
-import re
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,43 +13,60 @@ import pyarrow.compute as pc
 from rmq._core._jsonrows import JsonRows
 from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
-from rmq.cli.texts import NULL
-from rmq.columns import flags, text_column
+from rmq.cli.texts import EMPTY, NULL, as_text, is_bytes
+from rmq.cli.values import readable, written
+from rmq.columns import flags, text_column, text_scalar
 
-_OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
+_COMMA, _OPEN, _CLOSE = text_scalar(","), text_scalar("["), text_scalar("]")
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view,
+          pa.types.is_large_list_view)  # fmt: skip
+_Text = tuple[TextColumn, bool]  # values as text, and whether JSON has them between quotes
 
 
-def json_objects(batch: pa.RecordBatch) -> pa.Array:
-    """Each row as the text of a JSON object, fields in column order; large_string.
+def json_objects(batch: pa.RecordBatch, broken: dict[int, str] | None = None) -> pa.Array:
+    """Each row of readable columns as the text of a JSON object, fields in column order; large_string.
 
     Numbers and booleans stay what they are, times become ISO 8601, bytes hex digits; null, NaN and infinity are null.
+    Rows that hold a value without a text are put into `broken`, with the reason.
     """
-    if not batch.num_columns:
-        return pa.repeat(pa.scalar("{}", pa.large_string()), batch.num_rows)
-    heads: list[bytes] = []
-    texts: list[TextColumn] = []
-    quoted: list[bool] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        text, is_quoted = _json_text(column)
-        heads.append(f"{',' if heads else '{'}{json.dumps(name, ensure_ascii=False)}:".encode())
-        texts.append(text)
-        quoted.append(is_quoted)
-    rows = JsonRows(heads, texts, quoted, b"}")
+    broken = {} if broken is None else broken
+    texts = [_json_text(column, name, broken) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    return _objects(batch.schema.names, texts, batch.num_rows)
+
+
+def plain_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
+    """The text that a row has of each value of a readable column, for keys, tags and bodies; bytes are text as well."""
+    if is_bytes(column.type):
+        return as_text(column.cast(pa.large_binary()), name, broken)
+    if pa.types.is_floating(column.type):  # NaN and infinity have a name here
+        return column.cast(pa.large_string())
+    nested = _nested(column, name, broken)
+    return written(column, name, broken)[0] if nested is None else nested
+
+
+def _objects(names: Sequence[str], texts: list[_Text], count: int) -> pa.Array:
+    if not names:
+        return pa.repeat(text_scalar("{}"), count)
+    heads = [f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:".encode()
+             for place, name in enumerate(names)]  # fmt: skip
+    return _lines(heads, texts, b"}")
+
+
+def _lines(heads: list[bytes], texts: list[_Text], tail: bytes) -> pa.Array:
+    """For each row a head and a value of each column, then the tail."""
+    rows = JsonRows(heads, [text for text, _ in texts], [is_quoted for _, is_quoted in texts], tail)
     # Of Arrow's pool: fresh memory for each batch would cost a page fault for each 4 KiB.
     offsets, data = pa.allocate_buffer((rows.count + 1) * 8), pa.allocate_buffer(rows.room)
     size = rows.write(np.frombuffer(offsets, np.int64), np.frombuffer(data, np.uint8))
     return pa.Array.from_buffers(pa.large_string(), rows.count, [None, offsets, data.slice(0, size)])
 
 
-def _json_text(column: pa.Array) -> tuple[TextColumn, bool]:
-    """(values as text, whether JSON has them between quotes)."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+def _json_text(column: pa.Array, name: str, broken: dict[int, str]) -> _Text:
     numbers = _number_text(column)
     if numbers is not None:
         return numbers, pa.types.is_timestamp(column.type)
-    text, is_quoted = _arrow_text(column)
+    nested = _nested(column, name, broken)
+    text, is_quoted = (nested, False) if nested is not None else written(column, name, broken)
     return text_column(text), is_quoted
 
 
@@ -74,45 +89,47 @@ def _number_text(column: pa.Array) -> TextColumn | None:
     return TextColumn(offsets, data, missing) if size >= 0 else None
 
 
-def _arrow_text(column: pa.Array) -> tuple[pa.Array, bool]:
-    """The same for a column of any type, as Arrow and the json module write it; what is null stays null."""
+def _nested(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array | None:
+    """Structs, lists and maps as JSON, null where they are; None for what is not nested."""
     kind = column.type
-    if _is_text(kind):
-        return column.cast(pa.large_string()), True
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return column.cast(pa.large_string()), False
-    if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), NULL), False
-    if pa.types.is_timestamp(kind):
-        return _iso_times(column), True
-    if pa.types.is_date(kind) or pa.types.is_time(kind):
-        return column.cast(pa.large_string()), True
-    values = (json.dumps(_plain(value), ensure_ascii=False) for value in column.to_pylist())
-    return pa.array(values, pa.large_string()), False
+    if pa.types.is_struct(kind):
+        text = _structs(column, name, broken)
+    elif pa.types.is_map(kind):  # a list of pairs: a key need not be text, and may come twice
+        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        text = _lists(column.cast(pa.list_(pair)), name, broken, _pairs)
+    elif any(is_list(kind) for is_list in _LISTS):
+        text = _lists(column, name, broken, _items)
+    else:
+        return None
+    return pc.if_else(column.is_valid(), text, NULL) if column.null_count else text
 
 
-def _iso_times(column: pa.Array) -> pa.Array:
-    """Timestamps with a T between date and time, which Arrow puts a space between."""
-    texts = column.cast(pa.large_string())
-    extremes = pc.min_max(column.cast(pa.int64()))
-    seconds = [value // _OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
-    if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
-        return pc.binary_replace_slice(texts, 10, 11, "T")
-    return pc.replace_substring(texts, " ", "T")
+def _structs(column: pa.StructArray, name: str, broken: dict[int, str]) -> pa.Array:
+    names = [column.type.field(place).name for place in range(column.type.num_fields)]
+    return _objects(names, [_inner_text(field, name, broken) for field in column.flatten()], len(column))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _lists(column: pa.Array, name: str, broken: dict[int, str],
+           write: Callable[[pa.Array, str, dict[int, str]], pa.Array]) -> pa.Array:  # fmt: skip
+    """write: makes JSON of the items of all lists, those of null ones left out."""
+    lengths = pc.fill_null(pc.list_value_length(column).cast(pa.int64()), 0)
+    ends = np.cumsum(np.frombuffer(lengths.buffers()[1], np.int64)[lengths.offset :][: len(column)])
+    inner: dict[int, str] = {}
+    items = write(column.flatten(), name, inner)
+    for item, reason in inner.items():
+        broken.setdefault(int(np.searchsorted(ends, item, side="right")), reason)
+    starts = pa.Array.from_buffers(pa.int64(), len(ends) + 1, [None, pa.py_buffer(np.r_[0, ends])])
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(starts, items), _COMMA)
+    return pc.binary_join_element_wise(_OPEN, joined, _CLOSE, EMPTY)
 
 
-def _plain(value: Any) -> Any:
-    """A nested value as JSON has it."""
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    return value.hex() if isinstance(value, bytes) else re.sub(r"^(\S+) (?=\d)", r"\1T", str(value))
+def _items(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
+    return _lines([b""], [_inner_text(column, name, broken)], b"")
+
+
+def _pairs(column: pa.StructArray, name: str, broken: dict[int, str]) -> pa.Array:
+    return _lines([b"[", b","], [_inner_text(part, name, broken) for part in column.flatten()], b"]")
+
+
+def _inner_text(column: pa.Array, name: str, broken: dict[int, str]) -> _Text:
+    return _json_text(readable(column, name, broken), name, broken)

@@ -102,7 +102,9 @@ class Input:
         self.size = raw.size if raw is not None else 0
         self._raw = raw
         self.stream: BinaryIO = gzip.GzipFile(fileobj=buffered) if packed else buffered  # type: ignore[assignment]
-        self._is_live = not self.size
+        self.is_live = not self.size
+        self._is_packed = packed
+        self._is_over = False
         self._closes = buffered
 
     def tell(self) -> int:
@@ -111,20 +113,35 @@ class Input:
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes: of a pipe what has come, so that rows do not wait for more; b"" at the end."""
-        return self.stream.read1(size) if self._is_live else self.stream.read(size)  # type: ignore[attr-defined]
+        data = self.stream.read1(size) if self.is_live else self.stream.read(size)  # type: ignore[attr-defined]
+        self._is_over = not data if self.is_live else len(data) < size
+        return bytes(data)
+
+    def is_at_end(self) -> bool:
+        """Whether nothing follows what was read, as far as that is known without waiting or unpacking."""
+        if self._is_over or self.is_live or self._is_packed:
+            return self._is_over
+        return not self.stream.peek(1)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self.stream.close()
         self._closes.close()
 
 
-MASK = "\uffff"  # no character: stands for a byte that is not UTF-8
+def _unheard_of() -> str:
+    """Text that no file holds, made anew by each process: of characters that are no delimiter."""
+    return "\uffff" + "".join(chr(0x2800 + byte) for byte in os.urandom(8))
+
+
+MASK = _unheard_of()  # stands for bytes that are not UTF-8
+END = _unheard_of()
 
 
 class Blocks:
-    """What pyarrow reads a CSV from: `head`, then the rest of the input.
+    """What pyarrow reads a CSV from: `head`, then the rest of the input, then END as a line of its own.
 
-    With `masks` bytes that are not UTF-8 come as MASK: pyarrow would stop at a row of the wrong width that holds one.
+    Where END comes out as part of a row, a quoted field has swallowed the rest of the input. With `masks` bytes that
+    are not UTF-8 come as MASK: pyarrow would stop at a row of the wrong width that holds one.
     """
 
     closed = False
@@ -138,24 +155,39 @@ class Blocks:
         self._limit = limit
         self._places: list[int] = []
         self._taken = 0
+        self._is_ended = False
 
     def read(self, size: int) -> bytes:
+        if self._is_ended:
+            return b""
         data, self._head = self._head[:size], self._head[size:]
         if len(data) < size:
             data += self._input.read(size - len(data))
-        # A row that is larger than a block must end in the next one: that one is then read up to a line end.
-        while data and b"\n" not in data and b"\r" not in data and len(data) < self._limit:
+        while data and len(data) < self._limit and self._needs_more(data, size):
             more = self._input.read(size)
             if not more:
                 break
             data += more
+        is_last = not self._head and (not data or self._input.is_at_end())
         # pyarrow drops a \n that begins a block when the one before ended with \r, also between quotes.
-        if data.endswith(b"\r") and len(data) > 1:
+        if data.endswith(b"\r") and len(data) > 1 and not is_last:
             data, self._head = data[:-1], b"\r" + self._head
+        if is_last:  # with the last row in one block, which may lack a line end: pyarrow asks that of other blocks
+            data += b"\n" + END.encode()
+            self._is_ended = True
         if self._masks:
             data = self._masked(data)
         self._places.append(self._input.tell())
         return data
+
+    def _needs_more(self, data: bytes, size: int) -> bool:
+        """A row that is larger than a block must end in the next one: that one is then read up to a line end.
+
+        So is what a pipe gives: only when it ends it is known whether a row goes on.
+        """
+        if self._input.is_live and len(data) < size:
+            return not data.endswith((b"\n", b"\r"))
+        return b"\n" not in data and b"\r" not in data
 
     def _masked(self, data: bytes) -> bytes:
         try:
@@ -167,7 +199,7 @@ class Blocks:
                 text = MASK
             else:
                 self._head = rest + self._head
-            masked = re.sub("[\udc80-\udcff]", MASK, text)
+            masked = re.sub("[\udc80-\udcff]+", MASK, text)
             self.has_masked = self.has_masked or masked != text or text == MASK
             return masked.encode()
         return data

@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq.cli.ahead import read_ahead
-from rmq.cli.bodies import json_objects
-from rmq.cli.inputs import MASK, Blocks, Input
-from rmq.cli.texts import EMPTY, as_text, is_bytes, json_text, key_text
+from rmq.cli.bodies import json_objects, plain_text
+from rmq.cli.inputs import END, MASK, Blocks, Input
+from rmq.cli.texts import EMPTY, as_text, is_bytes, json_text, json_value, last_value, leave_out, may_hold_nan
+from rmq.cli.values import readable, repeated_field
 from rmq.columns import flags
 
 BLOCK_SIZE = 4 * 1024 * 1024
@@ -36,6 +37,7 @@ BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were p
 FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
+_NO_END = "a quoted field has no end"
 _BOM = b"\xef\xbb\xbf"
 _TWO_VALUES = re.compile(rb"\}[ \t\r]*[{n]")
 
@@ -103,6 +105,8 @@ class Source:
                     buffer_size=BUFFER_SIZE, pre_buffer=False)  # fmt: skip
                 self._names = self._file.schema_arrow.names
                 self.size = self._file.metadata.num_rows
+                if fault := repeated_field(self._file.schema_arrow, self._needed()):
+                    raise SourceError(path, None, fault)
         double = {name for name in self._names if self._names.count(name) > 1}
         if double:
             raise SourceError(path, None, f"the header repeats {min(double)!r}")
@@ -145,7 +149,9 @@ class Source:
         ragged: list[tuple[int, str]] = []
 
         def note_ragged(row: Any) -> str:
-            ragged.append((row.number, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
+            columns = f"{row.actual_columns} columns, the header has {row.expected_columns}"
+            if row.text != END:
+                ragged.append((row.number, _NO_END if row.text.endswith(END) else columns))
             return "skip"
 
         is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
@@ -161,7 +167,9 @@ class Source:
         )  # fmt: skip
         following = 1
         try:
-            for batch in stream:
+            for whole in stream:
+                # Of one column END is a row like others.
+                batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole
                 numbers, past = _number(following, batch.num_rows, [row for row, _ in ragged])
                 due = [item for item in ragged if item[0] < past]
                 ragged[:] = [item for item in ragged if item[0] >= past]
@@ -203,15 +211,13 @@ class Source:
 
     def _of_csv(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: list[tuple[int, str]]) -> Rows:
         """All columns are text, but for the body."""
-        broken: dict[int, str] = {}
+        broken = {len(numbers) - 1: _NO_END} if last_value(batch).endswith(END.encode()) else {}
         wanted = batch.schema.names if self._wanted.body is None else self._wanted.columns
         columns = {name: as_text(column, name, broken) if name in wanted else column
                    for name, column in zip(batch.schema.names, batch.columns, strict=True)}  # fmt: skip
         if self._blocks.has_masked:
             for name in wanted:
-                masked = pc.fill_null(pc.match_substring(columns[name], MASK), False)
-                for row in np.flatnonzero(flags(masked)).tolist():
-                    broken.setdefault(row, f"{name} is not UTF-8")
+                leave_out(pc.match_substring(columns[name], MASK), f"{name} is not UTF-8", broken)
         return self._of_table(columns, numbers, broken, bad)
 
     def _no_columns(self) -> dict[str, pa.Array]:
@@ -261,7 +267,7 @@ class Source:
             return Rows(numbers, texts.cast(kind), self._no_columns())
         # No value begins behind another, so each begins a line; with as many of them as lines each line holds one.
         is_object = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-        if not pc.all(is_object).as_py() or _TWO_VALUES.search(data):
+        if not pc.all(is_object).as_py() or _TWO_VALUES.search(data) or may_hold_nan(data):
             raise pa.ArrowInvalid("not one object a line")
         table = self._parsed(data, names)
         if table.num_rows != len(texts):
@@ -318,7 +324,7 @@ class Source:
     def _of_line(self, text: bytes) -> tuple[bytes, dict[str, str | None]]:
         """Body and columns of one line; ValueError says why it is no row."""
         try:
-            row = json.loads(text.decode())
+            row = json_value(text)
         except UnicodeDecodeError:
             raise
         except (ValueError, RecursionError) as error:
@@ -340,8 +346,12 @@ class Source:
 
     # ---- Parquet ----
 
+    def _needed(self) -> list[str] | None:
+        """Columns to be read; None: all."""
+        return None if self._wanted.body is None else [*self._wanted.columns, self._wanted.body]
+
     def _parquet_rows(self) -> Iterator[Rows]:
-        needed = None if self._wanted.body is None else [*self._wanted.columns, self._wanted.body]
+        needed = self._needed()
         following = 1
         metadata = self._file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
@@ -349,24 +359,25 @@ class Source:
         # Text is made of a batch while the next is decoded. No pipe is read here, so there is nothing to wake.
         with read_ahead(self._file.iter_batches(batch_size=count, columns=needed), lambda: None) as batches:
             for batch in batches:
-                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                broken: dict[int, str] = {}
+                columns = {name: readable(column, name, broken)
+                           for name, column in zip(batch.schema.names, batch.columns, strict=True)}  # fmt: skip
                 self.position = following + batch.num_rows - 1
-                yield self._of_table(columns, np.arange(following, following + batch.num_rows), {}, [])
+                yield self._of_table(columns, np.arange(following, following + batch.num_rows), broken, [])
                 following += batch.num_rows
 
     # ---- tables ----
 
     def _of_table(self, columns: dict[str, pa.Array], numbers: npt.NDArray[np.int64], broken: dict[int, str],
                   bad: list[tuple[int, str]]) -> Rows:  # fmt: skip
-        """Rows of columns; `broken`: positions of bad ones, and why."""
-        texts = {name: key_text(columns[name], name, broken) for name in self._wanted.columns}
+        """Rows of readable columns; `broken`: positions of bad ones, and why."""
+        texts = {name: plain_text(columns[name], name, broken) for name in self._wanted.columns}
         if self._wanted.body is None:
-            bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
+            bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), broken)
         else:
-            bodies = columns[self._wanted.body]
-            for row in np.flatnonzero(flags(bodies.is_null())).tolist():
-                broken.setdefault(row, f"{self._wanted.body} is null")
-            bodies = bodies if is_bytes(bodies.type) else bodies.cast(pa.large_string())
+            name, bodies = self._wanted.body, columns[self._wanted.body]
+            bodies = bodies if is_bytes(bodies.type) else plain_text(bodies, name, broken)
+            leave_out(bodies.is_null(), f"{name} is null", broken)
         bodies = bodies.cast(pa.large_binary())
         if broken:
             kept = np.ones(len(numbers), np.bool_)

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.columns import text_scalar
+from rmq.columns import flags, text_scalar
 
 # A str or None among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
 EMPTY = text_scalar("")
 NULL = pa.nulls(1, pa.large_string())[0]
+_NO_NUMBER = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 
 
 def as_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
@@ -37,14 +40,30 @@ def is_bytes(kind: pa.DataType) -> bool:
                 or pa.types.is_binary_view(kind))  # fmt: skip
 
 
-def key_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
-    """Text of a column whose values become keys or tags."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if is_bytes(column.type):
-        return as_text(column.cast(pa.large_binary()), name, broken)
-    text = column.cast(pa.large_string())
-    return pc.replace_substring(text, " ", "T") if pa.types.is_timestamp(column.type) else text
+def leave_out(rows: pa.BooleanArray, reason: str, broken: dict[int, str]) -> None:
+    """Put those that are true into `broken`, unless they are there."""
+    for row in np.flatnonzero(flags(pc.fill_null(rows, False))).tolist():
+        broken.setdefault(row, reason)
+
+
+def last_value(batch: pa.RecordBatch) -> bytes:
+    """Of the last column in the last row; empty without rows."""
+    values = batch.columns[-1][-1:].cast(pa.large_binary()).to_pylist()
+    return values[0] if values else b""
+
+
+def may_hold_nan(data: bytes) -> bool:
+    """Whether JSON may hold NaN or Infinity, numbers to Arrow; text that looks like it is told apart by json_value."""
+    return (b"NaN" in data or b"Inf" in data) and _NO_NUMBER.search(data) is not None
+
+
+def json_value(text: bytes) -> Any:
+    """As the json module reads it, but for NaN and Infinity: ValueError."""
+    return json.loads(text.decode(), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"no JSON: {constant} is no value")
 
 
 def json_text(value: Any, name: str) -> str | None:

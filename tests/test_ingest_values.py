@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq ingest`: a value has one text, in a row, nested or as a key; a row whose value has none is bad, and named."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import gzip
+import io
+import json
+import math
+import shutil
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from commandline import assert_error, bodies, call, good
+
+import rmq
+from rmq.cli.bodies import json_objects
+from rmq.cli.sources import Source, Wanted
+
+TOPIC = ("--topic", "T")
+Put = Callable[[str, bytes], Path]
+FOREVER = 2**62
+HALF = b"\xff\xfe"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Put:
+    def write(name: str, data: bytes) -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    return write
+
+
+def of_numbers(values: list[int | None], kind: pa.DataType) -> pa.Array:
+    """Times that are stored as these."""
+    return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+
+
+def not_utf8(values: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    """Text that is none, which Arrow does not look at."""
+    stored = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    return pa.Array.from_buffers(kind, len(values), pa.array(values, stored[kind]).buffers())
+
+
+def lists(items: pa.Array) -> pa.Array:
+    """Of two items each."""
+    return pa.ListArray.from_arrays(list(range(0, len(items) + 1, 2)), items)
+
+
+def parquet(file: Put, **columns: Any) -> Path:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(columns), sink)
+    return file("x.parquet", sink.getvalue())
+
+
+def read(path: Path) -> tuple[list[str], list[int], list[tuple[int, str]]]:
+    """Bodies and numbers of the good rows, and the bad ones."""
+    parts = list(Source(str(path), None, None, Wanted((), None)).rows())
+    return ([body.decode() for part in parts for body in part.body.to_pylist()],
+            [number for part in parts for number in part.numbers.tolist()],
+            [bad for part in parts for bad in part.bad])  # fmt: skip
+
+
+def messages(store: Path) -> list[rmq.StoredMessage]:
+    with rmq.open(store) as opened:
+        return opened.pull("T", 0, 0, 10**6).messages if opened.topics() else []
+
+
+def assert_row_2_is_bad(store: Path, path: Path, reason: str, *options: str) -> None:
+    """Of three; its neighbours are stored."""
+    shutil.rmtree(store, ignore_errors=True)
+    done = good("ingest", store, path, *TOPIC, *options, "--skip-bad")
+    assert (done.rows[0]["stored"], done.rows[0]["skipped"]) == (2, 1)
+    assert done.notes == [f"rmq: skipped {path}: row 2: {reason}"]
+
+
+# ---- values without a text -------------------------------------------------------------------------------
+
+OUT_OF_RANGE = [  # and the text of 0
+    (pa.timestamp("ms"), FOREVER, "1970-01-01T00:00:00.000"),
+    (pa.timestamp("ms", "UTC"), FOREVER, "1970-01-01T00:00:00.000Z"),
+    (pa.timestamp("ms", "Asia/Tokyo"), -FOREVER, "1970-01-01T09:00:00.000+0900"),
+    (pa.timestamp("ns", "Asia/Tokyo"), 2**63 - 1, "1970-01-01T09:00:00.000000000+0900"),
+    (pa.date32(), 2**30, "1970-01-01"), (pa.time32("ms"), -1, "00:00:00.000"),
+    (pa.time64("us"), 99_999_999_999_999, "00:00:00.000000"), (pa.duration("s"), FOREVER, "0:00:00"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value", "zero"), OUT_OF_RANGE, ids=str)
+def test_a_time_out_of_range_is_a_bad_row_as_value_item_key_and_body(store: Path, file: Put, kind: pa.DataType,
+                                                                     value: int, zero: str) -> None:  # fmt: skip
+    bad = [(2, "a is out of range")]
+    items = lists(of_numbers([0, None, 0, value, None, 0], kind))
+    path = parquet(file, a=pa.StructArray.from_arrays([items], names=["y"]))
+    assert read(path) == ([f'{{"a":{{"y":["{zero}",null]}}}}', f'{{"a":{{"y":[null,"{zero}"]}}}}'], [1, 3], bad)
+    path = parquet(file, a=of_numbers([0, value, 0], kind), b=["x", "y", "z"])
+    assert read(path) == ([f'{{"a":"{zero}","b":"x"}}', f'{{"a":"{zero}","b":"z"}}'], [1, 3], bad)
+    assert_row_2_is_bad(store, path, "a is out of range", "--body-column", "a")
+    assert bodies(store) == [zero.encode()] * 2
+    assert_row_2_is_bad(store, path, "a is out of range", "--tags-column", "a", "--body-column", "b")
+    assert [message.tags for message in messages(store)] == [zero, zero]
+
+
+def test_the_first_and_the_last_time_that_arrow_writes_are_stored(file: Put) -> None:
+    days, times = [-12_687_428, 11_248_737], [-1_096_193_779_200_000, 971_890_963_199_999]
+    path = parquet(file, d=of_numbers(days, pa.date32()),
+                   t=of_numbers(times, pa.timestamp("ms")))  # fmt: skip
+    assert read(path)[0] == ['{"d":"-32767-01-01","t":"-32767-01-01T00:00:00.000"}',
+                             '{"d":"32767-12-31","t":"32767-12-31T23:59:59.999"}']  # fmt: skip
+
+
+def test_rows_before_one_with_a_bad_item_are_counted(store: Path, file: Put) -> None:
+    path = parquet(file, a=lists(of_numbers([0, None, FOREVER, 1], pa.timestamp("us"))))
+    assert_error(call("ingest", store, path, *TOPIC), 2, "row 2: a is out of range; 1 message stored before")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_text_that_is_not_utf8_is_a_bad_row_as_value_item_key_and_body(store: Path, file: Put,
+                                                                       kind: pa.DataType) -> None:  # fmt: skip
+    bad = [(2, "a is not UTF-8")]
+    path = parquet(file, a=not_utf8(["é".encode(), HALF, b"z"], kind), b=["x", "y", "z"])
+    assert read(path) == (['{"a":"é","b":"x"}', '{"a":"z","b":"z"}'], [1, 3], bad)
+    assert_row_2_is_bad(store, path, "a is not UTF-8", "--key-column", "a", "--body-column", "b")
+    assert_row_2_is_bad(store, path, "a is not UTF-8", "--body-column", "a")
+    if kind != pa.string_view():
+        path = parquet(file, a=lists(not_utf8([b"q", None, b"r", HALF, b"s", "é".encode()], kind)))
+        assert read(path) == (['{"a":["q",null]}', '{"a":["s","é"]}'], [1, 3], bad)
+
+
+def test_a_character_cut_between_two_values_is_no_utf8(file: Put) -> None:
+    assert read(parquet(file, a=not_utf8([b"\xc3", b"\xa9"], pa.string())))[1:] == \
+        ([], [(1, "a is not UTF-8"), (2, "a is not UTF-8")])  # fmt: skip
+
+
+# ---- one text at every depth -----------------------------------------------------------------------------
+
+D, T = decimal.Decimal, dt.datetime(2023, 11, 14, 22, 13, 20, 123456)
+ID = uuid.UUID(int=5)
+LEAVES = [
+    pa.array([1, None]), pa.array([1.0, 1 / 3]), pa.array([math.nan, -math.inf]), pa.array([True, None]),
+    pa.array([D("1.50"), None]), pa.array(["é\n", '"']), pa.array([b"\xff", None]), pa.array([T, None]),
+    pa.array([T.date(), None]), of_numbers([1, 2], pa.time64("ns")),
+    of_numbers([1, 10**9], pa.timestamp("ns")), of_numbers([1, None], pa.duration("ns")),
+    of_numbers([-1, 10**12], pa.duration("ms")), pa.array([ID.bytes, None], pa.uuid()),
+    pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, None], pa.int8())),
+    pa.array(["a", None]).dictionary_encode(), pa.nulls(2), pa.array([2**64 - 1, 0], pa.uint64()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: str(leaf.type))
+def test_a_nested_value_has_the_text_that_it_has_in_a_row(file: Put, leaf: pa.Array) -> None:
+    struct = pa.StructArray.from_arrays([leaf, leaf], names=["y", 'z "'])
+    path = parquet(file, a=leaf, s=struct, l=pa.ListArray.from_arrays([0, 1, 2], leaf),
+                   m=pa.MapArray.from_arrays([0, 1, 2], pa.array(["p", "q"]), leaf),
+                   d=pa.LargeListArray.from_arrays([0, 1, 2], struct))  # fmt: skip
+    for key, body in zip("pq", read(path)[0], strict=True):
+        text = body[len('{"a":') : body.index(',"s":')]
+        inner = f'{{"y":{text},"z \\"":{text}}}'
+        assert body == f'{{"a":{text},"s":{inner},"l":[{text}],"m":[["{key}",{text}]],"d":[{inner}]}}'
+
+
+NESTED = {
+    "list": (pa.list_(pa.int8()), [[9], [1, None], None, [], [3]]),
+    "large_list": (pa.large_list(pa.string()), [["9"], ["1", None], None, [], ["3"]]),
+    "fixed_size_list": (pa.list_(pa.int8(), 2), [[9, 9], [1, None], None, [0, 0], [3, 4]]),
+    "list_view": (pa.list_view(pa.int8()), [[9], [1, None], None, [], [3]]),
+    "large_list_view": (pa.large_list_view(pa.int8()), [[9], [1, None], None, [], [3]]),
+    "map": (pa.map_(pa.string(), pa.int8()), [[("a", 9)], [("b", 1), ("b", None)], None, [], [("d", 3)]]),
+    "list of lists": (pa.list_(pa.list_(pa.int8())), [[[9]], [None, [1, 2], []], None, [], [[3]]]),
+    "struct": (pa.struct([("y", pa.int8()), ("z", pa.list_(pa.string()))]),
+               [{"y": 9, "z": ["a"]}, {"y": None, "z": None}, None, {"y": 1, "z": [None]}, {"y": 2, "z": []}]),
+    "empty struct": (pa.struct([]), [{}, {}, None, {}, {}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_slices_and_nulls_of_nested_columns(kind: str) -> None:
+    type_, values = NESTED[kind]
+    wanted = json.loads(json.dumps(values))
+    batch = pa.record_batch({"a": pa.array(values, type_)})
+    for first in range(6):
+        for count in range(6 - first):
+            got = [json.loads(text)["a"] for text in json_objects(batch.slice(first, count)).to_pylist()]
+            assert got == wanted[first : first + count]
+
+
+def test_a_missing_parent_hides_what_stands_below_it(file: Put) -> None:
+    far = of_numbers([0, FOREVER], pa.timestamp("us"))
+    struct = pa.StructArray.from_arrays([far], names=["y"], mask=pa.array([False, True]))
+    assert read(parquet(file, a=struct))[0] == ['{"a":{"y":"1970-01-01T00:00:00.000000"}}', '{"a":null}']
+
+
+def test_times_in_ns_keep_every_digit_without_pandas(file: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    durations = of_numbers([1, 86_400_000_000_001, -1, 1_000_000, 1_001, None], pa.duration("ns"))
+    times = [lists(of_numbers([1, 2], kind)) for kind in (pa.timestamp("ns"), pa.time64("ns"))]
+    texts = ["0:00:00.000000001", "1 day, 0:00:00.000000001", "-1 day, 23:59:59.999999999", "0:00:00.001000",
+             "0:00:00.000001001", None]  # fmt: skip
+    assert [json.loads(body)["a"] for body in read(parquet(file, a=durations))[0]] == texts
+    assert [json.loads(body)["a"] for body in read(parquet(file, a=lists(durations)))[0]] == \
+        [texts[:2], texts[2:4], texts[4:]]  # fmt: skip
+    assert read(parquet(file, a=times[0], b=times[1]))[0] == [
+        '{"a":["1970-01-01T00:00:00.000000001","1970-01-01T00:00:00.000000002"],'
+        '"b":["00:00:00.000000001","00:00:00.000000002"]}']  # fmt: skip
+
+
+def test_a_struct_with_two_fields_of_one_name_stops_the_file_before_its_first_row(store: Path, file: Put) -> None:
+    struct = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["y", "y"])
+    for column in (struct, pa.ListArray.from_arrays([0, 1], struct)):
+        path = parquet(file, k=["a"], a=column)
+        assert_error(call("ingest", store, path, *TOPIC), 2, "x.parquet", "'a'", "'y'")
+    assert not store.exists()
+    good("ingest", store, path, *TOPIC, "--body-column", "k")
+
+
+# ---- keys, tags and a body column ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", [
+    pa.array([ID.bytes], pa.uuid()), of_numbers([1500], pa.duration("ms")), pa.array([T]),
+    of_numbers([1], pa.timestamp("ns", "Asia/Tokyo")), pa.array([D("1.50")]), pa.array([[1, 2]]),
+], ids=lambda column: str(column.type))  # fmt: skip
+def test_keys_tags_and_bodies_have_the_text_of_the_row(store: Path, file: Put, column: pa.Array) -> None:
+    path = parquet(file, a=column)
+    good("ingest", store, path, *TOPIC, "--key-column", "a", "--tags-column", "a")
+    good("ingest", store, path, *TOPIC, "--body-column", "a")
+    first, second = messages(store)
+    value = json.loads(first.body, parse_float=str)["a"]
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    assert (first.keys, first.tags, second.body.decode()) == ((text,), text, text)
+
+
+def test_bytes_of_a_dictionary_are_a_body_as_plain_ones_are(store: Path, file: Put) -> None:
+    path = parquet(file, a=pa.array([HALF, b"x", HALF]).dictionary_encode())
+    good("ingest", store, path, *TOPIC, "--body-column", "a")
+    assert [message.body for message in messages(store)] == [HALF, b"x", HALF]
+
+
+# ---- CSV and JSONL ---------------------------------------------------------------------------------------
+
+
+def test_a_noncharacter_beside_a_row_that_is_not_utf8_is_kept(file: Put) -> None:
+    path = file("x.csv", "a,b\n1,\uffff\n2,é\n".encode() + b"3,\xff\xfe\n")
+    assert read(path) == (['{"a":"1","b":"\uffff"}', '{"a":"2","b":"é"}'], [1, 2], [(3, "b is not UTF-8")])
+
+
+@pytest.mark.parametrize("other", ['"a"', "1.5"], ids=["the fast way", "line by line"])
+@pytest.mark.parametrize("options", [[], ["--key-column", "k"]], ids=str)
+def test_a_number_that_json_lacks_makes_a_bad_row(store: Path, file: Put, other: str, options: list[str]) -> None:
+    lines = [f'{{"k":{other}}}', '{"k":"c","text":"is: NaN, Infinity"}']
+    for value in ("NaN", " Infinity", "-Infinity", "[1, NaN]", '{"z":-Infinity}'):
+        path = file("x.jsonl", f'{lines[0]}\n{{"id":{value}}}\n{lines[1]}\n'.encode())
+        parts = list(Source(str(path), None, None, Wanted(tuple(options[1:]), None)).rows())
+        assert [body.decode() for part in parts for body in part.body.to_pylist()] == lines
+        assert [(row, why[:9]) for part in parts for row, why in part.bad] == [(2, "no JSON: ")]
+    done = call("ingest", store, path, *TOPIC, *options)
+    assert_error(done, 2, f"{path}: row 2: no JSON: -Infinity is no value; 1 message stored before")
+
+
+@pytest.mark.parametrize("size", [64, 77, 4 << 20])
+def test_a_quote_without_an_end_makes_its_row_bad(store: Path, file: Put, monkeypatch: Any, size: int) -> None:
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", size)
+    for head, row, cut in ((b"id,b", b"%d,x", b'7,"oops'), (b"b", b"%d", b'"oops'), (b"id,b", b"%d,x", b'7,8,"oops')):
+        for end in (b"\n", b"\r\n"):
+            for rest in (b"", end, end + b"2" + end, end + b"2,x" + end + b"3,y" + end + end, end + b"\xff"):
+                data = end.join([head, *(row % number for number in range(12)), cut]) + rest
+                for path in (file("x.csv", data), file("x.csv.gz", gzip.compress(data, 1))):
+                    assert read(path)[1:] == ([*range(1, 13)], [(13, "a quoted field has no end")]), data
+
+
+def test_a_quote_without_an_end_is_found_in_a_pipe_and_beside_a_body_column(store: Path, file: Put) -> None:
+    path = file("x.csv", b'id,b\n1,"oops\n2,x\n3,y\n')
+    for words, data in (([path, "--body-column", "b"], None), (["-", "--format", "csv"], path.read_bytes())):
+        done = call("ingest", store, *words, *TOPIC, input=data)
+        assert_error(done, 2, "row 1: a quoted field has no end; 0 messages stored before")
+
+
+def test_every_end_of_a_csv_is_no_row_of_its_own(file: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 64)
+    for last in (b"x", b'"x\ny"', b'""', b'"a""b"', b"\xc3\xa9", b'"' + b"l\n" * 25 + b'"'):
+        for end in (b"", b"\n", b"\r\n", b"\r", b"\n\n\r\n"):
+            for count in range(4, 20):
+                for data in (b"id,b\n" + b"1,y\n" * count + b"7," + last, b"id\n" + b"12\n" * count + last):
+                    assert read(file("x.csv", data + end))[1:] == ([*range(1, count + 2)], []), data
