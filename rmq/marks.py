@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 import struct
 import time
@@ -209,13 +210,17 @@ def holder_pid(paths: StorePaths) -> int | None:
 
 def finish_rebuild(paths: StorePaths) -> None:
     """Put new queues or index where a killed rebuild has taken the old ones away: they are whole and on disk, and alone
-    know the offsets of queues without messages. The caller has the lock.
+    know the offsets of queues without messages. Then its copies go. The caller has the lock.
     """
-    for part in (paths.consume_queue, paths.index):
+    parts = paths.consume_queue, paths.index
+    for part in parts:
         made = paths.rebuilt / part.name
         if not os.path.lexists(part) and (paths.replaced / part.name).is_dir() and made.is_dir():
             os.rename(made, part)
             sync_directory(paths.root)
+    if all(os.path.lexists(part) or not os.path.lexists(paths.replaced / part.name) for part in parts):
+        for leftover in (paths.rebuilt, paths.replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _free_name(paths: StorePaths, stem: str) -> Path:

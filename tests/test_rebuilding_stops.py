@@ -81,6 +81,7 @@ def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
         if goes_on == "rebuild":
             rmq.rebuild(path, processes=1)
         with rmq.open(path, "r+") as store:
+            assert not {"rebuild", "replaced"} & {*os.listdir(path / "rmq")}
             assert store.topics() == topics, (step, goes_on)
             assert store.put(rmq.Message("over", b"")).queue_offset == 130
         assert rmq.verify(path).is_sound

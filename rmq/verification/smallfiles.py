@@ -149,6 +149,9 @@ def judge_names(paths: StorePaths, report: Report, *, is_live: bool) -> None:
         if entry.name.endswith(".tmp"):
             if not is_live:
                 report.note(path, 0, "leftover", "a file whose writer was killed before it had its name")
+        elif path in (paths.rebuilt, paths.replaced):
+            if not is_live:
+                report.note(path, 0, "leftover", "a killed rebuild left it; the next open for writing removes it")
         elif entry.name not in _OWN_NAMES:
             report.note(path, 0, "name", "no file of <store>/rmq/ has this name")
 
