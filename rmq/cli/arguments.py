@@ -39,7 +39,7 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
         if text == "now":
             return now
         if re.fullmatch(r"0*\d{1,19}", text) and int(text[-19:]) < _INT64:
-            return int(text)
+            return int(text[-19:])
         if _AGO.fullmatch(text):
             ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _AGO_PART.findall(text))
             return max(now - ago, -_INT64)
