@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ UNIT_SIZE = 20
 RECORD_SLACK = 65536
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INT_MAX = 2**31 - 1
+_CONF_LIMIT = 1 << 20  # bytes of a broker.conf
 _PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.S)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -100,26 +102,30 @@ class StoreConfig:
     def from_broker_conf(cls, file: str | os.PathLike[str]) -> Self:
         """Read a broker's own properties file; names that are no field here are left out.
 
-        Raises OSError when it cannot be read, ValueError with file and line for a value that does not fit.
+        Raises OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line
+        for a value that does not fit.
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
-        with open(file, "rb") as lines:
-            for number, name, value in _java_properties(lines):
-                snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-                if snake not in known:
-                    continue
-                default = known[snake].default
-                try:
-                    if isinstance(default, bool):
-                        given[snake] = {"true": True, "false": False}[value.lower()]
-                    elif isinstance(default, int):
-                        given[snake] = int(value)
-                    else:
-                        given[snake] = value
-                except (KeyError, ValueError):
-                    where = f"{os.fspath(file)}, line {number}"
-                    raise ValueError(f"{where}: {name} has no value {value!r}") from None
+        with open(file, "rb") as opened:
+            data = opened.read(_CONF_LIMIT + 1)
+        if len(data) > _CONF_LIMIT or b"\0" in data:
+            raise ValueError(f"{os.fspath(file)}: no properties file, which is text of at most {_CONF_LIMIT:,} bytes")
+        for number, name, value in _java_properties(io.BytesIO(data)):
+            snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+            if snake not in known:
+                continue
+            default = known[snake].default
+            try:
+                if isinstance(default, bool):
+                    given[snake] = {"true": True, "false": False}[value.lower()]
+                elif isinstance(default, int):
+                    given[snake] = int(value)
+                else:
+                    given[snake] = value
+            except (KeyError, ValueError):
+                where = f"{os.fspath(file)}, line {number}"
+                raise ValueError(f"{where}: {name} has no value {value!r}") from None
         return cls(**given)
 
     def is_explicit(self, name: str) -> bool:

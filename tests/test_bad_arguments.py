@@ -280,6 +280,13 @@ def test_a_broker_conf_that_does_not_fit_names_file_and_line(tmp_path: Path, tex
         rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
 
 
+@pytest.mark.parametrize("data", [bytes(4096), b"brokerName=a\n\0", b"#" * (2**20 + 1)], ids=["zeros", "nul", "large"])
+def test_a_file_that_is_no_broker_conf_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "00000000000000000000").write_bytes(data)
+    with pytest.raises(ValueError, match="no properties file"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "00000000000000000000")
+
+
 # ---- closed, pickled, single files -----------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[rmq.Store], Any]] = {
