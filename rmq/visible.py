@@ -233,7 +233,7 @@ class Visible:
                         queue.follow_files(self._mark.derived_phy_offset)
                     queue.correct_min_offset(low)
                 self._derived, self._low = True, low
-            self._forget_removed(low)
+            self._forget_removed()
 
     def follow_files(self) -> None:
         """derive, with the files of queues and index as they are now."""
@@ -251,14 +251,14 @@ class Visible:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def _forget_removed(self, low: int) -> None:
+    def _forget_removed(self) -> None:
         """Queues without messages that a cleaning removed begin at 0 again: a new manifest leaves them out."""
         now = self._manifest_now()
         if now == self._judged_manifest:
             return
         self._judged_manifest = now
         empty = [queue for queue in self._queues.queues.values()
-                 if queue.is_exact and queue.max_offset and queue.end_phy_offset() <= low]
+                 if queue.is_exact and 0 < queue.max_offset == queue.min_offset]
         manifest = read_manifest(self._paths) if empty else None
         if manifest is None:
             return
