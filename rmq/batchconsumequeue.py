@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
@@ -17,31 +18,56 @@ from rmq.errors import CorruptFileError
 from rmq.paths import SEGMENT_NAME
 from rmq.segment import opened
 
+LARGEST_OFFSET = 2**62
+
 
 class BatchConsumeQueue:
     """A queue of inner batches (46-byte units), read only. Source: RocketMQ BatchConsumeQueue."""
 
-    def __init__(self, directory: Path, topic: str, queue_id: int) -> None:
+    def __init__(self, directory: Path, topic: str, queue_id: int, min_phy_offset: int = 0) -> None:
+        """min_phy_offset: of the log; units below it are of removed records. CorruptFileError."""
         self.directory = directory
         self.topic = topic
         self.queue_id = queue_id
-        parts = []
+        parts: list[npt.NDArray[np.int64]] = []
+        self._firsts: list[tuple[int, Path]] = []  # number of the first unit of each file
         for path in sorted(path for path in directory.iterdir() if path.is_file()):
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
+            self._firsts.append((sum(len(part) for part in parts), path))
             with opened(path) as descriptor:
                 while data := os.read(descriptor, BATCH_UNIT_SIZE * 4096):
                     parts.append(unpack_batch_units(data))
                     if len(parts[-1]) * BATCH_UNIT_SIZE < len(data):
                         break
         self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
-        self.min_offset = int(self.units[0, 4]) if len(self.units) else 0
-        self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
+        self._check_order()
+        kept = int(np.argmax(self.units[:, 0] >= min_phy_offset)) if self.max_phy_offset >= min_phy_offset else -1
+        self.min_offset = int(self.units[kept, 4]) if kept >= 0 else self.max_offset
 
-    def unit_of(self, queue_offset: int) -> tuple[int, int, int, int] | None:
-        """(phy_offset, size, base offset, count) of the batch that holds a queue offset, or None."""
-        number = int(np.searchsorted(self.units[:, 4], queue_offset, side="right")) - 1
-        if number < 0 or queue_offset >= self.units[number, 4] + self.units[number, 5]:
-            return None
-        unit = self.units[number]
-        return int(unit[0]), int(unit[1]), int(unit[4]), int(unit[5])
+    @property
+    def max_phy_offset(self) -> int:
+        """Of its units; -1 without one."""
+        return int(self.units[:, 0].max()) if len(self.units) else -1
+
+    @property
+    def max_offset(self) -> int:
+        """Behind the last message."""
+        return int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
+
+    def _check_order(self) -> None:
+        bases, counts = self.units[:, 4], self.units[:, 5]
+        wrong = (bases < 0) | (bases > LARGEST_OFFSET) | (counts < 1)
+        wrong[1:] |= bases[1:] < bases[:-1] + counts[:-1]
+        if wrong.any():
+            raise CorruptFileError(*self.place_of(int(np.argmax(wrong))), "unit is out of order")
+
+    def place_of(self, number: int) -> tuple[Path, int]:
+        """File and position of a unit."""
+        first, path = next(item for item in reversed(self._firsts) if item[0] <= number)
+        return path, (number - first) * BATCH_UNIT_SIZE
+
+    def unit_of(self, queue_offset: int) -> int | None:
+        """Number of the unit of the batch that holds a queue offset, or of the next one; None behind the last."""
+        number = int(np.searchsorted(self.units[:, 4] + self.units[:, 5], queue_offset, side="right"))
+        return number if number < len(self.units) else None

@@ -20,6 +20,7 @@ from rmq._core._record import body_crc, parse_properties
 from rmq.errors import CorruptFileError
 
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
+_LARGEST_BASE = 2**62
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
 
@@ -269,6 +270,8 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         base = int(parse_properties(raw_properties).get("INNER_BASE", wrapper[2]))
     except ValueError:
         raise CorruptFileError("commitlog", phy_offset, "INNER_BASE is no number") from None
+    if not 0 <= base <= _LARGEST_BASE:
+        raise CorruptFileError("commitlog", phy_offset, f"INNER_BASE {base} is no queue offset")
     plain_flag = sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
     found: list[tuple[Any, ...]] = []
     at = 0
@@ -337,7 +340,7 @@ def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
     """Decode a client's unique key (32 or 56 hex digits). ValueError for other text.
 
     The id holds the time since the start of a local month, not which: the newest month that puts it before
-    `now` (aware; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
+    `now` (aware, else ValueError; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
     """
     if not isinstance(text, str):
         raise TypeError(f"id must be str, got {type(text).__name__}")
@@ -347,11 +350,18 @@ def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
     size = len(data) - 12
     address = format_host(data[:size] + bytes(4)).rpartition(":")[0].strip("[]")
     span = datetime.timedelta(milliseconds=int.from_bytes(data[size + 6 : size + 10], "big"))
-    present = (now or datetime.datetime.now(datetime.UTC)).astimezone()
-    month = present.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    if month + span >= present:
-        month = (month - datetime.timedelta(days=1)).replace(day=1)
-    born = int((month + span).timestamp() * 1000)
+    if now is not None and not isinstance(now, datetime.datetime):
+        raise TypeError(f"now must be an aware datetime, got {type(now).__name__}")
+    if now is not None and now.utcoffset() is None:
+        raise ValueError("now must be an aware datetime")
+    try:
+        present = (now or datetime.datetime.now(datetime.UTC)).astimezone()
+        month = present.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        if month + span >= present:
+            month = (month - datetime.timedelta(days=1)).replace(day=1)
+        born = int((month + span).timestamp() * 1000)
+    except OverflowError:
+        raise ValueError(f"the month before {now} is none that a datetime holds") from None
     return UniqKey(address, int.from_bytes(data[size : size + 2], "big"),
                    int.from_bytes(data[size + 2 : size + 6], "big", signed=True), born,
                    int.from_bytes(data[size + 10 :], "big"))  # fmt: skip

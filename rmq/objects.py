@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -181,8 +181,17 @@ class Objects:
                 self.bytes_read += len(data)
             write_fully(descriptor, data, part[0])
 
-        for _ in self._pool.map(one, parts) if len(parts) > 1 else map(one, parts):
-            pass
+        if len(parts) == 1:
+            one(parts[0])
+        else:
+            running = [self._pool.submit(one, part) for part in parts]
+            try:
+                for future in running:
+                    future.result()
+            finally:  # whoever closes the descriptor next must be the last to use it
+                for future in running:
+                    future.cancel()
+                wait(running)
         self.check(listed)
 
     def _source(self, listed: Listed) -> Any:

@@ -72,7 +72,7 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
 
     batches: an iterator of the part's Arrow record batches, valid during the call. Together the parts are all that one
     `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc) gives,
-    once.
+    once; with a begin or end only while the store's clock went back by no more than an hour.
     processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
     and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk

@@ -21,7 +21,7 @@ class StorePaths:
     def __init__(self, root: Path, commit_log: str | None = None) -> None:
         self.root = root
         self.commit_logs = (
-            [Path(part) for part in commit_log.split(",") if part] if commit_log else [root / "commitlog"]
+            [Path(part).absolute() for part in commit_log.split(",") if part] if commit_log else [root / "commitlog"]
         )
         self.consume_queue = root / "consumequeue"
         self.batch_consume_queue = root / "batchconsumequeue"

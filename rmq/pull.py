@@ -139,14 +139,16 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
     raise CorruptFileError(path, position, "unit points to no message of this queue")
 
 
-def batch_queues(root: Path, topic: str | None = None, queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:
-    """The queues of inner batches below a directory: all, or those of a topic or number."""
+def batch_queues(root: Path, min_phy_offset: int, topic: str | None = None,
+                 queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:  # fmt: skip
+    """The queues of inner batches below a directory: all, or those of a topic or number. CorruptFileError."""
     if not root.is_dir():
         return
     for directory in sorted(root.glob("*/*")):
-        if directory.is_dir() and directory.name.isdigit() and topic in (None, directory.parent.name) \
-                and queue_id in (None, int(directory.name)):  # fmt: skip
-            yield BatchConsumeQueue(directory, directory.parent.name, int(directory.name))
+        name = directory.name
+        if name.isascii() and name.isdigit() and len(name) <= 10 and directory.is_dir() \
+                and topic in (None, directory.parent.name) and queue_id in (None, int(name)):  # fmt: skip
+            yield BatchConsumeQueue(directory, directory.parent.name, int(name), min_phy_offset)
 
 
 def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_offset: int, limit: int,
@@ -154,15 +156,15 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
     """pull_units for a queue of inner batches."""
     messages: list[StoredMessage] = []
     at = queue_offset
-    while at < queue.max_offset and len(messages) < limit:
-        unit = queue.unit_of(at)
-        if unit is None:
-            at += 1
-            continue
-        phy_offset, _, base, count = unit
+    while len(messages) < limit and (number := queue.unit_of(at)) is not None:
+        phy_offset, size, _, _, base, count = map(int, queue.units[number])
+        at = max(at, base)
         wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end, check_crc=True).get(phy_offset)
         if wrapper is None and log.min_phy_offset <= phy_offset < log_end:
             raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
+        if wrapper is not None and (wrapper.topic, wrapper.queue_id, wrapper.size) != \
+                (queue.topic, queue.queue_id, size):  # fmt: skip
+            raise CorruptFileError(*queue.place_of(number), "unit points to no message of this queue")
         if wrapper is not None:
             for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]:
                 message = StoredMessage(fields)

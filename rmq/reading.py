@@ -140,9 +140,9 @@ class StoreReader(ABC):
         return self._closed
 
     @property
+    @while_open
     def min_phy_offset(self) -> int:
         """First byte of the log that is still there; 0 for an empty log."""
-        self._check_open()
         self._log_end()
         return self._log.min_phy_offset
 
@@ -161,7 +161,7 @@ class StoreReader(ABC):
         for (topic, queue_id), queue in sorted(self._queues.queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        for batch_queue in batch_queues(self._paths.batch_consume_queue):
+        for batch_queue in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
             if batch_queue.max_offset:
                 bounds = batch_queue.min_offset, batch_queue.max_offset
                 found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = bounds
@@ -369,7 +369,8 @@ class StoreReader(ABC):
         self._derive()
         queue = self._queues.queues.get((topic, int(queue_id)))
         if queue is None or not queue.max_offset:
-            return next(batch_queues(self._paths.batch_consume_queue, topic, int(queue_id)), queue)
+            low = self._log.min_phy_offset
+            return next(batch_queues(self._paths.batch_consume_queue, low, topic, int(queue_id)), queue)
         return queue
 
     @while_open

@@ -280,6 +280,28 @@ def test_a_broker_conf_that_does_not_fit_names_file_and_line(tmp_path: Path, tex
         rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
 
 
+@pytest.mark.parametrize(("now", "error"), [
+    (dt.datetime(2026, 1, 1), ValueError), (1_700_000_000_000, TypeError), ("2026-01-01", TypeError),
+    (dt.datetime(1, 1, 1, 12, tzinfo=dt.UTC), ValueError),
+])  # fmt: skip
+def test_a_present_before_which_no_id_can_be_put_is_an_error(now: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        rmq.parse_uniq_key("7F00000100002A9A8B3C" + "FFFFFFFF" + "0001", now)
+
+
+def test_a_log_of_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, store_path_commit_log="log")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with rmq.open("s", "x", config=config) as store, rmq.open("s", config=config) as reader:
+        monkeypatch.chdir(tmp_path / "b")
+        store.put_many([rmq.Message("T", b"x" * 1000)] * 20)
+        assert reader.scan().read_all().num_rows == 20
+    assert len(list((tmp_path / "a" / "log").iterdir())) > 5
+    assert list((tmp_path / "b").iterdir()) == []
+
+
 @pytest.mark.parametrize("data", [bytes(4096), b"brokerName=a\n\0", b"#" * (2**20 + 1)], ids=["zeros", "nul", "large"])
 def test_a_file_that_is_no_broker_conf_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "00000000000000000000").write_bytes(data)

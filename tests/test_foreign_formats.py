@@ -141,6 +141,58 @@ INNER = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("number", "field", "value", "at"), [
+    (0, 0, 0, 0), (1, 1, 5, 46), (1, 4, 1, 46), (1, 4, 2**62 + 1, 46), (0, 5, 4, 46)])  # fmt: skip
+def test_a_unit_that_is_not_the_batch_s_or_out_of_order_is_an_error(
+    batched: Path, number: int, field: int, value: int, at: int
+) -> None:
+    """Its phy offset, size, base or count; the error names the unit."""
+    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
+    units = [list(BATCH_UNIT.unpack_from(path.read_bytes(), 46 * place)) for place in (0, 1)]
+    units[number][field] = value
+    path.write_bytes(b"".join(BATCH_UNIT.pack(*unit) for unit in units).ljust(460, b"\0"))
+    with rmq.open(batched) as store, pytest.raises(rmq.CorruptFileError) as error:
+        store.pull("BT", 0, 0, 5)
+    assert (error.value.path, error.value.offset) == (str(path), at)
+
+
+def test_a_gap_between_batches_is_stepped_over(batched: Path) -> None:
+    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
+    units = [list(BATCH_UNIT.unpack_from(path.read_bytes(), 46 * place)) for place in (0, 1)]
+    units[1][4] = 2**40
+    path.write_bytes(b"".join(BATCH_UNIT.pack(*unit) for unit in units).ljust(460, b"\0"))
+    with rmq.open(batched) as store:
+        assert [message.body for message in store.pull("BT", 0, 0, 2).messages] == [b"one", b"two!"]
+        assert store.pull("BT", 0, 2, 5).next_queue_offset == 2**40 + 3
+
+
+@pytest.mark.parametrize("base", [b"-1", b"9" * 25, b"9223372036854775807"])
+def test_a_base_that_is_no_queue_offset_is_damage(tmp_path: Path, base: bytes) -> None:
+    builder = Builder(tmp_path / "store")
+    builder.record()
+    builder.record("BT", FIRST, b"INNER_BASE\1" + base + b"\2INNER_NUM\0012\2", sys_flag=0xC0)
+    with rmq.open(builder.finish()) as store:
+        with pytest.raises(rmq.CorruptFileError, match="INNER_BASE"):
+            store.scan().read_all()
+        assert store.scan(on_damage="skip").read_all().num_rows == 1
+
+
+def test_batches_of_removed_segments_are_below_the_minimum(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    first = builder.record("BT", FIRST, b"INNER_BASE\0010\2INNER_NUM\0012\2", sys_flag=0xC0)
+    left = SEGMENT - len(builder.log)
+    builder.log += struct.pack(">iI", left, oracle.MAGIC_BLANK).ljust(left, b"\0")
+    second = builder.record("BT", SECOND, b"INNER_BASE\0012\2INNER_NUM\0013\2", sys_flag=0xC0, queue_offset=2)
+    units = BATCH_UNIT.pack(*first, 0, T0, 0, 2, -1, 0) + BATCH_UNIT.pack(*second, 0, T0, 2, 3, -1, 0)
+    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
+    builder.file("batchconsumequeue/BT/\u00b2/stray", b"", 0)
+    builder.file(f"commitlog/{SEGMENT:020d}", builder.log[SEGMENT:], SEGMENT)
+    with rmq.open(builder.path) as store:
+        assert store.topics() == {"BT": {0: (2, 5)}}
+        assert store.pull("BT", 0, 0).status is rmq.PullStatus.OFFSET_TOO_SMALL
+        assert [message.queue_offset for message in store.pull("BT", 0, 2).messages] == [2, 3, 4]
+
+
 def test_the_packed_body_is_rocketmq_s() -> None:
     assert FIRST.hex(" ", -4) == bytes.fromhex(
         "00000033 00000000 00000000 00000000 00000003 6f6e65 001a"

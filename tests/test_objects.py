@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import s3server
-from objectstore import make_store
+from objectstore import Bucket, make_store
 
 import rmq
 from rmq.mirror import MirroredStore, Snapshot
-from rmq.objects import Location, ObjectChangedError, ObjectStoreError
+from rmq.objects import Location, ObjectChangedError, Objects, ObjectStoreError
 from rmq.paths import is_elsewhere, local_path
 
 
@@ -29,6 +31,35 @@ def test_a_uri_of_another_scheme_is_elsewhere(path: str, elsewhere: bool) -> Non
 def test_a_file_uri_is_a_path() -> None:
     assert local_path("file:///a%20b/c") == "/a b/c"
     assert local_path("/a%20b") == "/a%20b"
+
+
+def test_a_fetch_that_fails_writes_nothing_more_once_it_has_told(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor may be another file's by then."""
+    class Source:
+        def read_at(self, size: int, at: int) -> bytes:
+            if at == 0:
+                begun.wait()
+                raise OSError("HTTP 503")
+            begun.set()
+            time.sleep(0.05)
+            return b"X" * size
+
+    written, begun = [], threading.Event()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "checkpoint").write_bytes(bytes(4096))
+    bucket = Bucket(tmp_path / "store", tmp_path / "cache")
+    monkeypatch.setattr(Location, "connect", lambda location: bucket.connect(location))
+    monkeypatch.setattr(rmq.objects, "REQUEST_BYTES", 256)
+    monkeypatch.setattr(rmq.objects, "write_fully", lambda *place: written.append(place))
+    objects = Objects(bucket.location)
+    [listed] = objects.listing()
+    objects._sources[listed.name] = Source()
+    with pytest.raises(ObjectStoreError, match="503"):
+        objects.fetch(listed, [(0, 4096)], -1)
+    count = len(written)
+    time.sleep(0.2)
+    assert len(written) == count < 16
 
 
 @pytest.mark.parametrize("mode", ["r", "a", "x"])

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmq._core._putbatch import PutBatch
+from rmq.columns import put_chunks, put_rules
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.paths import is_elsewhere, local_path
@@ -39,6 +41,7 @@ A_DAY = 86400.0
 MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
 _SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
 _STAGED = re.compile(r"\d{5,10}\.\d{1,10}\.\w{1,32}", re.ASCII)
+_STORES_OWN = re.compile(rb"\x02?(?:__CRC32#\x01\d{10}\x02)?\Z")  # the last separator, the whole record's CRC
 SAME_ROW = ["topic", "queue_id", "flag", "born_timestamp", "body_crc", "raw_body", "raw_properties"]
 PUT_COLUMNS = ["topic", "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host", "reconsume_times",
                "prepared_transaction_offset", "raw_body", "raw_properties"]  # fmt: skip
@@ -147,6 +150,7 @@ class Staging:
             if not self.is_committed:
                 names = [item.name for item in _in_order(written) if item.name]
                 with open_store(self.path, "a", config=None if is_store(self.path) else config) as store:
+                    self._check(store, names)
                     store.flush()
                     self._write(self.intent, {"begin": store.max_phy_offset, "staged": names})
                     try:
@@ -155,6 +159,17 @@ class Staging:
                         error.add_note(f"{self.path}: the append has begun; clean_staging or the next write ends it")
                         raise
             self.drop()
+
+    def _check(self, store: Store, names: list[str]) -> None:
+        """Every row by the rules of the store, which may be others than those of the staged ones: an append that has
+        begun could never end. IllegalMessageError.
+        """
+        batch = PutBatch(put_rules(store.config))
+        for name in names:
+            with open_store(self.directory / name) as staged:
+                for _, load in put_chunks(staged.scan(columns=PUT_COLUMNS), None, None, None):
+                    load(batch)
+                    batch.release()
 
     def append(self, store: Store) -> None:
         """Append what the intent says and was not appended yet; then the job has happened."""
@@ -225,17 +240,25 @@ class Appended:
     def __init__(self, store: Store, begin: int) -> None:
         self._is_over = begin >= store.max_phy_offset
         self._rows = (row for batch in store.scan(begin_phy_offset=begin, end_phy_offset=store.max_phy_offset,
-                                                  columns=SAME_ROW) for row in batch.to_pylist())  # fmt: skip
+                                                  columns=SAME_ROW) for row in _comparable(batch))  # fmt: skip
 
     def skip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch that are not there yet. Messages that others put meanwhile stand in between."""
         if self._is_over:
             return batch
-        for number, row in enumerate(batch.select(SAME_ROW).to_pylist()):
+        for number, row in enumerate(_comparable(batch.select(SAME_ROW))):
             if row not in self._rows:  # goes on behind the one found before
                 self._is_over = True
                 return batch.slice(number)
         return batch.slice(len(batch))
+
+
+def _comparable(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows without what a store adds to or leaves out of their properties."""
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for row in rows:
+        row["raw_properties"] = _STORES_OWN.sub(b"", row["raw_properties"])
+    return rows
 
 
 def commits(path: Path) -> list[Commit]:

@@ -220,6 +220,36 @@ def test_an_append_that_was_interrupted_goes_on_where_it_stood(tmp_path: Path, c
     assert is_sound(tmp_path)
 
 
+@pytest.mark.parametrize("fields", [{"enabled_append_prop_crc": True}, {"rocketmq_version": "4.9.4"}], ids=str)
+def test_rows_that_were_appended_are_known_again_whatever_the_store_adds(tmp_path: Path, crash: Any,
+                                                                         fields: dict[str, Any]) -> None:
+    with rmq.open(tmp_path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536, **fields)) as store:
+        store.put(message("0"))
+    staging = Staging(str(tmp_path), "same")
+    written = [stage(staging, number, [text, text]) for number, text in enumerate("abc")]
+    crash(Staging, "_mark", 1)
+    with pytest.raises(Crash):
+        staging.commit_single(written)
+    clean_staging(str(tmp_path))
+    assert bodies(tmp_path) == ["0", *"aabbcc"]
+
+
+def test_a_row_that_the_store_cannot_take_stops_an_append_before_it_begins(tmp_path: Path) -> None:
+    rmq.open(tmp_path, "x", config=CONFIG).close()
+    staging = Staging(str(tmp_path), "large")
+    staging.directory.mkdir(parents=True)
+    with rmq.open(staging.directory / "00000.0.x", "x") as store:
+        store.put_many([message("a"), rmq.Message("t", b"x" * 100_000)])
+    with pytest.raises(rmq.MessageTooLargeError) as caught:
+        staging.commit_single([Written(0, "00000.0.x", 2)])
+    assert not hasattr(caught.value, "__notes__")
+    assert pending_begin(str(tmp_path)) is None
+    staging.abandon()
+    again = Staging(str(tmp_path), "small")
+    again.commit_single([stage(again, 0, ["b"])])
+    assert bodies(tmp_path) == ["b"]
+
+
 def test_an_append_that_was_cut_within_a_batch_goes_on_there(tmp_path: Path, crash: Any) -> None:
     staging = Staging(str(tmp_path), "a")
     written = [stage(staging, 0, list("abcaab"))]
