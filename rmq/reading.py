@@ -20,7 +20,7 @@ from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
-from rmq.errors import StoreClosedError, UnsupportedFormatError
+from rmq.errors import RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
@@ -66,8 +66,8 @@ MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
 
 def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
-    """Of an open store only. When another thread closes it meanwhile, what that does to the parts is no other error;
-    when pages of its files were gone, CorruptFileError in place of what was made of them.
+    """Of an open store only. When another thread closes it meanwhile, what that does to the parts is no other error and
+    no answer; when pages of its files were gone, CorruptFileError in place of what was made of them.
     """
 
     @wraps(method)
@@ -75,8 +75,10 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
         store: StoreReader = arguments[0]  # type: ignore[assignment]
         store._check_open()
         try:
-            return method(*arguments, **options)
-        except (ValueError, OSError):
+            answer = method(*arguments, **options)
+            store._check_open()
+            return answer
+        except (ValueError, OSError, RmqError):
             store._check_open()
             raise
         finally:

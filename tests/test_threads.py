@@ -260,3 +260,23 @@ def test_two_stores_of_one_path_in_one_process(tmp_path: Path) -> None:
             assert reader.lookup(0).body == workload.body_of(0)
         store.put(message(1))
     rmq.open(tmp_path / "s", "r+").close()
+
+
+@pytest.mark.parametrize("ask", [
+    lambda store: store.query("T", "k"), lambda store: store.query_many("T", ["k"]), lambda store: store.pull("T"),
+    lambda store: store.min_phy_offset])  # fmt: skip
+def test_a_call_during_which_the_store_was_closed_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                ask: Callable[[rmq.Store], object]) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=4096)) as store:
+        store.put(rmq.Message("T", b"", keys="k"))
+    reader = rmq.open(tmp_path / "s")
+    refresh = reader._refresh
+
+    def closed_meanwhile() -> int:
+        end = refresh()
+        reader.close()
+        return end
+
+    monkeypatch.setattr(reader, "_refresh", closed_meanwhile)
+    with pytest.raises(rmq.StoreClosedError):
+        ask(reader)
