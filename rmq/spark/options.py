@@ -71,7 +71,7 @@ def _list(name: str, value: str) -> tuple[str, ...]:
 def _json(name: str, value: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, which Python does not take
         raise ValueError(f"option {name}: no JSON: {error}") from None
 
 
@@ -82,7 +82,7 @@ def _columns(name: str, value: str) -> tuple[str, ...]:
 def _pattern(name: str, value: str) -> re.Pattern[str]:
     try:
         return re.compile(value)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"option {name}: {value!r} is no regular expression: {error}") from None
 
 

@@ -47,6 +47,10 @@ def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
 @pytest.mark.parametrize(("options", "message"), [
     ({"table": "nix"}, "option table: 'nix' is none of messages"),
     ({"startingOffsets": "{"}, "option startingOffsets: no JSON"),
+    ({"startingOffsets": "[" * 200_000}, "option startingOffsets: no JSON"),
+    ({"startingOffsets": '{"a":{"0":' + "9" * 5000 + "}}"}, "option startingOffsets: no JSON"),
+    ({"subscribePattern": "a{99999999999999999999}"}, "is no regular expression"),
+    ({"subscribePattern": "(" * 50_000}, "is no regular expression"),
     ({"startingOffsets": '{"a": 3}'}, "is not of the form"),
     ({"startingOffsets": '{"a": {"x": 3}}'}, "is not of the form"),
     ({"startingOffsets": '{"a": {"0": -3}}'}, "is not of the form"),
