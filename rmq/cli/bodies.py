@@ -18,6 +18,7 @@ from rmq.cli.values import readable, written
 from rmq.columns import flags, text_column, text_scalar
 
 _COMMA, _OPEN, _CLOSE = text_scalar(","), text_scalar("["), text_scalar("]")
+_ZERO = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])[0]
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view,
           pa.types.is_large_list_view)  # fmt: skip
 _Text = tuple[TextColumn, bool]  # values as text, and whether JSON has them between quotes
@@ -112,7 +113,7 @@ def _structs(column: pa.StructArray, name: str, broken: dict[int, str]) -> pa.Ar
 def _lists(column: pa.Array, name: str, broken: dict[int, str],
            write: Callable[[pa.Array, str, dict[int, str]], pa.Array]) -> pa.Array:  # fmt: skip
     """write: makes JSON of the items of all lists, those of null ones left out."""
-    lengths = pc.fill_null(pc.list_value_length(column).cast(pa.int64()), 0)
+    lengths = pc.if_else(column.is_valid(), pc.list_value_length(column).cast(pa.int64()), _ZERO)
     ends = np.cumsum(np.frombuffer(lengths.buffers()[1], np.int64)[lengths.offset :][: len(column)])
     inner: dict[int, str] = {}
     items = write(column.flatten(), name, inner)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from rmq.columns import flags, text_scalar
 
-# A str or None among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
+# A value of Python's among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
 EMPTY = text_scalar("")
 NULL = pa.nulls(1, pa.large_string())[0]
 _NO_NUMBER = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
@@ -42,7 +42,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def leave_out(rows: pa.BooleanArray, reason: str, broken: dict[int, str]) -> None:
     """Put those that are true into `broken`, unless they are there."""
-    for row in np.flatnonzero(flags(pc.fill_null(rows, False))).tolist():
+    for row in np.flatnonzero(flags(pc.and_kleene(rows, rows.is_valid()))).tolist():
         broken.setdefault(row, reason)
 
 
