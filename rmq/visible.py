@@ -36,6 +36,17 @@ from rmq.recovery import cut_queues, index_is_whole, lost_queues
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 
+Version = tuple[int, int, int]
+
+
+def _version_of(name: str) -> Version | None:
+    """What tells a file from one that takes its place or is written over it; None without one."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
 
 class Visible:
     """A reader's view. refresh() before each answer; derive() before answers from queues."""
@@ -69,7 +80,7 @@ class Visible:
         # As first seen of this writer: until another follows, it may still be recovering.
         self._first_mark: Mark | None = self._mark
         self._manifest = manifest if self._mark is not None else None
-        self._judged_manifest = self._manifest_now()
+        self._judged_manifest = _version_of(self._manifest_name)
         queues.bridges_gaps = self._mark is not None
         queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
@@ -104,13 +115,9 @@ class Visible:
     def _is_live(self) -> bool:
         return self._holder is not None
 
-    def writer_now(self) -> tuple[int, int] | None:
+    def writer_now(self) -> Version | None:
         """What tells one writer from the next: each makes its owner file anew."""
-        try:
-            status = os.stat(self._owner_name)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size
+        return _version_of(self._owner_name)
 
     def _trust_files(self) -> None:
         """Of queue files only units below the mark count: those behind it a recovery takes off and writes again."""
@@ -243,17 +250,9 @@ class Visible:
             self._follow_cleaning(self._low)
             self.derive()
 
-    def _manifest_now(self) -> tuple[int, int] | None:
-        """What tells one manifest from the next."""
-        try:
-            status = os.stat(self._manifest_name)
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
-
     def _forget_removed(self) -> None:
         """Queues without messages that a cleaning removed begin at 0 again: a new manifest leaves them out."""
-        now = self._manifest_now()
+        now = _version_of(self._manifest_name)
         if now == self._judged_manifest:
             return
         self._judged_manifest = now
