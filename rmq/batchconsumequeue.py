@@ -15,10 +15,9 @@ import numpy.typing as npt
 from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
+from rmq.message import LARGEST_BASE
 from rmq.paths import SEGMENT_NAME
 from rmq.segment import opened
-
-LARGEST_OFFSET = 2**62
 
 
 class BatchConsumeQueue:
@@ -42,22 +41,13 @@ class BatchConsumeQueue:
                         break
         self.units = np.concatenate(parts) if parts else np.empty((0, 6), np.int64)
         self._check_order()
-        kept = int(np.argmax(self.units[:, 0] >= min_phy_offset)) if self.max_phy_offset >= min_phy_offset else -1
-        self.min_offset = int(self.units[kept, 4]) if kept >= 0 else self.max_offset
-
-    @property
-    def max_phy_offset(self) -> int:
-        """Of its units; -1 without one."""
-        return int(self.units[:, 0].max()) if len(self.units) else -1
-
-    @property
-    def max_offset(self) -> int:
-        """Behind the last message."""
-        return int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
+        self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
+        kept = self.units[self.units[:, 0] >= min_phy_offset, 4]
+        self.min_offset = int(kept[0]) if len(kept) else self.max_offset
 
     def _check_order(self) -> None:
         bases, counts = self.units[:, 4], self.units[:, 5]
-        wrong = (bases < 0) | (bases > LARGEST_OFFSET) | (counts < 1)
+        wrong = bases > LARGEST_BASE
         wrong[1:] |= bases[1:] < bases[:-1] + counts[:-1]
         if wrong.any():
             raise CorruptFileError(*self.place_of(int(np.argmax(wrong))), "unit is out of order")

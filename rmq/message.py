@@ -20,7 +20,7 @@ from rmq._core._record import body_crc, parse_properties
 from rmq.errors import CorruptFileError
 
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
-_LARGEST_BASE = 2**62
+LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
 
@@ -270,7 +270,7 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         base = int(parse_properties(raw_properties).get("INNER_BASE", wrapper[2]))
     except ValueError:
         raise CorruptFileError("commitlog", phy_offset, "INNER_BASE is no number") from None
-    if not 0 <= base <= _LARGEST_BASE:
+    if not 0 <= base <= LARGEST_BASE:
         raise CorruptFileError("commitlog", phy_offset, f"INNER_BASE {base} is no queue offset")
     plain_flag = sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
     found: list[tuple[Any, ...]] = []

@@ -27,7 +27,7 @@ from rmq.cli.sources import Rows, Source, SourceError, Wanted
 from rmq.cli.texts import EMPTY, NULL
 from rmq.columns import flags
 from rmq.errors import IllegalMessageError
-from rmq.keys import hash_keys
+from rmq.keys import encoded, hash_keys
 from rmq.store import Store
 
 SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
@@ -98,9 +98,9 @@ def _check(topic: str, input_form: str | None, files: tuple[str, ...], delimiter
 def _check_columns(*names: str) -> None:
     for name in names:
         try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise click.UsageError(f"column {name!r} is not UTF-8") from None
+            encoded(name, f"column {name!r}")
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
 
 
 class Ingest:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from rmq.cli.texts import NULL, as_text, is_bytes, leave_out
 
-OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
 _FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
 _WRITTEN_S = (-1_096_193_779_200, 971_890_963_200)  # seconds of the years -32767 to 32767, which Arrow has texts of
@@ -106,7 +106,7 @@ def _range(kind: pa.DataType) -> tuple[int, int]:
         return _WRITTEN_S[0] // _DAY_S, _WRITTEN_S[1] // _DAY_S
     if pa.types.is_date64(kind):
         return _WRITTEN_S[0] * 1000, _WRITTEN_S[1] * 1000
-    units = OF_A_SECOND[kind.unit]
+    units = _OF_A_SECOND[kind.unit]
     if pa.types.is_time(kind):
         return 0, _DAY_S * units
     # Arrow adds the offset of a zone, which is less than a day, without a look at what becomes of the sum.
@@ -118,7 +118,7 @@ def _iso_times(column: pa.Array) -> pa.Array:
     """Timestamps with a T between date and time, which Arrow puts a space between."""
     texts = column.cast(pa.large_string())
     extremes = pc.min_max(column.cast(pa.int64()))
-    seconds = [value // OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
+    seconds = [value // _OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
     if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
         return pc.binary_replace_slice(texts, 10, 11, "T")
     return pc.replace_substring(texts, " ", "T")
@@ -126,7 +126,7 @@ def _iso_times(column: pa.Array) -> pa.Array:
 
 def _durations(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
     """As Python's timedelta is written, with nine digits where six do not do."""
-    scale = 10**9 // OF_A_SECOND[column.type.unit]
+    scale = 10**9 // _OF_A_SECOND[column.type.unit]
     texts: list[str | None] = []
     for row, value in enumerate(column.cast(pa.int64()).to_pylist()):
         try:
