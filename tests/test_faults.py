@@ -11,10 +11,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sidebyside import side_by_side
 
 HERE = Path(__file__).parent
 WORKLOADS = ["create", "put", "put and dispatch", "put_many", "put_many, written", "put_batch", "SYNC_FLUSH", "flush",
@@ -57,12 +60,19 @@ def table(workload: str, answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, interposer: Path) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    share = 0 if os.environ.get("RMQ_FAULTS") == "all" else 1
+    with side_by_side(request, "workload", lambda workload: judged(interposer, workload, share)) as found:
+        yield found
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_system_call_that_fails_is_a_typed_error_that_loses_nothing(
-    interposer: Path, workload: str, record_property: Any
+    runs: dict[str, Future[dict[str, Any]]], workload: str, record_property: Any
 ) -> None:
-    answer = judged(interposer, workload, 0 if os.environ.get("RMQ_FAULTS") == "all" else 1)
+    answer = runs[workload].result()
     record_property("faults", table(workload, answer))
     assert answer["faults"] == []
     assert sum(answer["sites"].values()) > 50
