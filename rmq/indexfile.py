@@ -40,8 +40,9 @@ class IndexFile:
     """One index file with RocketMQ's own semantics, nothing added. Context manager.
 
     mode: "r" opens read only, "r+" and "a" for putting ("a" creates when missing), "x" creates.
-    end_phy_offset, end_timestamp: of the file before a new one. Keys are whole index keys (`topic#key`).
-    Raises CorruptFileError when the length does not fit the geometry, OSError of the system.
+    end_phy_offset, end_timestamp: of the file before a new one; left out of the header when not above 0. Keys are
+    whole index keys (`topic#key`). Raises CorruptFileError when the length does not fit the geometry, OSError of the
+    system, ValueError and TypeError that name the argument.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: str = "r", *, max_hash_slot_num: int = 5_000_000,
@@ -51,6 +52,7 @@ class IndexFile:
             raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
         config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
                              rocketmq_version=rocketmq_version)  # fmt: skip
+        before = int(int64_array([end_phy_offset], "end_phy_offset")[0]), to_ms(end_timestamp, "end_timestamp")
         self.path = Path(path)
         writable = mode != "r"
         size = index_file_size(max_hash_slot_num, max_index_num)
@@ -68,7 +70,7 @@ class IndexFile:
             if create:
                 self._reserve()
                 self._file.sync_all()
-                self._view.preset(end_phy_offset, to_ms(end_timestamp, "end_timestamp"))
+                self._view.preset(*before)
             elif writable:
                 self._view.limit(0)  # until blocks are reserved
         except BaseException:

@@ -260,7 +260,8 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
 def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
     """Fields of each message in an inner batch, with its own queue offset; None when it is no inner batch.
 
-    Raises CorruptFileError when the packed body breaks the format. Source: MessageDecoder#decodeMessage.
+    Raises CorruptFileError when the packed body breaks the format or holds over 32,767 messages.
+    Source: MessageDecoder#decodeMessage.
     """
     sys_flag, phy_offset, body, raw_properties = wrapper[6], wrapper[3], wrapper[14], wrapper[15]
     if not sys_flag & L.SYS_FLAG_INNER_BATCH or not sys_flag & L.SYS_FLAG_NEED_UNWRAP:
@@ -285,6 +286,8 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         if not is_whole or tail + 2 + properties_size != size or properties_size > L.PROPERTIES_SIZE_LIMIT:
             reason = f"inner batch is damaged at byte {at} of its body"
             raise CorruptFileError("commitlog", phy_offset, reason)
+        if len(found) == L.INNER_COUNT_LIMIT:
+            raise CorruptFileError("commitlog", phy_offset, f"inner batch holds over {L.INNER_COUNT_LIMIT} messages")
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
         own = item[L.INNER_BODY_OFFSET : tail]
         found.append((wrapper[0], wrapper[1], base + len(found), phy_offset, wrapper[4], flag, plain_flag,

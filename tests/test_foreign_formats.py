@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,19 @@ def test_a_damaged_inner_batch_is_an_error(tmp_path: Path, cut: int) -> None:
             return
         with pytest.raises(rmq.CorruptFileError, match="inner batch"):
             store.scan().read_all()
+
+
+@pytest.mark.parametrize(("count", "is_whole"), [(32_767, True), (32_768, False)])
+def test_an_inner_batch_holds_at_most_what_its_unit_can_count(tmp_path: Path, count: int, is_whole: bool) -> None:
+    """Compressed, three million empty messages take 160 KB in the log."""
+    builder = Builder(tmp_path / "store")
+    builder.record("BT", zlib.compress(packed((b"", b"", 0)) * count), b"INNER_BASE\0010\2", sys_flag=0xC1)
+    with rmq.open(builder.finish()) as store:
+        if is_whole:
+            assert store.scan().read_all().num_rows == count
+        else:
+            with pytest.raises(rmq.CorruptFileError, match="over 32767 messages"):
+                store.scan().read_all()
 
 
 def test_a_store_of_inner_batches_is_not_written(batched: Path) -> None:

@@ -107,6 +107,17 @@ def test_only_an_end_above_zero_is_preset(tmp_path: Path, phy: int, time: int) -
         assert (file.begin_timestamp, file.end_timestamp) == (max(time, 0),) * 2
 
 
+@pytest.mark.parametrize(("value", "error"), [(2**63, ValueError), (2**64, ValueError), (True, TypeError),
+                                              (1.5, TypeError), ("1", TypeError), (None, TypeError)])  # fmt: skip
+@pytest.mark.parametrize("name", ["end_phy_offset", "end_timestamp"])
+def test_an_end_that_is_no_int64_is_named_and_makes_no_file(
+    tmp_path: Path, name: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=name):
+        rmq.IndexFile(tmp_path / "next", "x", **TEN, **{name: value})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_takes_one_entry_less_than_its_number(tmp_path: Path) -> None:
     with rmq.IndexFile(tmp_path / "s", "x", max_hash_slot_num=2, max_index_num=4) as file:
         full = [(file.put_key(f"k{number}", number, T0), file.is_full) for number in range(5)]

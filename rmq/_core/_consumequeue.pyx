@@ -155,6 +155,6 @@ def unpack_batch_units(const uint8_t[::1] data not None):
         out[i, 3] = load_i64(p + L.BATCH_UNIT_STORE_TIMESTAMP_OFFSET)
         out[i, 4] = load_i64(p + L.BATCH_UNIT_BASE_OFFSET_OFFSET)
         out[i, 5] = load_u16(p + L.BATCH_UNIT_COUNT_OFFSET)
-        if out[i, 0] < 0 or out[i, 1] <= 0 or out[i, 4] < 0 or out[i, 5] <= 0 or out[i, 5] > 0x7FFF:
+        if out[i, 0] < 0 or out[i, 1] <= 0 or out[i, 4] < 0 or not 0 < out[i, 5] <= L.INNER_COUNT_LIMIT:
             return result[:i]
     return result

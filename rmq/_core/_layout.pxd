@@ -66,6 +66,7 @@ cpdef enum:
     INNER_BODY_SIZE_OFFSET = 16
     INNER_BODY_OFFSET = 20
     INNER_FIXED_SIZE = 22
+    INNER_COUNT_LIMIT = 32767           # messages; the batch's own INNER_NUM and its unit's count are shorts
 
     # Consume-queue unit
     UNIT_PHY_OFFSET_OFFSET = 0
