@@ -45,7 +45,8 @@ def run_core_tests(directory: Path, **environment: str) -> str:
 def run_without_sse(directory: Path) -> str:
     """Compiled as for machines without it: the branches of headers that a build for x86 leaves out."""
     shutil.copytree(ROOT / "rmq", directory / "rmq", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    build = [sys.executable, "setup.py", "-q", "build_ext", f"--build-lib={directory}", f"--build-temp={directory / 'o'}"]
+    build = [sys.executable, "setup.py", "-q", "build_ext", f"--build-lib={directory}",
+             f"--build-temp={directory / 'o'}"]  # fmt: skip
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False,
                           env={**os.environ, "RMQ_PLAIN": "1"})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
