@@ -75,6 +75,8 @@ class StoreConfig:
             if field.name == "store_path_commit_log":
                 if value is not None and not isinstance(value, str):
                     raise TypeError(f"store_path_commit_log must be str, got {type(value).__name__}")
+                if value and not value.strip(","):
+                    raise ValueError(f"store_path_commit_log names no directory: {value!r}")
             elif type(value) is not type(default):
                 raise TypeError(f"{field.name} must be {type(default).__name__}, got {type(value).__name__}")
             elif isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= _INT_MAX:
@@ -102,17 +104,21 @@ class StoreConfig:
     def from_broker_conf(cls, file: str | os.PathLike[str]) -> Self:
         """Read a broker's own properties file; names that are no field here are left out.
 
-        Raises OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line
-        for a value that does not fit.
+        readOnlyCommitLogStorePaths: further directories where storePathCommitLog names several, as in RocketMQ. Raises
+        OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line for a
+        value that does not fit.
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
+        read_only = ""
         with open(file, "rb") as opened:
             data = opened.read(_CONF_LIMIT + 1)
         if len(data) > _CONF_LIMIT or b"\0" in data:
             raise ValueError(f"{os.fspath(file)}: no properties file, which is text of at most {_CONF_LIMIT:,} bytes")
         for number, name, value in _java_properties(io.BytesIO(data)):
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+            if name == "readOnlyCommitLogStorePaths":
+                read_only = value
             if snake not in known:
                 continue
             default = known[snake].default
@@ -126,6 +132,8 @@ class StoreConfig:
             except (KeyError, ValueError):
                 where = f"{os.fspath(file)}, line {number}"
                 raise ValueError(f"{where}: {name} has no value {value!r}") from None
+        if read_only and "," in given.get("store_path_commit_log", ""):
+            given["store_path_commit_log"] += f",{read_only}"
         return cls(**given)
 
     def is_explicit(self, name: str) -> bool:

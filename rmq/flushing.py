@@ -251,10 +251,10 @@ class Flusher:
 
     @contextmanager
     def paused(self) -> Iterator[int]:
-        """Flush, then no flush but the caller's own, so that no manifest names a file that is about to go.
-
-        Gives the end of what is on disk, behind which a full disk may keep the log. Puts go on. Raises OSError.
+        """Flush, then no flush but the caller's own, so that no manifest names a file that is about to go. Gives the
+        end of what is on disk, behind which a full disk may keep the log. Puts go on. Raises OSError.
         """
+        self.check_not_nested()
         with self.flush_lock:
             try:
                 self.flush()
@@ -299,8 +299,8 @@ class Flusher:
     def check_not_nested(self) -> None:
         """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
         if any(lock.is_mine() for lock in (self._put_lock, self.flush_lock, self._log_lock)):
-            raise RuntimeError(f"{self._store.paths.root}: called in the middle of another call of its thread, as by a "
-                               "signal handler; raise an exception there instead")  # fmt: skip
+            where = f"{self._store.paths.root}: called in the middle of another call of its thread"
+            raise RuntimeError(f"{where}, as by a signal handler; raise an exception there instead")
 
     def close(self) -> None:
         """From here on nothing is written: another process may have the store. Waits for a flush or put under way."""

@@ -188,6 +188,13 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
             sync_directory(paths.root.parent)
 
 
+def require_store(paths: StorePaths) -> None:
+    """require_directory; FileNotFoundError also when directories of the log were named and none of them is there."""
+    require_directory(paths.root)
+    if paths.is_log_elsewhere and not any(path.is_dir() for path in paths.commit_logs):
+        raise FileNotFoundError(f"{', '.join(map(str, paths.commit_logs))}: no such commit-log directory")
+
+
 def require_directory(path: Path) -> None:
     """FileNotFoundError or NotADirectoryError when no directory is there."""
     try:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
@@ -77,8 +78,9 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
              log_end: int, uncovered: list[tuple[int, int]], meta: dict[str, Any] | None, foreign: list[str],
              is_open: bool) -> StoreInfo:  # fmt: skip
     """StoreInfo of opened parts whose queues are level with the log. Cost: a few records for each queue."""
-    used = {key: queue for key, queue in queues.queues.items() if queue.max_offset}
-    head, tails = _first_messages(log, log_end), _last_messages(log, queues, log_end)
+    # Asked once: another thread's put may make queues at any time.
+    used = {key: queue for key, queue in list(queues.queues.items()) if queue.max_offset}
+    head, tails = _first_messages(log, log_end), _last_messages(log, used.values(), log_end)
     signs = [*_file_signs(paths), *_index_signs(index), *_record_signs([*head, *tails])]
     if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
             and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
@@ -177,12 +179,12 @@ def _first_messages(log: CommitLog, log_end: int) -> list[StoredMessage]:
     return []
 
 
-def _last_messages(log: CommitLog, queues: QueueSet, log_end: int) -> list[StoredMessage]:
+def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[StoredMessage]:
     """The last message of each queue; of a log whose messages are in none, its last."""
-    if log.segments and not any(queue.max_offset for queue in queues.queues.values()):
+    if log.segments and not queues:
         last: list[StoredMessage] = []
         for batch in log.records(max(log.min_phy_offset, log_end - 1 - (log_end - 1) % log.segment_size), log_end):
             last = [StoredMessage(batch.fields(len(batch) - 1))]
         return last
-    places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues.queues.values() if queue.max_offset]
+    places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues]
     return list(messages_at(log, np.concatenate([np.empty(0, np.int64), *places]), log_end).values())

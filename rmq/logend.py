@@ -105,14 +105,11 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
     return end
 
 
-def end_past_damage(log: CommitLog, end: LogEnd) -> int:
+def end_past_damage(log: CommitLog, end: LogEnd) -> LogEnd:
     """For readers: the end of the last whole record behind the damage, found by looking for records again."""
-    phy_offset = end.phy_offset
     while end.next_phy_offset >= 0:
-        following = find_end(log, end.next_phy_offset, log.max_phy_offset)
-        phy_offset = following.phy_offset
-        end = look_behind(log, following, durable=0, durable_time=None)
-    return phy_offset
+        end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), durable=0, durable_time=None)
+    return end
 
 
 def fits(log: CommitLog, mark: Mark) -> bool:

@@ -133,6 +133,14 @@ class Segment:
         if file is not None and lost_pages() and file.map.lost >= 0:
             self._lost = file
 
+    def detach(self) -> None:
+        """Before its file is removed: mapped to its end, so that those who read it can go on."""
+        file = None
+        while file is None or self._file is not file:  # let go of before the maps forgot it
+            file = self.file
+            self._maps.forget(self)
+        file.detach()
+
     def check(self) -> None:
         """CorruptFileError when pages of a map were gone, of a reader's once."""
         if lost_pages():
@@ -309,6 +317,11 @@ class SegmentMaps:
             self._mapped = [other for other in self._mapped if other not in gone and other is not segment]
             self._mapped.append(segment)
             return len(gone)
+
+    def forget(self, segment: Segment) -> None:
+        """Never let go of it."""
+        with self._lock:
+            self._mapped = [other for other in self._mapped if other is not segment]
 
     def retain(self, segments: Collection[Segment]) -> None:
         """Let go of all others: their files are gone, and a map would keep the disk's space."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Answer = TypeVar("Answer")
+logger = logging.getLogger("rmq")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,10 @@ class ScanTask:
     options: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, store: Store) -> pa.RecordBatchReader:
-        """The messages of the split's range in log order."""
+        """Messages of the split's range in log order; what was cleaned away since the plan is told to the logger."""
+        if self.split.begin < (low := store.min_phy_offset):
+            logger.warning("%s: phy offsets %d to %d were cleaned away before they were read", self.split.path,
+                           self.split.begin, min(low, self.split.end))  # fmt: skip
         return store.scan(begin_phy_offset=self.split.begin, end_phy_offset=self.split.end, **self.options)
 
 
@@ -72,7 +77,8 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
 
     batches: an iterator of the part's Arrow record batches, valid during the call. Together the parts are all that one
     `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc) gives,
-    once; with a begin or end only while the store's clock went back by no more than an hour.
+    once; with a begin or end only while the store's clock went back by no more than an hour. What is cleaned away
+    before its part is read is left out, and told to the logger.
     processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
     and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk

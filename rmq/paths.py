@@ -20,9 +20,9 @@ class StorePaths:
 
     def __init__(self, root: Path, commit_log: str | None = None) -> None:
         self.root = root
-        self.commit_logs = (
-            [Path(part).absolute() for part in commit_log.split(",") if part] if commit_log else [root / "commitlog"]
-        )
+        given = [Path(part).absolute() for part in (commit_log or "").split(",") if part]
+        self.commit_logs = list(dict.fromkeys(given)) or [root / "commitlog"]
+        self.is_log_elsewhere = bool(given)
         self.consume_queue = root / "consumequeue"
         self.batch_consume_queue = root / "batchconsumequeue"
         self.index = root / "index"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
@@ -60,12 +61,19 @@ class QueueSet:
                     continue
                 self.open(topic.name, int(queue.name))
 
-    def again(self) -> QueueSet:
-        """The same queues as their files have them now, for a reader."""
-        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
-        fresh.bridges_gaps = self.bridges_gaps
-        fresh.load()
-        return fresh
+    def end_in_files(self) -> int:
+        """For readers: behind the last record of which a queue file has the unit by now."""
+        with closing(QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)) as fresh:
+            fresh.bridges_gaps = self.bridges_gaps
+            fresh.load()
+            return max((queue.end_phy_offset() for queue in fresh.queues.values()), default=0)
+
+    def forget(self) -> None:
+        """For readers: no queue is known and no file is open, until they are loaded again."""
+        for queue in self.queues.values():
+            for path in queue.first_files():
+                self.files.forget(path)
+        self.queues = {}
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""

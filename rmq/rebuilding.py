@@ -21,7 +21,7 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.deriving import Derived, derive
 from rmq.errors import CorruptFileError, StoreLockedError, UnsupportedFormatError
-from rmq.geometry import check_readable, check_writable, require_directory, settle_config
+from rmq.geometry import check_readable, check_writable, require_store, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, lock_holder
@@ -80,9 +80,9 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
 def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None,
                config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
     """`rebuild` with tasks that run elsewhere."""
-    require_directory(Path(path))
     asked = config or StoreConfig()
     paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
+    require_store(paths)
     if not paths.looks_like_store():
         raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
     check_readable(paths)
@@ -326,9 +326,9 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
     """Make the sidecar of each full index file of a store, oldest first, whether or not it has one. Needs no lock: full
     index files do not change. Raises CorruptFileError, UnsupportedFormatError, ValueError as `rmq.open`, OSError.
     """
-    require_directory(Path(path))
     asked = config or StoreConfig()
     paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
+    require_store(paths)
     check_readable(paths)
     known, damaged = settle_config(paths, asked, read_meta(paths))
     slots, entries = known.max_hash_slot_num, known.max_index_num

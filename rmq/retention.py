@@ -164,7 +164,7 @@ class Retention:
         segments, truncated = self._expired(log_end)
         try:
             for segment in segments:
-                segment.file.detach()  # mapped by now, so that those who read it can go on
+                segment.detach()
                 try:
                     remove_file(segment.path, flusher.sync_directory)
                 finally:

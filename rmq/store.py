@@ -41,7 +41,7 @@ from rmq.geometry import (
     foreign_queues,
     has_segments,
     make_root,
-    require_directory,
+    require_store,
     settle_config,
 )
 from rmq.index import Index
@@ -130,26 +130,26 @@ class Store(StoreReader):
     # ---- opening ----
 
     def _open_to_read(self, config: StoreConfig) -> None:
-        require_directory(self.path)
+        require_store(self._paths)
         check_readable(self._paths)
         if not self._paths.looks_like_store():
             raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
         meta = read_meta(self._paths)
-        self._is_settled = is_begun or meta is not None
+        is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
         try:
-            self._open_parts(damaged, writable=False, is_own=meta is not None and meta.get("origin") == "rmq")
-            self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
+            self._open_parts(damaged, meta, False, meta is not None and meta.get("origin") == "rmq")
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
-            self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher,
-                                    **self._known)
+            self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher, **self._known)
             self._release.callback(self._visible.close)
         except CorruptFileError:
-            if self._is_settled or not has_segments(self._paths):
+            if is_settled or not has_segments(self._paths):
                 raise
-        if not self._is_settled and has_segments(self._paths):
+        if not is_settled and has_segments(self._paths):
             self._open_to_read(config)  # a writer came while we looked; the sizes are told now
+        else:
+            self._is_settled = is_settled  # last: other threads wait for the parts
 
     def _refresh(self) -> int:
         """For readers: see what is there now; returns the log's end. In an empty directory nothing tells the sizes."""
@@ -161,10 +161,11 @@ class Store(StoreReader):
                     self._open_to_read(self._asked)
         return self._visible.refresh()
 
-    def _open_parts(self, damaged: Collection[Path], *, writable: bool, is_own: bool) -> None:
+    def _open_parts(self, damaged: Collection[Path], meta: dict[str, Any] | None, writable: bool, is_own: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable,
                               make_segment=self._make_segment)  # fmt: skip
         self._release.callback(self._log.close)
+        self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
                                 writable=writable, is_exact=is_own)  # fmt: skip
         self._release.callback(self._queues.close)
@@ -200,8 +201,7 @@ class Store(StoreReader):
             undo.callback(self._paths.owner.unlink, missing_ok=True)
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
-        self._open_parts(damaged, writable=True, is_own=is_own)
-        self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
+        self._open_parts(damaged, meta, True, is_own)
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)

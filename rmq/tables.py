@@ -63,6 +63,9 @@ def queue_units(queues: QueueSet, topics: Collection[str] | None) -> Iterator[pa
         while first < last:
             phy_offsets, sizes, tags = queue.read(first, min(BATCH_ROWS, last - first))
             count = len(phy_offsets)
+            if not count and first < queue.min_offset:  # cleaned away meanwhile
+                first = queue.min_offset
+                continue
             if not count:
                 break
             numbers = np.arange(first, first + count)

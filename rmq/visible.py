@@ -5,6 +5,8 @@ which ranges of the log the index covers. Nothing is written; every answer is as
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import struct
 import threading
@@ -35,6 +37,9 @@ from rmq.queueset import QueueSet
 from rmq.recovery import cut_queues, index_is_whole, lost_queues
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
+PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
+
+logger = logging.getLogger("rmq")
 
 Version = tuple[int, int, int]
 
@@ -59,7 +64,6 @@ class Visible:
         queue_end: of a store without queues, behind the last record that its queues had.
         """
         self._known_end, self._queue_end = known_end, queue_end
-        self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._paths = paths
         self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
         self._log = log
@@ -68,8 +72,15 @@ class Visible:
         self._dispatcher = dispatcher
         self._marks: Marks | None = None
         self._mark: Mark | None = None
-        self._keyless: set[tuple[int, int]] = set()
+        self._last: tuple[int, bytes] | None = None  # where a record lies that was the last one, and how it begins
         self._lock = threading.RLock()
+        self._look()
+
+    def _look(self) -> None:
+        """Judge the store as it stands now."""
+        paths, log, queues, index = self._paths, self._log, self._queues, self._index
+        self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
+        self._keyless: set[tuple[int, int]] = set()
         self._holder = lock_holder(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
@@ -79,6 +90,7 @@ class Visible:
         self._read_mark()
         # As first seen of this writer: until another follows, it may still be recovering.
         self._first_mark: Mark | None = self._mark
+        self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
         self._judged_manifest = _version_of(self._manifest_name)
         queues.bridges_gaps = self._mark is not None
@@ -145,6 +157,7 @@ class Visible:
             start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
             if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
                 self.end = start  # what of it is gone or damaged shows when it is read
+                self._keep_last(mark.last_phy_offset)
                 return
         elif self._known_end is None:
             checkpoint = Checkpoint(self._paths.checkpoint)
@@ -160,7 +173,10 @@ class Visible:
         end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
             end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
-        self.end = end_past_damage(log, end) if end.is_damage else end.phy_offset
+        if end.is_damage:
+            end = end_past_damage(log, end)
+        self.end = end.phy_offset
+        self._keep_last(end.last_phy_offset)
         if not self._is_live and not self._is_crashed:
             cut_queues(log, self._queues, self.end, start if mark is not None else 0)
 
@@ -170,6 +186,22 @@ class Visible:
             return False
         start = start_without_marks(self._log, True, Checkpoint(self._paths.checkpoint), queue_end)
         return find_end(self._log, start, self._log.max_phy_offset).phy_offset >= mark.durable_phy_offset
+
+    def _keep_last(self, phy_offset: int) -> None:
+        """Of the last record, -1: not scanned."""
+        segment = self._log.segment_at(phy_offset) if phy_offset >= 0 else None
+        if segment is not None:
+            self._last = phy_offset, segment.read(phy_offset - segment.start, PROOF_SIZE)
+
+    def _is_cut(self) -> bool:
+        """Whether what was the last record has gone, and not with a cleaning: a recovery took it off."""
+        if self._last is None or self._last[0] < self._log.min_phy_offset:
+            return False
+        phy_offset, head = self._last
+        with contextlib.suppress(CorruptFileError):  # who reads there is told
+            segment = self._log.segment_at(phy_offset)
+            return segment is None or segment.read(phy_offset - segment.start, PROOF_SIZE) != head
+        return False
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
@@ -195,13 +227,22 @@ class Visible:
             self._read_mark()
             if writer != self._writer:
                 self._writer, self._first_mark = writer, self._mark
+            if self._judged != (writer, self._mark):
+                self._judged = writer, self._mark
+                if self._is_cut():
+                    logger.warning("%s: a recovery took records off that this reader had seen; it looks at all anew",
+                                   self._paths.root)  # fmt: skip
+                    self._queues.forget()
+                    self._look()
             if self._is_live:
                 self._trust_files()
             self._index.durable = self._durable_entries()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and self._has_more():
-                    self.end = self._find_end(self.end).phy_offset
+                    end = self._find_end(self.end)
+                    self.end = end.phy_offset
+                    self._keep_last(end.last_phy_offset)
             return self.end
 
     def _has_more(self) -> bool:
@@ -235,9 +276,12 @@ class Visible:
                     self._dispatcher.queue_phy_offset = low
                     self._advance(self.end)
                 self._dispatcher.fills_gaps = False
+                long = [queue for queue in self._queues.queues.values() if queue.tail_size > TAIL_LIMIT]
+                if long and (self._mark is not None or self._holder is Holder.OTHER):
+                    derived = self._in_files(low)
+                    for queue in long:
+                        queue.follow_files(derived)
                 for queue in self._queues.queues.values():
-                    if self._mark is not None and queue.tail_size > TAIL_LIMIT:
-                        queue.follow_files(self._mark.derived_phy_offset)
                     queue.correct_min_offset(low)
                 self._derived, self._low = True, low
             self._forget_removed()
@@ -268,16 +312,16 @@ class Visible:
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
         self._read_mark()
-        derived = self._mark.derived_phy_offset if self._mark is not None else 0
-        if derived < low:  # a broker removed them
-            fresh = self._queues.again()
-            derived = max((queue.end_phy_offset() for queue in fresh.queues.values()), default=0)
-            fresh.close()
-        derived = max(min(derived, self.end), low)
+        derived = max(min(self._in_files(low), self.end), low)
         self._queues.load()
         for queue in self._queues.queues.values():
             queue.follow_files(derived, low)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
+
+    def _in_files(self, low: int) -> int:
+        """Behind the last record whose unit is in its queue's file: by the mark, which a broker does not move."""
+        derived = self._mark.derived_phy_offset if self._mark is not None and self._holder is not Holder.OTHER else -1
+        return derived if derived >= low else self._queues.end_in_files()
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""

@@ -403,3 +403,9 @@ def test_a_wrong_argument_of_an_index_file_puts_no_entry(tmp_path: Path, number:
         file.select_phy_offset("T#k")
     with pytest.raises(rmq.StoreClosedError):
         file.put_key("T#k", 1, 1)
+
+
+@pytest.mark.parametrize("text", [",", ",,"])
+def test_a_list_of_no_log_directory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="store_path_commit_log names no directory"):
+        rmq.StoreConfig(store_path_commit_log=text)

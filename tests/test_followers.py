@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import workload
+from test_info import broker
 from workload import message
 
 import rmq
+from rmq import store as store_module
 from rmq import visible
 
 pytestmark = pytest.mark.slow
@@ -226,3 +229,91 @@ def test_a_reader_follows_a_writer_that_made_lost_marks_anew(path: Path, reader:
             store.put_many(map(message, range(first, first + 100)))
             assert_follows(reader, range(first + 100))
     assert_follows(reader, range(400))
+
+
+def damage(path: Path, phy_offset: int) -> None:
+    """A record's magic."""
+    segment = workload.SIZES["mapped_file_size_commit_log"]
+    with (path / "commitlog" / f"{phy_offset // segment * segment:020d}").open("r+b") as file:
+        file.seek(phy_offset % segment + 4)
+        file.write(b"\xff" * 4)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_reader_follows_a_repair_that_takes_off_what_it_has_seen(path: Path, is_own: bool) -> None:
+    """And the log grows past it again, with other records."""
+    if not is_own:
+        shutil.rmtree(path / "rmq")
+    with rmq.open(path) as reader:
+        first = reader.scan(columns=["phy_offset"]).read_all()["phy_offset"][100].as_py()
+        assert_follows(reader, range(200))
+        damage(path, first)
+        with rmq.open(path, "r+", config=workload.config(), repair=True) as writer:
+            assert_follows(reader, range(100))
+            writer.put_many(rmq.Message("T0", b"longer" * 9, keys="after") for _ in range(300))
+            assert len(reader.query("T0", "after", limit=None)) == 300
+            assert reader.topics() == writer.topics()
+            assert reader.scan().read_all() == writer.scan().read_all()
+        with rmq.open(path) as fresh:
+            assert reader.scan().read_all() == fresh.scan().read_all()
+            assert reader.pull("T0", 0, 0, 1000).messages == fresh.pull("T0", 0, 0, 1000).messages
+
+
+def beside_broker(path: Path) -> Path:
+    """Another directory with the store's files and a lock file of its own."""
+    other = path.parent / "broker"
+    other.mkdir()
+    for name in ("commitlog", "consumequeue", "index"):
+        (other / name).symlink_to(path / name)
+    (other / "lock").touch()
+    return other
+
+
+def test_a_reader_beside_a_broker_keeps_few_units_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visible, "TAIL_LIMIT", 2000)
+    other = beside_broker(path)
+    with rmq.open(path, "r+") as writer, broker(other), rmq.open(other, config=workload.config()) as reader:
+        for _ in range(20):
+            writer.put_many([rmq.Message("long", b"body")] * 200)
+            writer.flush()
+            assert reader.topics() == writer.topics()
+            assert max(queue.tail_size for queue in reader._queues.queues.values()) <= 2000
+        assert len(reader.pull("long", 0, 0, 10**6).messages) == 4000
+
+
+def test_a_reader_that_finds_a_wrong_queue_file_beside_a_broker_keeps_no_file_open(path: Path) -> None:
+    with rmq.open(path, "r+") as writer:
+        writer.put_many([rmq.Message("many", b"body", queue_id=number) for number in range(40)])
+    other = beside_broker(path)
+    with broker(other), rmq.open(other, config=workload.config()) as reader:
+        reader.topics()
+        min((path / "commitlog").iterdir()).unlink()
+        os.truncate(min((path / "consumequeue/many/39").iterdir()), 100)
+        count = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(rmq.CorruptFileError, match="has 100 bytes"):
+                reader.topics()
+        assert len(os.listdir("/proc/self/fd")) <= count
+
+
+def test_threads_wait_for_the_one_that_learns_a_new_store_s_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory_only(tmp_path / "s")
+    answers: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def slow(*arguments: Any, **options: Any) -> visible.Visible:
+        threads.append(threading.Thread(target=lambda: answers.append(reader.max_phy_offset)))
+        threads[-1].start()
+        threads[-1].join(0.2)
+        assert not answers
+        return visible.Visible(*arguments, **options)
+
+    with rmq.open(tmp_path / "s") as reader, rmq.open(tmp_path / "s", "a", config=workload.config()) as writer:
+        writer.put_many(map(message, range(150)))
+        monkeypatch.setattr(store_module, "Visible", slow)
+        assert reader.max_phy_offset == writer.max_phy_offset
+        for thread in threads:
+            thread.join()
+        assert answers == [writer.max_phy_offset]

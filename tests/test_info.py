@@ -354,3 +354,22 @@ def test_messages_of_a_golden_store_put_again_are_counted_alike(small_golden: Go
     row = info(tmp_path / "s")
     assert row["message_count"] == sum(len(units) for units in oracle.read_queues(tmp_path / "s").values())
     assert row["topic_count"] == len(list((tmp_path / "s/consumequeue").iterdir()))
+
+
+def test_queues_may_be_made_while_a_store_is_described(tmp_path: Path) -> None:
+    """As by another thread's put, at any time."""
+    class Queue:
+        tail_size = 0
+
+        @property
+        def max_offset(self) -> int:
+            queues["T", len(queues)] = self  # type: ignore[assignment]
+            return 0
+
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=4096)) as store:
+        store.put(rmq.Message("T", b"body"))
+        queues = store._queues.queues
+        queues["T", 1] = Queue()  # type: ignore[assignment]
+        assert store.info().message_count == 1
+        for key in list(queues)[1:]:
+            del queues[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,3 +161,22 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     job.wait(20)
     assert job.stdout.read() == ""  # the end of the pipe: no process holds it any more
     job.stdout.close()
+
+
+def test_what_is_cleaned_before_its_part_is_read_is_told(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(path, tmp_path / "s")
+    with rmq.open(tmp_path / "s", "r+") as store:
+        answers = rmq.scan_map(tmp_path / "s", bodies, processes=1, split_bytes=65536)
+        found = next(answers)
+        for file in (tmp_path / "s/commitlog").iterdir():
+            os.utime(file, (1, 1))
+        store.clean(limit=None, max_used_percent=100)
+        low = store.min_phy_offset
+        found += [body for part in answers for body in part]
+        left = store.scan().read_all()["body"].to_pylist()
+    assert found[-len(left):] == left
+    assert len(found) < COUNT
+    told = [record.args[1:] for record in caplog.records if "cleaned away before" in record.message]
+    assert [begin for begin, _ in told[1:]] + [low] == [end for _, end in told]

@@ -197,6 +197,19 @@ def test_the_flush_lock_s_own_thread_is_told_not_to_put(store: rmq.Store) -> Non
         store.put(rmq.Message("T", b"b"))
 
 
+def test_a_clock_that_cleans_or_flushes_is_told_not_to(tmp_path: Path) -> None:
+    """In the middle of a put: a cleaning would take what it appends for an interrupted one's."""
+    calls: list[Any] = [lambda: NOW]
+    with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: calls[-1]()) as store:
+        for call in (store.clean, store.flush, store.topics, store.close):
+            calls.append(call)
+            with pytest.raises(RuntimeError, match="in the middle of another call"):
+                store.put_many([rmq.Message("T", b"a")] * 3)
+            calls.pop()
+            store.put(rmq.Message("T", b"b"))
+        assert [message.body for message in store.pull("T").messages] == [b"b"] * 4
+
+
 def test_a_closed_store_takes_nothing(store: rmq.Store) -> None:
     put = store._putter
     store.close()

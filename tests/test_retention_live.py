@@ -38,6 +38,7 @@ from conftest import Golden, copy_store, digests
 import rmq
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
+from rmq.logsegment import Segment
 from rmq.segment import FileCache
 
 LOW = 4 * SEGMENT
@@ -393,3 +394,26 @@ def test_a_reader_follows_a_broker_that_cleans(tmp_path: Path) -> None:
             os.rename(path / "rmq", hidden)
             assert_left(reader, messages, 6 * SEGMENT)
             os.rename(hidden, path / "rmq")
+
+
+def test_a_segment_is_read_until_it_has_left_though_few_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the removal of its file and the log's new begin, others may be mapped."""
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        messages = fill(store)
+        log = store._log
+        segments = list(log.segments)
+
+        def forget_first(segment: Segment) -> None:
+            for other in segments[1:]:
+                log._maps.make_room(other, 1)
+            assert store.lookup(segment.start).body == messages[0].body
+            log_forget_first(segment)
+
+        log_forget_first = log.forget_first
+        monkeypatch.setattr(log, "forget_first", forget_first)
+        expire(tmp_path / "s", SEGMENT)
+        clean(store)
+        monkeypatch.undo()
+        assert_left(store, messages, SEGMENT)

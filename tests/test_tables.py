@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Store.table and Store.units: a store's own structures, as they stand in its files and behind them."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import rmq
+from rmq import tables
 
 TIME = 1_700_000_000_000
 COUNT = 500
@@ -137,3 +140,20 @@ def test_a_crc_that_differs_is_damage_unless_it_is_not_looked_at(tmp_path: Path)
             opened.lookup_many([0, place])
         found = opened.lookup_many([0, place], columns=["body"], check_crc=False)
         assert found["body"].to_pylist() == [b"body 0", b"bodY 1"]
+
+
+def test_units_of_a_queue_go_on_where_its_files_begin_when_some_are_cleaned_meanwhile(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", 10)
+    shutil.copytree(path, tmp_path / "s")
+    with rmq.open(tmp_path / "s", "r+") as store:
+        batches = iter(store.table("queues", topics=["a"]))
+        next(batches)
+        for file in (tmp_path / "s/commitlog").iterdir():
+            os.utime(file, (1, 1))
+        assert store.clean(limit=None, max_used_percent=100).removed
+        low, high = store.topics()["a"][0]
+        assert 10 < low < high
+        rows = [row for batch in batches for row in batch.to_pylist() if row["queue_id"] == 0]
+        assert [row["queue_offset"] for row in rows] == list(range(low, high))

@@ -16,7 +16,7 @@ from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, r
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
-from rmq.geometry import check_readable, foreign_index, foreign_queues, segment_sizes, settle_config
+from rmq.geometry import check_readable, foreign_index, foreign_queues, require_store, segment_sizes, settle_config
 from rmq.lock import lock_holder
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
@@ -104,15 +104,12 @@ def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[St
     """The store's files and what is known of it; raises when there is no store."""
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
-    root = Path(path)
-    if not root.is_dir():
-        kind = NotADirectoryError if root.exists() else FileNotFoundError
-        raise kind(f"{root}: not a directory, so no store" if root.exists() else f"{root}: no such store directory")
     given = config or StoreConfig()
-    paths = StorePaths(root.absolute(), given.store_path_commit_log)
+    paths = StorePaths(Path(path).absolute(), given.store_path_commit_log)
+    require_store(paths)
     check_readable(paths)
     if not paths.looks_like_store():
-        raise UnsupportedFormatError(root, "no message store", "it has no commitlog directory")
+        raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
     return paths, given
 
 
