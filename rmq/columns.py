@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
@@ -17,7 +18,7 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._putrow import PutRules
 from rmq._core._textcolumn import TextColumn
 from rmq.config import StoreConfig
-from rmq.errors import IllegalMessageError
+from rmq.errors import IllegalMessageError, MessageTypeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,8 @@ _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transac
             "born_timestamp")  # fmt: skip
 _ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
 _BYTES = ("body", "raw_body", "raw_properties")  # what may be binary
+_INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # what pandas adds for an index without a name
+_TICKS_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 _PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
 CHUNK_ROWS = 8192
 Chunk = tuple[int, Callable[[PutBatch], None]]
@@ -54,12 +57,16 @@ def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
         yield table
     elif isinstance(table, pa.Table):
         yield from table.to_reader()  # as of any stream, without the way through C
+    elif isinstance(table, pa.StructArray):  # C's interface has no slices and no nulls of rows
+        yield pa.RecordBatch.from_struct_array(table)
+    elif isinstance(table, pa.ChunkedArray):
+        yield from chain.from_iterable(map(_batches_of, table.chunks))
     elif hasattr(table, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(table)
     elif hasattr(table, "__arrow_c_array__"):
         yield pa.record_batch(table)
     else:
-        raise TypeError(f"expected Arrow data as before, got {type(table).__name__}")
+        raise MessageTypeError(f"expected Arrow data as before, got {type(table).__name__}", row=0)
 
 
 class ColumnReader:
@@ -79,7 +86,7 @@ class ColumnReader:
             if name not in found:
                 raise ValueError(f"columns: the table has no column {name!r}")
         names = {**{name: name for name in found if name in KINDS and name not in columns}, **columns}
-        unknown = sorted({*found} - {*names.values()})
+        unknown = sorted(name for name in {*found} - {*names.values()} if not _INDEX_COLUMN.fullmatch(name))
         if unknown:
             raise ValueError(f"column {unknown[0]!r} is no message field; "
                              "map it with columns= or leave it out")  # fmt: skip
@@ -177,20 +184,22 @@ class ColumnReader:
             if field in numbers:
                 continue
             column = batch.column(self._places[field])
-            kind = column.type
+            kind, ticks = column.type, 1
             if pa.types.is_timestamp(kind) and field == "born_timestamp":
                 if kind.tz is None:
                     raise ValueError("column 'born_timestamp' must carry a time zone: "
                                      "naive times say no point in time")  # fmt: skip
-                # Finer units are cut off, coarser ones may not fit.
-                column = _cast(column, pa.timestamp("ms", kind.tz), field, safe=kind.unit == "s").cast(pa.int64())
+                if kind.unit == "s":  # may not fit in 64 bits of ms
+                    column = _cast(column, pa.timestamp("ms", kind.tz), field)
+                ticks = _TICKS_PER_MS[column.type.unit]
             elif not pa.types.is_integer(kind):
                 raise TypeError(f"column {field!r} must be of integers, got {kind}")
             if column.null_count:
-                error = IllegalMessageError(f"column {field!r} holds nulls")
-                error.row = int(np.flatnonzero(flags(column.is_null()))[0])
-                raise error
+                row = int(np.flatnonzero(flags(column.is_null()))[0])
+                raise IllegalMessageError(f"column {field!r} holds nulls", row=row)
             values = integers(_cast(column, pa.int64(), field))
+            if ticks > 1:
+                values = values // ticks  # down, before 1970 too, as a Message does
             numbers[field] = values & _PLAIN_FLAGS if field == "sys_flag" and self._is_plain else values
         return numbers
 
@@ -202,31 +211,28 @@ class ColumnReader:
                 continue
             coded = _as_text(column, field).dictionary_encode()
             parsed = []
-            for code, text in enumerate(coded.dictionary.to_pylist()):
+            for code, text in enumerate(coded.dictionary.cast("large_binary").to_pylist()):
                 try:
-                    parsed.append(parse_host(text, field))
+                    parsed.append(parse_host(text.decode(errors="backslashreplace"), field))
                 except ValueError as error:
-                    illegal = IllegalMessageError(str(error))
-                    illegal.row = int(np.flatnonzero(coded.indices.to_numpy(zero_copy_only=False) == code)[0])
-                    raise illegal from None
+                    row = int(np.flatnonzero(coded.indices.to_numpy(zero_copy_only=False) == code)[0])
+                    raise IllegalMessageError(str(error), row=row) from None
             hosts[field] = parsed, integers(coded.indices.fill_null(-1).cast("int64"))
         return hosts
 
 
-def _cast(column: pa.Array, kind: pa.DataType, field: str, *, safe: bool = True) -> pa.Array:
+def _cast(column: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
     """The column as another type; IllegalMessageError with .row for the first value that does not fit."""
     import pyarrow as pa
 
     try:
-        return column.cast(kind, safe=safe)
+        return column.cast(kind)
     except pa.ArrowInvalid:
         for row in range(len(column)):
             try:
-                column.slice(row, 1).cast(kind, safe=safe)
+                column.slice(row, 1).cast(kind)
             except pa.ArrowInvalid:
-                error = IllegalMessageError(f"row {row}: {field} is outside 64 bits")
-                error.row = row
-                raise error from None
+                raise IllegalMessageError(f"{field} is outside 64 bits", row=row) from None
         raise
 
 
@@ -255,9 +261,13 @@ def _as_text(column: pa.Array, field: str) -> pa.Array:
     if not is_text and not (binary and is_binary):
         wanted = "binary or string" if binary else "string"
         raise TypeError(f"column {field!r} must be {wanted}, got {column.type}")
+    wide = pa.large_string() if is_text else pa.large_binary()
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast(pa.large_string() if is_text else pa.large_binary())
+        values = column.dictionary
+        if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # of which Arrow cannot take items
+            values = values.cast(wide)
+        column = values.take(column.indices)
+    return column.cast(wide)
 
 
 def text_scalar(text: str) -> pa.Scalar:
@@ -344,7 +354,7 @@ def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None
                   columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
     reader, schema = None, None
     for table in chain.from_iterable(map(_batches_of, tables)):
-        if reader is None or table.schema != schema:
+        if reader is None or not table.schema.equals(schema, check_metadata=True):
             reader, schema = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns), table.schema
         for first in range(0, table.num_rows, CHUNK_ROWS):
             chunk = table.slice(first, CHUNK_ROWS)
@@ -355,7 +365,7 @@ def check_batch(items: list[Message]) -> None:
     """IllegalMessageError unless they can be a batch of RocketMQ's: one queue, no transaction, no delay."""
     for row, message in enumerate(items):
         if not isinstance(message, Message):
-            raise TypeError(f"row {row}: expected Message, got {type(message).__name__}")
+            raise MessageTypeError(f"expected Message, got {type(message).__name__}", row=row)
         wrong = ""
         if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
             wrong = "a batch has one topic and one queue"
@@ -364,6 +374,4 @@ def check_batch(items: list[Message]) -> None:
         elif message.is_delayed:
             wrong = "a batch holds no delayed messages"
         if wrong:
-            error = IllegalMessageError(f"row {row}: {wrong}")
-            error.row = row
-            raise error
+            raise IllegalMessageError(wrong, row=row)

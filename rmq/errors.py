@@ -47,14 +47,29 @@ class StoreReadOnlyError(RmqError):
     """A change was asked of a store opened "r", or of one whose disk failed a sync: reopen it."""
 
 
-class IllegalMessageError(RmqError, ValueError):
+class RowError(Exception):
+    """About one of many messages. row and stored as in IllegalMessageError; the text begins with the row."""
+
+    stored: int | None = None
+
+    def __init__(self, *args: object, row: int | None = None) -> None:
+        super().__init__(*args)
+        self.row = row
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.row is None else f"row {self.row}: {text}"
+
+
+class IllegalMessageError(RmqError, RowError, ValueError):
     """A message that RocketMQ would refuse or could not read back. Nothing of it was stored.
 
     row: its number in the call, stored: messages of the call stored before; None for a message on its own.
     """
 
-    row: int | None = None
-    stored: int | None = None
+
+class MessageTypeError(RowError, TypeError):
+    """What stands among messages, or among tables of them, and is none."""
 
 
 class MessageTooLargeError(IllegalMessageError):

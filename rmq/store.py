@@ -27,8 +27,8 @@ from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
-    IllegalMessageError,
     MessageTooLargeError,
+    RowError,
     StoreReadOnlyError,
     UnsupportedFormatError,
 )
@@ -282,22 +282,22 @@ class Store(StoreReader):
         and .stored (messages stored before; every error has it), and nothing of its chunk is kept. topic, queue_id: for
         every row; columns: message field -> column name. results=False returns the count only.
         """
-        self._check_writable()
-        chunks = put_chunks(messages, topic, queue_id, columns)
         parts: list[PutResults] = []
         stored = 0
         try:
-            for count, load in chunks:
+            self._check_writable()
+            for count, load in put_chunks(messages, topic, queue_id, columns):
                 part = self._put_chunk(load, _all_results if results else _no_results)
                 stored += count
                 if part is not None:
                     parts.append(part)
-        except (TypeError, ValueError, OSError) as error:
-            if isinstance(error, IllegalMessageError | TypeError):
-                error.row = stored + (getattr(error, "row", None) or 0)  # type: ignore[union-attr]
-            error.stored = stored  # type: ignore[union-attr]
+            return PutResults.joined(parts) if results else stored
+        except Exception as error:
+            if isinstance(error, RowError) and error.row is not None:
+                error.row += stored
+            with contextlib.suppress(AttributeError):  # a caller's own error may take none
+                error.stored = stored  # type: ignore[attr-defined]
             raise
-        return PutResults.joined(parts) if results else stored
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of Arrow arrays without pyarrow's own conversions, which would import pandas: slices, odd bits, no values."""
+"""Arrow data that is put: its values without pyarrow's own conversions, which would import pandas; kinds of arrays and
+tables; errors between two tables."""
 
 from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import rmq
 from rmq.columns import flags, integers, text_scalar
 
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000,
+                         max_hash_slot_num=100, max_index_num=1000)  # fmt: skip
 COUNTS = (0, 1, 7, 8, 9, 63, 64, 65)
 
 
@@ -37,3 +46,130 @@ def test_arrays_without_values() -> None:
 @pytest.mark.parametrize("text", ["", "a", "é😀" * 20, "\x00"])
 def test_a_scalar_is_its_text(text: str) -> None:
     assert text_scalar(text).equals(pa.scalar(text, pa.large_string()))
+
+
+# ---- what is put -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[rmq.Store]:
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        yield store
+
+
+def column(store: rmq.Store, name: str) -> list[Any]:
+    return store.scan(columns=[name]).read_all()[name].to_pylist()
+
+
+def of_views(values: pa.Array, indices: list[int | None]) -> pa.DictionaryArray:
+    """As Polars has its categories."""
+    views = values.cast(pa.string_view() if pa.types.is_string(values.type) else pa.binary_view())
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.uint32()), views)
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_dictionaries_of_views_are_text_and_bodies(store: rmq.Store, begin: int) -> None:
+    texts = of_views(pa.array(["a", None, "T"]), [2, 0, None, 1])
+    bodies = of_views(pa.array([b"x", b"y"]), [0, 1, 1, 0])
+    table = pa.table({"body": bodies, "tags": texts, "keys": texts, "topic": of_views(pa.array(["T"]), [0] * 4)})
+    assert store.put_many(table.slice(begin), results=False) == 4 - begin
+    assert column(store, "body") == [b"x", b"y", b"y", b"x"][begin:]
+    assert column(store, "tags") == ["T", "a", None, None][begin:]
+    assert column(store, "keys") == [["T"], ["a"], [], []][begin:]
+
+
+@pytest.mark.parametrize("is_own_first", [True, False])
+def test_each_table_s_own_metadata_says_whether_its_bodies_are_plain(store: rmq.Store, is_own_first: bool) -> None:
+    packed = zlib.compress(b"plain")
+    store.put(rmq.Message("T", packed, sys_flag=1))
+    scanned = store.scan(columns=["topic", "sys_flag", "body"]).read_all()
+    own = scanned.set_column(2, "body", [[packed]]).replace_schema_metadata(None)
+    assert own.schema == scanned.schema
+    store.put_many([own, scanned] if is_own_first else [scanned, own])
+    assert column(store, "body") == [b"plain"] * 3
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_before_1970_is_the_ms_that_had_begun(store: rmq.Store, unit: str) -> None:
+    per_s = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = [-per_s - 1, -per_s, -1, 0, 1]
+    born = pa.array(times, pa.timestamp(unit, "UTC"))
+    store.put_many(pa.table({"body": [b""] * 5, "born_timestamp": born}), topic="T")
+    stored = store.scan(columns=["born_timestamp"]).read_all()["born_timestamp"].cast(pa.int64()).to_pylist()
+    assert stored == [time * 1000 // per_s for time in times]
+
+
+def test_the_index_of_a_filtered_pandas_frame_is_no_column(store: rmq.Store) -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"body": [b"a", b"b", b"c"]})
+    filtered = frame[frame.body != b"b"]
+    assert "__index_level_0__" in pa.table(filtered).column_names
+    assert store.put_many(filtered, topic="T", results=False) == 2
+    assert column(store, "body") == [b"a", b"c"]
+    with pytest.raises(ValueError, match="'number' is no message field"):
+        store.put_many(filtered.rename_axis("number"), topic="T")
+
+
+STRUCTS = pa.StructArray.from_arrays([pa.array([b"a", b"b", b"c"]), pa.array(["x", "y", "z"])], ["body", "keys"])
+
+
+@pytest.mark.parametrize("structs", [STRUCTS[1:], pa.chunked_array([STRUCTS[1:2], STRUCTS[2:]])])
+def test_slices_of_structs_are_tables(store: rmq.Store, structs: Any) -> None:
+    assert store.put_many(structs, topic="T", results=False) == 2
+    assert store.put_many([structs, structs], topic="T", results=False) == 4
+    assert column(store, "body") == [b"b", b"c"] * 3
+    assert column(store, "keys") == [["y"], ["z"]] * 3
+
+
+def test_a_struct_that_is_null_is_a_row_without_a_body(store: rmq.Store) -> None:
+    fields = [STRUCTS.field(0), STRUCTS.field(1)]
+    masked = pa.StructArray.from_arrays(fields, ["body", "keys"], mask=pa.array([False, False, True]))
+    with pytest.raises(rmq.IllegalMessageError, match="row 1: body is null"):
+        store.put_many(masked[1:], topic="T")
+
+
+# ---- errors between two tables ---------------------------------------------------------------------------------------
+
+
+class Sealed(Exception):
+    stored = property()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("error", [KeyError(), RuntimeError(), pa.ArrowNotImplementedError(), rmq.StoreClosedError()])
+def test_an_error_of_the_caller_s_tells_what_was_stored(store: rmq.Store, before: int, error: Exception) -> None:
+    def tables() -> Iterator[pa.Table]:
+        yield from [pa.table({"body": ["a", "b"]})] * before
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        store.put_many(tables(), topic="T")
+    assert caught.value is error
+    assert error.stored == 2 * before  # type: ignore[attr-defined]
+
+
+def test_an_error_that_takes_no_attribute_is_raised_as_it_is(store: rmq.Store) -> None:
+    def tables() -> Iterator[pa.Table]:
+        yield pa.table({"body": ["a"]})
+        raise Sealed("the caller's own")
+
+    with pytest.raises(Sealed, match="the caller's own"):
+        store.put_many(tables(), topic="T")
+
+
+def test_a_store_that_is_closed_half_way_tells_what_was_stored(store: rmq.Store) -> None:
+    def tables() -> Iterator[pa.Table]:
+        yield pa.table({"body": ["a", "b"]})
+        store.close()
+        yield pa.table({"body": ["c"]})
+
+    for stored in (2, 0):
+        with pytest.raises(rmq.StoreClosedError) as caught:
+            store.put_many(tables(), topic="T")
+        assert caught.value.stored == stored  # type: ignore[attr-defined]
+
+
+def test_a_message_that_the_caller_could_not_make_is_of_no_row(store: rmq.Store) -> None:
+    with pytest.raises(rmq.IllegalMessageError) as caught:
+        store.put_many(rmq.Message(topic, b"") for topic in ["T"] * 8193 + ["a/b"])
+    assert (caught.value.row, caught.value.stored) == (None, 8192)
+    assert not str(caught.value).startswith("row")

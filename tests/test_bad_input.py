@@ -288,14 +288,16 @@ def test_nothing_to_put_puts_nothing(store: rmq.Store, nothing: Any) -> None:
     assert len(store.put_batch([])) == 0
 
 
-def test_a_bad_row_tells_its_number_and_how_many_are_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [rmq.Message("T", bytes(2**21)), "no message"])
+def test_a_bad_row_tells_its_number_and_how_many_are_stored(tmp_path: Path, bad: Any) -> None:
     config = rmq.StoreConfig(mapped_file_size_commit_log=2**21, max_hash_slot_num=10, max_index_num=100_000)
     rows = [rmq.Message("T", b"%d" % i) for i in range(8192 + 100)]
-    rows[8192 + 40] = rmq.Message("T", bytes(2**21))
+    rows[8192 + 40] = bad
     with rmq.open(tmp_path / "s", "a", config=config) as store:
-        with pytest.raises(TooLarge) as caught:
+        with pytest.raises((TooLarge, TypeError), match=f"^row {8192 + 40}: ") as caught:
             store.put_many(iter(rows))
-        assert (caught.value.row, caught.value.stored) == (8192 + 40, 8192)
+        assert (caught.value.row, caught.value.stored) == (8192 + 40, 8192)  # type: ignore[union-attr]
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         assert store.topics() == {"T": {0: (0, 8192)}}
         assert store.scan(columns=["body"]).read_all()["body"].to_pylist() == [b"%d" % i for i in range(8192)]
 
@@ -373,7 +375,8 @@ BAD_ROWS: list[tuple[str, pa.Array]] = [
     ("queue_id", pa.array([1, -1], pa.int32())),
     ("sys_flag", pa.array([1, 64], pa.int32())),
     ("born_timestamp", pa.array([1, 2**62], pa.timestamp("s", "UTC"))),
-    *((name, pa.array(["1.2.3.4:1", host])) for name in ("born_host", "store_host") for host in ("", "x", "1.2.3.4")),
+    *((name, pa.array([b"1.2.3.4:1", host]).view(pa.string()))
+      for name in ("born_host", "store_host") for host in (b"", b"x", b"1.2.3.4", b"1.2.3.4:1\xff")),
 ]
 
 
@@ -382,7 +385,7 @@ def test_a_bad_row_of_a_table_stores_nothing_of_its_chunk(tmp_path: Path, name: 
     bad = pa.record_batch(GOOD | {name: column})
     good = pa.RecordBatch.from_arrays([column.take([0, 0]) for column in bad.columns], schema=bad.schema)
     with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
-        with pytest.raises(Illegal) as caught:
+        with pytest.raises(Illegal, match=r"^row 3: ") as caught:
             store.put_many(pa.Table.from_batches([good, bad, good]))
         assert (caught.value.row, caught.value.stored) == (3, 2)
         assert store.scan(columns=["topic"]).read_all().num_rows == 2

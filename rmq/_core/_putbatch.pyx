@@ -45,7 +45,7 @@ cdef extern from "Python.h":
 import numpy as np
 
 from rmq._core._message import without_property
-from rmq.errors import IllegalMessageError, MessageTooLargeError
+from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
 
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
@@ -138,7 +138,7 @@ cdef class PutBatch:
         cdef PyObject *text
         cdef Py_ssize_t size
         if type(item) is not Message:
-            raise fault(i, f"expected Message, got {type(item).__name__}", TypeError)
+            raise fault(i, f"expected Message, got {type(item).__name__}", MessageTypeError)
         message = <Message>item
         if message.topic is None:   # set last: the other fields are what __init__ checked
             raise fault(i, "message was not initialised")

@@ -30,11 +30,9 @@ cdef class PutRules:
         self.store_host = parse_host(store_host, "store_host")
 
 
-cdef object fault(Py_ssize_t row, str text, kind=None):
+cdef object fault(Py_ssize_t row, str text, kind=IllegalMessageError):
     """An error about a row, its number in .row."""
-    error = (kind or IllegalMessageError)(f"row {row}: {text}")
-    error.row = row
-    return error
+    return kind(text, row=row)
 
 
 cdef void set_row(PutRow *row, bytes host) noexcept:
