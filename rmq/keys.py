@@ -27,8 +27,6 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
     if isinstance(keys, str):
         raise TypeError("keys must be a sequence of str, not one str")
     if isinstance(keys, np.ndarray):
-        if keys.dtype.kind not in "SUO" or keys.ndim != 1:
-            raise TypeError(f"keys must be text, got numpy {keys.dtype} of {keys.ndim} dimensions")
         keys = decoded_items(keys)
     elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
         return _hash_arrow(keys, topic)
@@ -38,7 +36,9 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
 
 
 def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
-    """Items of a numpy text array as a list; bytes are UTF-8, else ValueError naming the item."""
+    """Items of a numpy text array as a list. TypeError for another array; ValueError for bytes that are not UTF-8."""
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "SUTO"):
+        raise TypeError(f"keys must be one-dimensional text, got numpy {array.dtype} of {array.ndim} dimensions")
     items: list[Any] = array.tolist()
     for number, item in enumerate(items):
         if isinstance(item, bytes):
@@ -88,7 +88,9 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise TypeError(f"keys must be an Arrow string array, got {array.type}")
-    if not pa.types.is_string(array.type):
+    if pa.types.is_dictionary(array.type):  # by its values: Arrow casts no dictionary of views
+        array = array.dictionary.cast(pa.large_string()).take(array.indices)
+    elif not pa.types.is_string(array.type):
         array = array.cast(pa.large_string())
     if array.null_count:  # asked of the plain array: a dictionary may hold null values
         raise ValueError(f"keys hold {array.null_count} nulls")

@@ -61,6 +61,8 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
             [["a"]],
             np.array([1]),
             np.array([["a"]]),
+            np.array("all"),
+            np.array(5),
             pa.array([1]),
             pa.array([b"a"]),
         )
@@ -79,7 +81,8 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), ValueError, "columns") for v in (["Body"], ["body"] * 2)),
     *(
         (lambda s, v=v: s.select_phy_offset_many("T", v), TypeError, "keys")
-        for v in (None, 5, "all", b"all", ["all", 5], np.array([1]), np.array([["a"]]), pa.array([1]), [None])
+        for v in (None, 5, "all", b"all", ["all", 5], np.array([1]), np.array([["a"]]), np.array("all"), np.array(5),
+                  pa.array([1]), [None])
     ),
     *(
         (lambda s, v=v: s.select_phy_offset_many("T", v), ValueError, "keys")

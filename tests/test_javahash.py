@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_arrow_values import of_views
 
 import rmq
 from rmq._core._javahash import decode_text, hash_slot, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash
@@ -274,6 +275,7 @@ def holders() -> dict[str, Any]:
         "numpy U": np.array(KEYS),
         "numpy S": np.array([key.encode() for key in KEYS]),
         "numpy object": np.array(KEYS, dtype=object),
+        "numpy StringDType": np.array(KEYS, np.dtypes.StringDType()),
         "numpy object of bytes": np.array([key.encode() for key in KEYS], dtype=object),
         "string": text,
         "large_string": text.cast(pa.large_string()),
@@ -284,6 +286,7 @@ def holders() -> dict[str, Any]:
         "slice of large_string": padded.cast(pa.large_string()).slice(2, len(KEYS)),
         "slice of string_view": padded.cast(pa.string_view()).slice(2, len(KEYS)),
         "slice of dictionary": padded.dictionary_encode().slice(2, len(KEYS)),
+        "slice of dictionary of string_view": of_views(padded, [*range(len(padded))]).slice(2, len(KEYS)),
         "chunked": pa.chunked_array([KEYS[:3], [], KEYS[3:]], pa.string()),
         "chunked dictionary": pa.chunked_array([text[:5].dictionary_encode(), text[5:].dictionary_encode()]),
         "slice of chunked": pa.chunked_array([["before", *KEYS[:4]], KEYS[4:]]).slice(1),
@@ -319,6 +322,8 @@ NULLS = {
     "chunked": pa.chunked_array([["a"], [None]], pa.string()),
     "null index of a dictionary": pa.array(["a", None]).dictionary_encode(),
     "null value of a dictionary": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])),
+    "null index of a dictionary of string_view": of_views(pa.array(["a"]), [0, None]),
+    "null value of a dictionary of string_view": of_views(pa.array(["a", None]), [0, 1]),
 }
 
 
