@@ -163,7 +163,7 @@ class Ingest:
                 row, stored = error.row or 0, error.stored or 0
                 if row > stored:  # the rows of its chunk that stand before it
                     self._store(store, batch.slice(at + stored, row - stored))
-                self._leave_out(source, int(rows.numbers[at + row]), _reason(error))
+                self._leave_out(source, int(rows.numbers[at + row]), str(error.args[0]))
                 at += row + 1
         if first_bad is not None:
             self._leave_out(source, *first_bad)
@@ -209,12 +209,6 @@ class Ingest:
             hashed[row] = abs(java_hash(texts[row].as_py()))
         hashed %= self._queues
         return np.where(flags(first.is_null()), turns, hashed)
-
-
-def _reason(error: IllegalMessageError) -> str:
-    """Without the row number in the chunk, which says nothing here."""
-    text = str(error)
-    return text.partition(": ")[2] if text.startswith("row ") else text
 
 
 def _without_empty(texts: pa.Array) -> pa.Array:
