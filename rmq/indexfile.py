@@ -37,7 +37,8 @@ ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("
 
 
 class IndexFile:
-    """One index file with RocketMQ's own semantics, nothing added. Context manager.
+    """One index file with RocketMQ's own semantics, nothing added. Context manager. Any thread may read it, one at a
+    time may put.
 
     mode: "r" opens read only, "r+" and "a" for putting ("a" creates when missing), "x" creates.
     end_phy_offset, end_timestamp: of the file before a new one; left out of the header when not above 0. Keys are
