@@ -293,8 +293,8 @@ class StoreReader(ABC):
         """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
 
         A text of 32 or 56 hex digits is an offset_msg_id if the record there says so, else a uniq_key; `topic` limits
-        the search for it, without one every topic with a queue is tried. KeyError when there is none. An int gives an
-        inner batch as one message. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        the search for it, else every topic with a queue is tried. queue_offset: as of pull. An int gives an inner batch
+        as one. KeyError. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
@@ -305,7 +305,7 @@ class StoreReader(ABC):
                 raise ValueError(f"id must be (topic, queue_id, queue_offset), got {len(id)} items")
             place_topic, queue_id, queue_offset = id
             answer = self.pull(place_topic, queue_id, queue_offset, 1)
-            if answer.messages and answer.messages[0].queue_offset == queue_offset:
+            if answer.messages and answer.next_queue_offset - 1 == queue_offset:
                 return answer.messages[0]
             raise KeyError(id)
         if is_hex_id(id):

@@ -12,6 +12,7 @@ from typing import Any
 import oracle
 import pyarrow as pa
 import pytest
+from commandline import call, good
 from conftest import digests
 
 import rmq
@@ -306,6 +307,17 @@ def test_an_inner_batch_holds_at_most_what_its_unit_can_count(tmp_path: Path, co
                 store.scan().read_all()
 
 
+def test_cat_shows_each_message_between_gaps_and_damage_once(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    units = b""
+    for base, batch in [(0, FIRST), (5, FIRST), (9, FIRST[:-1])]:
+        place = builder.record("BT", batch, b"INNER_BASE\1%d\2" % base, sys_flag=0xC0, queue_offset=base)
+        units += BATCH_UNIT.pack(*place, 0, builder.times, base, 2, -1, 0)
+    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
+    done = call("cat", builder.finish(), "BT", "-f", "{queue_offset}")
+    assert (done.code, done.out.split()) == (3, ["0", "1", "5", "6"])
+
+
 def test_a_store_of_inner_batches_is_not_written(batched: Path) -> None:
     refused(batched, "BatchCQ")
 
@@ -317,26 +329,47 @@ def light(tmp_path: Path) -> Path:
     """Two messages of T/1 that were handed to %LMQ%a and one of them to %LMQ%b."""
     builder = Builder(tmp_path / "store")
     places = []
-    for number, names in enumerate(["%LMQ%a,%LMQ%b", "%LMQ%a"]):
-        offsets = ["0,0", "1"][number]
+    for number, names in enumerate(["%LMQ%a", "%LMQ%a,%LMQ%b"]):
+        offsets = ["0", "1,0"][number]
         raw = f"INNER_MULTI_QUEUE_OFFSET\1{offsets}\2TAGS\1A\2WAIT\1true\2INNER_MULTI_DISPATCH\1{names}\2".encode()
         places.append(builder.record(body=b"%d" % number, raw_properties=raw, queue_id=1, queue_offset=number))
     units = [(*place, 65) for place in places]
     builder.units("T", 1, units)
     builder.units("%LMQ%a", 0, units)
-    builder.units("%LMQ%b", 0, units[:1])
+    builder.units("%LMQ%b", 0, units[1:])
     return builder.finish()
 
 
 def test_a_light_queue_holds_the_messages_of_another_topic(light: Path) -> None:
     with rmq.open(light) as store:
         assert store.topics() == {"%LMQ%a": {0: (0, 2)}, "%LMQ%b": {0: (0, 1)}, "T": {1: (0, 2)}}
-        for topic, queue_id, bodies in [("%LMQ%a", 0, [b"0", b"1"]), ("%LMQ%b", 0, [b"0"]), ("T", 1, [b"0", b"1"])]:
+        for topic, queue_id, bodies in [("%LMQ%a", 0, [b"0", b"1"]), ("%LMQ%b", 0, [b"1"]), ("T", 1, [b"0", b"1"])]:
             answer = store.pull(topic, queue_id, tags="A")
             assert [(message.topic, message.queue_id, message.body) for message in answer.messages] == [
                 ("T", 1, body) for body in bodies]  # fmt: skip
         assert store.pull("%LMQ%a", 0, 1).messages[0].body == b"1"
         assert store.search_offset("%LMQ%a", 0, T0 + 1001) == 1
+
+
+def assert_counts_units(path: Path, topic: str, bodies: list[str]) -> None:
+    """cat, get and lookup count the units of queue 0, whatever queue offsets the records have."""
+    assert good("cat", path, topic, "-f", "{body}").out.split() == bodies
+    for number, body in enumerate(bodies):
+        assert good("get", path, f"{topic}/0/{number}", "-f", "{body}").out.split() == [body]
+    with rmq.open(path) as store, pytest.raises(KeyError):
+        store.lookup((topic, 0, len(bodies)))
+
+
+def test_messages_of_a_light_queue_are_found_by_its_own_offsets(light: Path) -> None:
+    assert_counts_units(light, "%LMQ%a", ["0", "1"])
+    assert_counts_units(light, "%LMQ%b", ["1"])
+
+
+def test_messages_of_a_queue_that_lost_units_are_found_by_those_it_has(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    places = [builder.record(body=b"%d" % number, queue_offset=number) for number in range(5)]
+    builder.units("T", 0, [(*place, 0) for place in places[2:]])
+    assert_counts_units(builder.finish(), "T", ["2", "3", "4"])
 
 
 def test_a_store_of_light_queues_is_not_written(light: Path) -> None:

@@ -67,14 +67,17 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
             known = ", ".join(str(number) for number in queues or {})
             raise Fault(f"{opened.path}: topic {topic!r} has no queue {queue}, but {known}", NOT_FOUND)
         reader = QueueReader(opened, topic, queue, begin, end, tags)
-        messages = reader.stored()
-        shown = output.messages(islice(messages, limit))
-        if limit is not None and shown == limit and next(messages, None) is not None and not follow:
-            note(f"--limit {limit:,} reached; more messages follow")
-        while follow and (limit is None or shown < limit) and (end is None or time.time() * 1000 <= end):
+        shown = 0
+        while True:
+            began = time.time_ns() // 1_000_000
+            messages = reader.stored()
+            shown += output.messages(islice(messages, None if limit is None else limit - shown))
+            if not follow or shown == limit or (end is not None and began > end):
+                break
             sys.stdout.flush()
             _wait()
-            shown += output.messages(islice(reader.stored(), None if limit is None else limit - shown))
+        if not follow and shown == limit and next(messages, None) is not None:
+            note(f"--limit {limit:,} reached; more messages follow")
         if reader.damaged:
             more = f"; {reader.damaged:,} messages cannot be read" if reader.damaged > 1 else ""
             raise Fault(f"{reader.first_damage}{more}", DAMAGE)
@@ -90,23 +93,28 @@ class QueueReader:
         self._queue_id = queue_id
         self._begin, self._end = begin, end
         self._tags = tags
-        self._next: dict[int, int] = {}
+        self._next: dict[int, int] = {}  # queue offset of each queue's next page
+        self._given: dict[int, tuple[int, int]] = {}  # of each queue's last message: its phy and own queue offset
         self.damaged = 0  # messages that were left out
         self.first_damage: CorruptFileError | None = None
 
     def stored(self) -> Iterator[StoredMessage]:
         """What is there now and was not given yet; of several queues in log order."""
+        log_end = self._store.max_phy_offset
         queues = self._store.topics().get(self._topic, {})
+        # A cleaning may have ended a queue, which begins at 0 again.
+        self._next = {queue_id: at for queue_id, at in self._next.items() if at <= queues.get(queue_id, (0, 0))[1]}
         chosen = [queue_id for queue_id in queues if self._queue_id in (None, queue_id)]
-        streams = [self._of_queue(queue_id, *queues[queue_id]) for queue_id in chosen]
+        streams = [self._of_queue(queue_id, *queues[queue_id], log_end) for queue_id in chosen]
         return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda message: message.phy_offset)
 
-    def _of_queue(self, queue_id: int, low: int, high: int) -> Iterator[StoredMessage]:
+    def _of_queue(self, queue_id: int, low: int, high: int, log_end: int) -> Iterator[StoredMessage]:
         if queue_id not in self._next:
             self._next[queue_id] = low
             with suppress(CorruptFileError):  # on the way: every message is looked at
                 if self._begin is not None:
                     self._next[queue_id] = self._store.search_offset(self._topic, queue_id, self._begin)
+        given = self._given.get(queue_id, (-1, -1))
         size = min(FIRST_PAGE, PAGE)
         while (at := max(self._next[queue_id], low)) < high:
             messages, following = self._page(queue_id, at, high, size)
@@ -116,10 +124,12 @@ class QueueReader:
             first: StoredMessage | None = None
             for message in messages:
                 first = first or message
-                if message.queue_offset >= high:
-                    self._next[queue_id] = message.queue_offset
-                    return
-                self._next[queue_id] = message.queue_offset + 1
+                if message.phy_offset >= log_end:
+                    return  # it came meanwhile; the next call reads this page again
+                place = message.phy_offset, message.queue_offset
+                if place <= given:
+                    continue
+                self._given[queue_id] = place
                 if self._is_in_time(message) and self._is_readable(message):
                     yield message
             self._next[queue_id] = following
@@ -138,11 +148,14 @@ class QueueReader:
         wanted = tag_set(self._tags)
         for queue_offset in queue_offsets:
             try:
-                messages = self._store.pull(self._topic, queue_id, queue_offset, 1).messages
+                message = self._store.lookup((self._topic, queue_id, queue_offset))
+            except KeyError:
+                continue
             except CorruptFileError as error:
                 self._leave_out(error)
                 continue
-            yield from (message for message in messages if wanted is None or (message.tags or "") in wanted)
+            if wanted is None or (message.tags or "") in wanted:
+                yield message
 
     def _leave_out(self, error: CorruptFileError) -> None:
         self.damaged += 1
