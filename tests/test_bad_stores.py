@@ -223,3 +223,29 @@ def test_x_refuses_a_store_that_is_there(clean: Base, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         rmq.open(tmp_path / "s", "x")
     assert_goes_on(tmp_path / "s", list(range(COUNT)))
+
+
+def test_directories_of_a_log_that_a_broker_only_reads_are_its_log_s_too(tmp_path: Path) -> None:
+    """Where storePathCommitLog names several: alone, RocketMQ does not look at them."""
+    conf = tmp_path / "broker.conf"
+    for paths, read in (("/a,/b", "/a,/b,/c,/d"), ("/a", "/a"), (None, None)):
+        named = "" if paths is None else f"storePathCommitLog={paths}\n"
+        for text in (f"{named}readOnlyCommitLogStorePaths=/c,/d\n", f"readOnlyCommitLogStorePaths=/c,/d\n{named}"):
+            conf.write_text(text)
+            assert rmq.StoreConfig.from_broker_conf(conf).store_path_commit_log == read
+
+
+def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"body"))
+    config = rmq.StoreConfig(store_path_commit_log=f"{tmp_path}/x,{tmp_path}/y")
+    before = digests(path, ".")
+    calls: list[Callable[[], Any]] = [
+        lambda: rmq.open(path, config=config), lambda: rmq.rebuild(path, config=config),
+        lambda: rmq.verify(path, config=config), lambda: rmq.export(path, tmp_path / "new", config=config),
+        lambda: list(rmq.scan_map(path, list, config=config))]  # fmt: skip
+    for refused in calls:
+        with pytest.raises(FileNotFoundError, match="no such commit-log directory"):
+            refused()
+    assert digests(path, ".") == before

@@ -437,30 +437,6 @@ def test_a_log_in_several_paths_is_read_but_not_written(tmp_path: Path) -> None:
         assert pa.table(store).num_rows == 30
 
 
-def test_directories_of_a_log_that_a_broker_only_reads_are_its_log_s_too(tmp_path: Path) -> None:
-    """Where storePathCommitLog names several: alone, RocketMQ does not look at them."""
-    conf = tmp_path / "broker.conf"
-    for paths, read in (("/a,/b", "/a,/b,/c,/d"), ("/a", "/a"), (None, None)):
-        named = "" if paths is None else f"storePathCommitLog={paths}\n"
-        for text in (f"{named}readOnlyCommitLogStorePaths=/c,/d\n", f"readOnlyCommitLogStorePaths=/c,/d\n{named}"):
-            conf.write_text(text)
-            assert rmq.StoreConfig.from_broker_conf(conf).store_path_commit_log == read
-
-
-def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with rmq.open(path, "x", config=CONFIG) as store:
-        store.put(rmq.Message("T", b"body"))
-    config = rmq.StoreConfig(store_path_commit_log=f"{tmp_path}/x,{tmp_path}/y")
-    before = digests(path, ".")
-    for call in (lambda: rmq.open(path, config=config), lambda: rmq.rebuild(path, config=config),
-                 lambda: rmq.verify(path, config=config), lambda: rmq.export(path, tmp_path / "new", config=config),
-                 lambda: list(rmq.scan_map(path, list, config=config))):  # fmt: skip
-        with pytest.raises(FileNotFoundError, match="no such commit-log directory"):
-            call()
-    assert digests(path, ".") == before
-
-
 # ---- mixtures that are read and written ------------------------------------------------------------------
 
 def test_versions_and_host_families_may_be_mixed(tmp_path: Path) -> None:

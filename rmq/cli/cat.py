@@ -114,7 +114,8 @@ class QueueReader:
             with suppress(CorruptFileError):  # on the way: every message is looked at
                 if self._begin is not None:
                     self._next[queue_id] = self._store.search_offset(self._topic, queue_id, self._begin)
-        given = self._given.get(queue_id, (-1, -1))
+        # A repair may have cut the log below it.
+        given = self._given[queue_id] = min(self._given.get(queue_id, (-1, -1)), (log_end, -1))
         size = min(FIRST_PAGE, PAGE)
         while (at := max(self._next[queue_id], low)) < high:
             messages, following = self._page(queue_id, at, high, size)
