@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_arrow_values import of_views
+from test_processes import in_child
 
 import rmq
 from rmq._core._javahash import decode_text, hash_slot, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash
@@ -369,6 +373,29 @@ def test_numpy_bytes_that_are_no_utf8_are_refused() -> None:
 def test_offsets_outside_the_data_are_refused(offsets: list[int], width: type[np.integer[Any]]) -> None:
     with pytest.raises(ValueError, match="offsets"):
         hash_utf8_keys(np.array(offsets, width), b"abc")
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+def test_offsets_that_another_thread_changes_lead_nowhere_else(width: type[np.integer[Any]]) -> None:
+    good = np.arange(1001, dtype=width) * 4
+    bad, offsets, data = good.copy(), good.copy(), bytes(4000)
+    bad[8::8] = np.iinfo(width).min // 2
+
+    def work() -> None:
+        end = time.monotonic() + 0.3
+
+        def change() -> None:
+            while time.monotonic() < end:
+                offsets[:] = bad
+                offsets[:] = good
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        while thread.is_alive():
+            with suppress(ValueError):
+                hash_utf8_keys(offsets, data)
+
+    in_child(work)
 
 
 def test_offsets_of_another_width_are_refused() -> None:

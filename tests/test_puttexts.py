@@ -268,3 +268,14 @@ def test_a_part_outside_the_offsets_is_refused(first: int, count: int) -> None:
 def test_offsets_have_4_or_8_bytes() -> None:
     with pytest.raises(ValueError, match="4 or 8"):
         TextColumn(np.zeros(5, np.int16), b"", NOTHING, width=2)
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+def test_offsets_that_change_after_they_were_checked_are_those_that_were(width: type) -> None:
+    offsets, data = np.array([0, 10, 20], width), PRINTED[:20]
+    texts = TextColumn(offsets, data, NOTHING, width=offsets.itemsize)
+    batch = loaded(put_batch(), 2, topic=column([b"T"]), body=texts, keys=texts, uniq_key=texts, tags=texts)
+    offsets[1] = 5
+    messages = [rmq.Message("T", half, keys=half.decode(), uniq_key=half.decode(), tags=half.decode())
+                for half in (data[:10], data[10:])]  # fmt: skip
+    assert encoded(batch, QueueTable()) == expected(messages)

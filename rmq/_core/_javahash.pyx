@@ -124,23 +124,25 @@ ctypedef fused Offset:
     int64_t
 
 
-cdef inline bint _are_short(const Offset *offsets, int64_t size, int32_t *sizes) noexcept nogil:
-    """Whether the next eight lie in order inside the data, are short, and have what is read before them."""
-    cdef int64_t length
+cdef inline int64_t _end_of_short(const Offset *ends, int64_t begin, int64_t size, int32_t *sizes) noexcept nogil:
+    """Where the next eight end; -1: not in order inside the data, one is long, what is read before them is missing."""
+    cdef int64_t start = begin, end
     cdef int k
-    if offsets[0] < 0 or offsets[1] < RMQ_EIGHT_SIZE or offsets[8] > size:
-        return False
     for k in range(8):
-        length = <int64_t>offsets[k + 1] - offsets[k]
-        if <uint64_t>length > <uint64_t>RMQ_EIGHT_SIZE:
-            return False
-        sizes[k] = <int32_t>length
-    return True
+        end = ends[k]
+        if <uint64_t>end - <uint64_t>start > <uint64_t>RMQ_EIGHT_SIZE:
+            return -1
+        sizes[k] = <int32_t>(end - start)
+        start = end
+    return end if begin + sizes[0] >= RMQ_EIGHT_SIZE and end <= size else -1
 
 
 cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint8_t *data, int64_t size, int32_t seed,
                              int32_t *out) noexcept nogil:
-    """Hashes of data[offsets[i]:offsets[i + 1]]; the number of the first offset outside the data, -1: none."""
+    """Hashes of data[offsets[i]:offsets[i + 1]]; the number of the first offset outside the data, -1: none.
+
+    Another thread may write the offsets meanwhile: none is read again once it was checked.
+    """
     cdef Py_ssize_t i = 0, stop, k
     cdef int64_t begin = offsets[0], end
     cdef int32_t[8] sizes
@@ -149,13 +151,14 @@ cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint
         return 0
     while i < count:
         stop = min(count, i + 8)
-        if by_eight and stop == i + 8 and _are_short(offsets + i, size, sizes):
+        end = _end_of_short(offsets + i + 1, begin, size, sizes) if by_eight and stop == i + 8 else -1
+        if end >= 0:
             k = begin + BYTES_AHEAD
-            while k < min(size, <int64_t>offsets[stop] + BYTES_AHEAD):
+            while k < min(size, end + BYTES_AHEAD):
                 rmq_prefetch(data + k)
                 k += 64
             if rmq_hash_eight(data + begin, sizes, <uint32_t>seed, out + i):
-                i, begin = stop, offsets[stop]
+                i, begin = stop, end
                 continue
         while i < stop:
             end = offsets[i + 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings of Arrow columns, borrowed."""
+"""Strings of Arrow columns: their bytes borrowed, their offsets copied."""
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
@@ -10,13 +10,13 @@ from rmq._core._record cimport rmq_texts
 cdef class TextColumn:
     """Borrowed strings first[starts[i]:starts[i + 1]]; missing[i] != 0: null."""
     cdef:
-        const int64_t *starts               # count + 1 of them
+        int64_t *starts                     # count + 1 of them, a copy: what was checked stays as it was
         const uint8_t *first                # never NULL, as memcpy asks
         const uint8_t[::1] missing          # empty: no nulls
         readonly Py_ssize_t count
         int64_t longest                     # no string has more bytes; less than twice those of the longest
-        Py_buffer _offsets, _data
-        int64_t *_widened                   # a copy of offsets of 4 bytes
+        Py_buffer _data
+    cdef int _copy_starts(self, const Py_buffer *offsets, int width, Py_ssize_t first, Py_ssize_t count) except -1
 
 
 cdef inline const uint8_t *text_at(TextColumn column, Py_ssize_t i, int64_t *size) noexcept nogil:

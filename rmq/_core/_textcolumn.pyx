@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings of Arrow columns, borrowed and checked once."""
+"""Strings of Arrow columns, their bytes borrowed, their offsets copied and checked once."""
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from rmq._core._record cimport rmq_texts
 
@@ -39,23 +40,16 @@ cdef class TextColumn:
 
     def __cinit__(self, offsets not None, data not None, const uint8_t[::1] missing not None, *, int width=8,
                   Py_ssize_t first=0, Py_ssize_t count=-1):
-        cdef Py_ssize_t i, room
+        cdef Py_ssize_t i
+        cdef Py_buffer buffer
         if width != 4 and width != 8:
             raise ValueError("offsets have 4 or 8 bytes")
-        PyObject_GetBuffer(offsets, &self._offsets, PyBUF_SIMPLE)
         PyObject_GetBuffer(data, &self._data, PyBUF_SIMPLE)
-        room = self._offsets.len // width - 1 - max(first, <Py_ssize_t>0)
-        self.count = room if count < 0 else count
-        if first < 0 or not 0 <= self.count <= room:
-            raise ValueError("there must be one more offset than strings")
-        if width == 8:
-            self.starts = <const int64_t *>self._offsets.buf + first
-        else:
-            self._widened = <int64_t *>malloc(<size_t>(self.count + 1) * sizeof(int64_t))
-            if self._widened == NULL:
-                raise MemoryError()
-            _widen(self._widened, <const int32_t *>self._offsets.buf + first, self.count + 1)
-            self.starts = self._widened
+        PyObject_GetBuffer(offsets, &buffer, PyBUF_SIMPLE)
+        try:
+            self._copy_starts(&buffer, width, first, count)
+        finally:
+            PyBuffer_Release(&buffer)
         self.longest = _longest(self.starts, self.count, self._data.len)
         if self.longest < 0:
             for i in range(self.count + 1):
@@ -67,9 +61,24 @@ cdef class TextColumn:
         self.first = <const uint8_t *>self._data.buf if self._data.len else &NOTHING
 
     def __dealloc__(self):
-        free(self._widened)
-        PyBuffer_Release(&self._offsets)
+        free(self.starts)
         PyBuffer_Release(&self._data)
+
+    cdef int _copy_starts(self, const Py_buffer *offsets, int width, Py_ssize_t first, Py_ssize_t count) except -1:
+        cdef Py_ssize_t room = offsets.len // width - 1 - max(first, <Py_ssize_t>0)
+        cdef size_t size
+        self.count = room if count < 0 else count
+        if first < 0 or not 0 <= self.count <= room:
+            raise ValueError("there must be one more offset than strings")
+        size = <size_t>(self.count + 1) * sizeof(int64_t)
+        self.starts = <int64_t *>malloc(size)
+        if self.starts == NULL:
+            raise MemoryError()
+        if width == 8:
+            memcpy(self.starts, <const int64_t *>offsets.buf + first, size)
+        else:
+            _widen(self.starts, <const int32_t *>offsets.buf + first, self.count + 1)
+        return 0
 
     def __len__(self):
         return self.count
