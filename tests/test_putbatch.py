@@ -199,13 +199,61 @@ class Index:
         return 7
 
 
+class Half:
+    def __index__(self) -> float:
+        return 1.5
+
+
 @pytest.mark.parametrize(("value", "answer"), [(-2**63, -2**63), (2**63 - 1, 2**63 - 1), (0, 0), (Index(), 7)])
 def test_a_number_of_milliseconds_is_taken(value: Any, answer: int) -> None:
     assert to_ms(value, "clock") == answer
 
 
 @pytest.mark.parametrize(("value", "kind"), [(2**63, ValueError), (-2**63 - 1, ValueError), (True, TypeError),
-                                             (1.0, TypeError)])  # fmt: skip
+                                             (1.0, TypeError), (Half(), TypeError)])  # fmt: skip
 def test_other_milliseconds_are_refused(value: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="clock"):
         to_ms(value, "clock")
+
+
+@pytest.mark.parametrize("value", [Half(), True, 1.0, "1", None])
+@pytest.mark.parametrize("name", ["queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset"])
+def test_a_number_of_a_message_is_an_int(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=name):
+        rmq.Message("T", b"", **{name: value})
+    assert getattr(rmq.Message("T", b"", **{name: Index()}), name) == 7  # type: ignore[arg-type]
+
+
+# ---- messages --------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_made_once() -> None:
+    made, failed = rmq.Message.__new__(rmq.Message), rmq.Message.__new__(rmq.Message)
+
+    class Again:
+        def __index__(self) -> int:
+            with pytest.raises(TypeError, match="immutable"):
+                made.__init__("inner", b"inner")  # type: ignore[misc]
+            return 0
+
+    made.__init__("outer", b"outer", queue_id=Again())  # type: ignore[misc]
+    assert made == rmq.Message("outer", b"outer")
+    with pytest.raises(rmq.IllegalMessageError):
+        failed.__init__("", b"")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="immutable"):
+        failed.__init__("T", b"")  # type: ignore[misc]
+
+
+def test_messages_are_equal_when_their_properties_stand_in_one_order() -> None:
+    one, same = (rmq.Message("T", b"", properties={"A": "1", "B": "2"}) for _ in range(2))
+    other = rmq.Message("T", b"", properties={"B": "2", "A": "1"})
+    assert one == same != other
+    assert {one, same, other} == {one, other}
+
+
+@pytest.mark.parametrize(("level", "answer"), [
+    ("1", True), ("+1", True), ("0" * 5000 + "18", True), ("2147483647", True),
+    ("", False), ("0", False), ("-1", False), ("2147483648", False), ("1" * 5000, False), ("\u0661", False),
+])  # fmt: skip
+def test_a_message_is_delayed_by_a_level_that_java_reads(level: str, answer: bool) -> None:
+    assert rmq.Message("T", b"", properties={"DELAY": level}).is_delayed is answer

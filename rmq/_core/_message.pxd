@@ -18,6 +18,7 @@ cdef class Message:
         readonly object born_timestamp      # int ms or None
         int32_t _topic_units                # UTF-16 units
         bint _wait                          # property WAIT, by which SYNC_FLUSH waits
+        bint _is_begun                      # __init__ was called, which is done once
         bint _is_plain                      # born when stored, its properties not raw and without a record's CRC
         readonly int32_t queue_id
         readonly int32_t flag

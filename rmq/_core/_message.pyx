@@ -5,6 +5,7 @@ Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2Stri
 """
 cimport cython
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
@@ -33,6 +34,16 @@ cdef str ADDRESS_FAMILY_HINT = 'expected "1.2.3.4:10911" or "[2001:db8::1]:10911
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 
 
+cdef object _index(object value, str name, str wanted):
+    """An exact int of what stands for one, a bool apart; TypeError with the argument's name."""
+    if not isinstance(value, bool):
+        try:
+            return PyNumber_Index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
 def to_ms(value, str name not None):
     """int milliseconds since 1970 of an int or an aware datetime. `name` is the argument's, for the error.
 
@@ -47,12 +58,10 @@ def to_ms(value, str name not None):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ValueError(f"{name} must be an aware datetime: a naive one says no point in time")
         return (value - EPOCH) // MILLISECOND
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be int milliseconds or an aware datetime, got {type(value).__name__}")
-    value = value.__index__()
+    value = _index(value, name, "int milliseconds or an aware datetime")
     if not -2**63 <= value < 2**63:
         raise ValueError(f"{name} is outside 64 bits")
-    return int(value)
+    return value
 
 
 def parse_host(text, str name not None):
@@ -147,9 +156,7 @@ cdef bytes _bytes_of(object value, str name):
 
 
 cdef int64_t _int(object value, str name, int64_t low, int64_t high) except? -1:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be int, got {type(value).__name__}")
-    number = value.__index__()
+    number = _index(value, name, "int")
     if not low <= number <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {number}")
     return number
@@ -207,8 +214,9 @@ cdef class Message:
                  prepared_transaction_offset=0, raw_properties=None):
         cdef tuple checked = _last_topic
         cdef const char *why
-        if self.topic is not None:
+        if self._is_begun:      # also by code that this very call runs: a put may borrow what the fields hold
             raise TypeError("a Message is immutable")
+        self._is_begun = True
         if topic is not checked[0]:
             checked = _checked_topic(topic)
         self._topic, self._topic_units = <bytes>checked[1], checked[2]
@@ -284,8 +292,9 @@ cdef class Message:
     @property
     def is_delayed(self):
         """Whether property DELAY asks for a delay level above 0."""
-        delay = parse_properties(self._encoded).get("DELAY", "0")
-        return delay.isascii() and delay.isdigit() and int(delay) > 0
+        cdef bytes delay = parse_properties(self._encoded).get("DELAY", "").encode()
+        cdef int64_t level
+        return rmq_parse_int(<const uint8_t *><const char *>delay, len(delay), &level) and level > 0
 
     def _values(self):
         return (self.topic, self.body, self.keys, self.tags, self._properties, self.queue_id, self.flag,
@@ -295,7 +304,8 @@ cdef class Message:
     def __eq__(self, other):
         if not isinstance(other, Message):
             return NotImplemented
-        return self._values() == (<Message>other)._values()
+        # Of two dicts the order of items would not count; in the stored bytes, and in the hash, it does.
+        return self._encoded == (<Message>other)._encoded and self._values() == (<Message>other)._values()
 
     def __hash__(self):
         return hash((self.topic, self.body, self._encoded, self.queue_id, self.flag, self.sys_flag))
