@@ -25,6 +25,7 @@ _SYSTEM_TOPICS = frozenset({
     "CHECKPOINT_TOPIC",
 })  # fmt: skip
 _READ_WRITE = 6
+_MOST_QUEUES = 2**31 - 1  # a Java int
 TOPICS_LIMIT = 64 * 1024 * 1024
 
 
@@ -46,7 +47,7 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
 
     A file that is no JSON is left alone, with a warning: a broker would fall back to its .bak.
     """
-    wanted = {topic: count for topic, count in queues.items() if not is_system_topic(topic)}
+    wanted = {topic: min(count, _MOST_QUEUES) for topic, count in queues.items() if not is_system_topic(topic)}
     document: dict[str, Any] = {}
     try:
         document = parse_fastjson(read_file(path, TOPICS_LIMIT).decode())

@@ -279,12 +279,13 @@ SYSTEM = ("TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_
 
 
 def test_topics_json_tells_a_broker_of_the_topics(tmp_path: Path) -> None:
-    put_to(tmp_path / "s", ("Orders", 3), ("Orders", 0), ("%RETRY%g", 0), *((name, 1) for name in SYSTEM))
+    put_to(tmp_path / "s", ("Orders", 3), ("Orders", 0), ("%RETRY%g", 0), ("Last", 2**31 - 1),
+           *((name, 1) for name in SYSTEM))
     document = json.loads((tmp_path / "s/config/topics.json").read_text())
     assert set(document) == {"dataVersion", "topicConfigTable"}
     assert set(document["dataVersion"]) >= {"counter", "timestamp"}
     assert {name: entry["readQueueNums"] for name, entry in document["topicConfigTable"].items()} == {
-        "Orders": 4, "%RETRY%g": 1}  # fmt: skip
+        "Orders": 4, "%RETRY%g": 1, "Last": 2**31 - 1}  # fmt: skip
     assert document["topicConfigTable"]["Orders"] == {
         "attributes": {}, "order": False, "perm": 6, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG",
         "topicName": "Orders", "topicSysFlag": 0, "writeQueueNums": 4}  # fmt: skip
