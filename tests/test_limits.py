@@ -14,10 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
 from test_processes import in_child
+from test_putbatch import put_batch
+from test_puttexts import column, loaded
 
 import rmq
 from rmq.mappedfile import MappedFile
@@ -366,3 +369,13 @@ def test_bodies_that_grow_when_decompressed_end_a_batch(tmp_path: Path, batch_by
     assert [body for batch in batches for body in batch["body"].to_pylist()] == expected == found.to_pylist()
     assert pa.Table.from_batches(batches).select(names).equals(others)
     assert {batch.schema.metadata[b"rmq.body"] for batch in batches} == {b"plain"}
+
+
+def test_a_batch_keeps_little_of_the_memory_that_much_text_took() -> None:
+    rows = 2048
+    names, values = column([b"name"] * rows), column([b"x" * 32_000] * rows)
+    bodies, batch, before = column([b""] * rows), put_batch(), address_space()
+    loaded(batch, rows, topic=column([b"T"]), body=bodies, names=names, values=values, maps=np.arange(rows + 1))
+    assert address_space() - before > 60 * MIB
+    batch.release()
+    assert address_space() - before < 16 * MIB

@@ -49,6 +49,7 @@ from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeErr
 
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
+cdef int64_t ARENA_KEPT = 8 << 20    # bytes at most that stay from one batch to the next
 
 
 @cython.final
@@ -126,10 +127,10 @@ cdef class PutBatch:
 
     cdef void forget(self) noexcept:
         """release()."""
-        self.count = 0
-        self.records_size = 0
-        self._source = None
-        self._has_columns = False
+        self.count, self.records_size, self._source, self._has_columns = 0, 0, None, False
+        if self._arena_room > ARENA_KEPT:
+            free(self._arena)
+            self._arena, self._arena_room = NULL, 0
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
