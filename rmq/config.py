@@ -154,9 +154,11 @@ class StoreConfig:
         """Delay of each level, from level 1."""
         levels = []
         for item in self.message_delay_level.split():
-            if not (item.isascii() and item[:-1].isdigit() and item[-1] in _UNIT_MS):
-                raise ValueError(f"message_delay_level item {item!r} is no delay such as 10s")
-            levels.append(int(item[:-1]) * _UNIT_MS[item[-1]])
+            is_delay = item.isascii() and item[:-1].isdigit() and item[-1] in _UNIT_MS
+            # 19 digits hold an int64; int() of thousands has an error of its own.
+            if not is_delay or len(item) > 20 or (delay := int(item[:-1]) * _UNIT_MS[item[-1]]) >= 2**63:
+                raise ValueError(f"message_delay_level item {item!r} is no delay such as 10s, in 64 bits of ms")
+            levels.append(delay)
         return tuple(levels)
 
     @property

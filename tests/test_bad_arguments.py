@@ -237,7 +237,7 @@ def test_a_path_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         {"rocketmq_version": "new"},
         {"message_delay_level": ""},
         {"message_delay_level": "1x"},
-        {"message_delay_level": "\u00b2s"},
+        *({"message_delay_level": level} for level in ("\u00b2s", "9" * 5000 + "s", "106751991168d")),
         {"store_host": "nowhere"},
         {"max_message_size": 0},
         {"max_hash_slot_num": 2**30},
@@ -248,6 +248,10 @@ def test_a_config_that_makes_no_store_is_refused_and_makes_none(tmp_path: Path, 
     with pytest.raises(ValueError, match=next(iter(fields))):
         rmq.open(tmp_path / "s", "a", config=rmq.StoreConfig(**fields))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_delay_is_taken() -> None:
+    assert rmq.StoreConfig(message_delay_level="106751991167d").delay_levels_ms == (106751991167 * 86_400_000,)
 
 
 @pytest.mark.parametrize(
