@@ -82,19 +82,24 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
 
 
 def _directories(path: Path) -> list[Path]:
-    return sorted(Path(entry.path) for entry in os.scandir(path) if entry.is_dir()) if path.is_dir() else []
+    try:
+        return sorted(Path(entry.path) for entry in os.scandir(path) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
     """(start, length) of every segment file that is not empty."""
     for directory in directories:
-        if directory.is_dir():
-            for name in os.listdir(directory):
-                if SEGMENT_NAME.fullmatch(name):
-                    path = directory / name
-                    with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
-                        if path.is_file() and (size := path.stat().st_size):
-                            yield int(name), size
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(directory)
+        for name in names:
+            if SEGMENT_NAME.fullmatch(name):
+                path = directory / name
+                with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
+                    if path.is_file() and (size := path.stat().st_size):
+                        yield int(name), size
 
 
 def has_segments(paths: StorePaths) -> bool:
@@ -217,9 +222,13 @@ def find_geometry(paths: list[Path], config: StoreConfig, *,
     told: dict[tuple[int, int], Path] = {}  # by the first file of each
     counts: Counter[tuple[int, int]] = Counter()
     unsure: dict[Path, list[tuple[int, int]]] = {}
+    there = list(paths)
     for path in paths:
         try:
             fitting = _fitting(path, config)
+        except FileNotFoundError:
+            there.remove(path)  # cleaned away
+            continue
         except CorruptFileError:
             if not tolerant:
                 raise
@@ -234,7 +243,7 @@ def find_geometry(paths: list[Path], config: StoreConfig, *,
         other = min(counts, key=lambda pair: counts[pair])
         raise CorruptFileError(told[other], 0, f"entries fit the geometry {other}, those of other files {geometry}")
     if geometry is None:
-        _check_left_open(paths, config, unsure, tolerant)
+        _check_left_open(there, config, unsure, tolerant)
     chosen = geometry or (config.max_hash_slot_num, config.max_index_num)
     return geometry, [path for path, fitting in unsure.items() if chosen not in fitting and _is_damaged(path, chosen)]
 

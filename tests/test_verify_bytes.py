@@ -185,3 +185,45 @@ def test_a_pipe_or_directory_in_place_of_a_file_is_a_finding_and_never_waited_fo
     found = rmq.verify(tmp_path / "s")
     assert not found.is_sound
     assert str(tmp_path / "s" / name) in [item.path for item in found if item.kind in ("name", "missing", "leftover")]
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue/T/0"])
+def test_a_name_far_behind_the_others_is_one_gap(checked: Path, tmp_path: Path, name: str) -> None:
+    path = shutil.copytree(checked, tmp_path / "s")
+    *_, last = sorted((path / name).iterdir())
+    size = last.stat().st_size
+    with open(path / name / f"{2**62 // size * size:020d}", "wb") as stray:
+        stray.truncate(size)
+    (found,) = rmq.verify(path)
+    assert (found.path, found.kind) == (str(path / name / f"{int(last.name) + size:020d}"), "missing")
+    if name == "commitlog":
+        assert found.reason.startswith(f"{(2**62 - int(last.name)) // size - 1} commit-log segments are missing")
+
+
+def test_a_segment_whose_end_is_no_phy_offset_is_none(checked: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(checked, tmp_path / "s")
+    stray = path / "commitlog" / f"{2**63 - 4096:020d}"
+    stray.write_bytes(bytes(4096))
+    assert [(item.path, item.kind, item.severity) for item in rmq.verify(path)] == [(str(stray), "name", "damage")]
+
+
+def test_a_segment_that_is_there_twice_is_named(checked: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(checked, tmp_path / "s")
+    log, other = path / "commitlog", path / "other"
+    other.mkdir()
+    name = sorted(log.iterdir())[1].name
+    shutil.copy(log / name, other)
+    config = rmq.StoreConfig(store_path_commit_log=f"{log},{other}")
+    (found,) = rmq.verify(path, config=config)
+    assert (found.path, found.kind, found.severity) == (str(other / name), "name", "damage")
+    assert found.reason.startswith(f"the segment is there twice: {log / name}")
+
+
+def test_a_log_directory_that_is_configured_twice_is_read_once(checked: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(checked, tmp_path / "s")
+    log, link = path / "commitlog", tmp_path / "link"
+    link.symlink_to(log)
+    result = rmq.verify(path, config=rmq.StoreConfig(store_path_commit_log=f"{log},{link}"))
+    assert [(item.path, item.kind, item.severity) for item in result] == [(str(link), "name", "note")]
+    assert result.record_count == 40
+    assert rmq.verify(path, config=rmq.StoreConfig(store_path_commit_log=f"{log},{log}")).is_sound

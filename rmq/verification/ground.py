@@ -8,22 +8,55 @@ import os
 import stat
 import threading
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.logsegment import Segment
 from rmq.marks import Mark
-from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths
+from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
 from rmq.verification.findings import Report
 
 NO_LIMIT = LARGEST_OFFSET
 EMPTY = "an empty file, made and not filled by a process that was killed"
+
+
+class HeldLog(CommitLog):
+    """The segments that were listed, less those in front that a cleaning removed since; no others are looked for."""
+
+    def __init__(self, directories: list[Path], segment_size: int) -> None:
+        self.listed: dict[int, Segment] = {}  # by start, ascending
+        self._looking = threading.Lock()
+        super().__init__(directories, segment_size, writable=False)
+
+    def take(self, segments: list[Segment]) -> None:
+        """Be the log of these segments, in ascending order."""
+        self.listed = {segment.start: segment for segment in segments}
+        self.hold(segments)
+
+    def listed_at(self, phy_offset: int) -> Segment:
+        """The segment that holds a phy offset, or did when the log was listed."""
+        return self.listed[phy_offset - phy_offset % self.segment_size]
+
+    def refresh(self) -> None:
+        """Pass over the segments in front that are gone."""
+        with self._looking:
+            there = list(dropwhile(lambda segment: not segment.path.exists(), self.segments))
+            if len(there) < len(self.segments):
+                self.hold(there)
+
+    @property
+    def min_phy_offset(self) -> int:
+        """Start of the first segment, or the end of the last one when all are gone; 0 for an empty log."""
+        if self.listed and not self.segments:
+            return max(self.listed) + self.segment_size
+        return super().min_phy_offset
 
 
 @dataclass
@@ -40,7 +73,7 @@ class Ground:
     state: str
     mark: Mark | None
     checkpoint: Checkpoint | None
-    log: CommitLog
+    log: HeldLog
     is_own: bool = False  # only this library wrote it, by the rules of config.rocketmq_version
     log_limit: int = NO_LIMIT
     unit_end: int = NO_LIMIT
@@ -78,51 +111,85 @@ class Ground:
         number = bisect.bisect_right(self.blind, (phy_offset, NO_LIMIT)) - 1
         return number >= 0 and phy_offset < self.blind[number][1]
 
+    def was_cleaned(self, phy_offset: int) -> bool:
+        """Whether the log begins behind a phy offset by now. A cleaning removes units and entries after their records:
+        while a segment is there, theirs must be.
+        """
+        self.log.refresh()
+        return phy_offset < self.log.min_phy_offset
 
-def list_segments(directories: list[Path], log: CommitLog, report: Report, *, is_live: bool) -> tuple[list[Segment],
-                                                                                                      list[int]]:
-    """The log's readable segments, and the starts of those that are there and cannot be read.
+    def load(self, batch: RecordBatch, phy_offset: int, *, checks: int = 0) -> bool:
+        """Whether a record begins at a phy offset, which the batch holds then; none does where the log was cleaned."""
+        segment = self.log.segment_at(phy_offset) if phy_offset < self.log_limit else None
+        if segment is None:
+            return False
+        try:
+            file = segment.file
+        except FileNotFoundError:  # another thread had it let go of
+            return False
+        return len(batch.load(file.map, segment.start, np.array([phy_offset], np.int64), segment.end,
+                              checks=checks)) > 0  # fmt: skip
 
-    Reports strange names, lengths, and segments that are missing between others. Source: MappedFileQueue#load.
+
+def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[int, int]]:
+    """Have a log take its readable segments; returns the ranges between the first and the last that none of them holds.
+
+    Reports strange names, lengths, segments that are there twice, and those that are missing between others. Source:
+    MappedFileQueue#load.
     """
     size = log.segment_size
     found: list[Segment] = []
-    unreadable: list[int] = []
+    there: dict[int, Path] = {}
     empty: dict[int, Path] = {}
-    for directory in directories:
+    seen: set[Path] = set()
+    for directory in log.directories:
+        if directory.resolve() in seen:
+            report.note(directory, 0, "name", "the commit-log directory is configured twice; it is read once")
+            continue
+        seen.add(directory.resolve())
+        check_mode(directory, report)
         for entry in scan_directory(directory):
             path = Path(entry.path)
-            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET or not entry.is_file():
+            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET - size or not entry.is_file():
                 if entry.is_dir() and not SEGMENT_NAME.fullmatch(entry.name):
                     report.note(path, 0, "name", "a directory among the segments; it is passed over")
                 else:
                     report.damage(path, 0, "name", "no commit-log segment has this name; a store does not open with it")
                 continue
             check_mode(path, report)
-            start, length = int(entry.name), entry.stat().st_size
+            start, length = int(entry.name), size_of(entry)
+            if length is None:
+                continue
             if start % size:
                 report.damage(path, 0, "name", f"segment starts off the grid of {size} bytes")
             elif length == 0:
                 empty[start] = path
-            elif length != size:
-                report.damage(path, min(length, size), "size", f"segment has {length} bytes, expected {size}")
-                unreadable.append(start)
+            elif start in there:
+                report.damage(path, 0, "name", f"the segment is there twice: {there[start]}; only that one is read")
             else:
-                found.append(log.segment(path, start))
-    found.sort(key=lambda segment: segment.start)
-    last = max([segment.start for segment in found] + unreadable, default=-1)
+                there[start] = path
+                if length == size:
+                    found.append(log.segment(path, start))
+                else:
+                    report.damage(path, min(length, size), "size", f"segment has {length} bytes, expected {size}")
+    last = max(there, default=-1)
     for start, path in empty.items():
         if start < last:
             report.damage(path, 0, "size", f"segment has 0 bytes, expected {size}")
-            unreadable.append(start)
+            there.setdefault(start, path)
         elif not is_live:
             report.note(path, 0, "leftover", EMPTY)
-    there = sorted([segment.start for segment in found] + unreadable)
-    for start, following in pairwise(there):
+    # Beside a cleaning a listing may show a file and none of those behind it: the file is gone by now.
+    starts = list(dropwhile(lambda start: not there[start].exists(), sorted(there)))
+    readable = {segment.start: segment for segment in found}
+    log.take([readable[start] for start in starts if start in readable])
+    blind = [(start, start + size) for start in starts if start not in readable]
+    for start, following in pairwise(starts):
         if following != start + size:
-            path = directories[0] / f"{start + size:020d}"
+            path = log.directories[0] / segment_name(start + size)
             report.damage(path, 0, "missing", f"{(following - start) // size - 1} commit-log segments are missing here")
-    return found, unreadable
+            blind.append((start + size, following))
+    return blind
 
 
 def scan_directory(directory: Path) -> list[os.DirEntry[str]]:
@@ -132,6 +199,14 @@ def scan_directory(directory: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def size_of(entry: os.DirEntry[str]) -> int | None:
+    """Bytes of a file; None when it was cleaned away since its directory was read."""
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def check_mode(path: Path, report: Report) -> None:

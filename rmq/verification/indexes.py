@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,8 @@ from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME
-from rmq.verification.findings import DERIVED
-from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+from rmq.verification.findings import DERIVED, Report
+from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
 _HEADER = struct.Struct(">4q2i")
 _KINDS = {FAULT_HASH_RANGE: "entry", FAULT_LINK: "link", FAULT_ORDER: "entry", FAULT_SLOT: "slot",
@@ -110,8 +111,9 @@ class IndexFiles:
         self._entries_at = L.INDEX_HEADER_SIZE + ground.config.max_hash_slot_num * L.INDEX_SLOT_SIZE
         if known is not None:
             for plan in known:
-                file, view = self._mapped(plan.path)
-                self.parts.append(Part(plan.path, file, view, *plan[1:-1], *plan.times))
+                with contextlib.suppress(FileNotFoundError):  # cleaned away
+                    file, view = self._mapped(plan.path)
+                    self.parts.append(Part(plan.path, file, view, *plan[1:-1], *plan.times))
         elif is_read:
             self._list()
 
@@ -136,7 +138,9 @@ class IndexFiles:
                 ground.report.note(path, 0, "name", "no index file has this name; it is passed over")
                 continue
             check_mode(path, ground.report)
-            length = entry.stat().st_size
+            length = size_of(entry)
+            if length is None:
+                continue
             if length == 0:
                 if not ground.is_live:
                     ground.report.note(path, 0, "leftover", EMPTY)
@@ -144,7 +148,8 @@ class IndexFiles:
                 ground.report.derived(path, min(length, size), "size", f"index file has {length} bytes, expected "
                                       f"{size}")  # fmt: skip
             elif not self._is_newer_than_mark(path):
-                self._open(path)
+                with contextlib.suppress(FileNotFoundError):  # cleaned away
+                    self._open(path)
 
     def _is_newer_than_mark(self, path: Path) -> bool:
         """Whether a file was made behind what is on disk for sure: recovery makes it again."""
@@ -191,7 +196,7 @@ class IndexFiles:
         faults, part.firsts, used = check_links(
             part.view, number, part.limit, ground.places, check_slots=part.is_settled or ground.is_live,
             is_growing=not part.is_settled)  # fmt: skip
-        self.report(faults)
+        self.report(faults, ground.report)
         ground.read(self._entries_at + part.limit * L.ENTRY_SIZE)
         if part.is_settled:
             self._judge_header(number, used)
@@ -254,7 +259,7 @@ class IndexFiles:
         part, report = self.parts[number], self._ground.report
         part.base = part.header.begin_timestamp
         before = self.parts[number - 1] if number else None
-        if before is None and self._ground.log.min_phy_offset == 0:
+        if before is None and not self._ground.was_cleaned(0):
             part.first_base = 0  # nothing was cleaned, so no file was before it
         if before is not None and before.view.is_full and before.limit > 1:
             end = self._time_of(before.phy_offset(before.limit - 1))
@@ -271,13 +276,8 @@ class IndexFiles:
                            f"{part.header.end_timestamp}, but the last record was stored at {last}")  # fmt: skip
 
     def _time_of(self, phy_offset: int) -> int | None:
-        log = self._ground.log
-        segment = log.segment_at(phy_offset)
-        if segment is None:
-            return None
         batch = RecordBatch(1)
-        found = batch.load(segment.file.map, segment.start, np.array([phy_offset], np.int64), segment.end)
-        time = int(batch.numbers("store_timestamp")[0]) if len(found) else None
+        time = int(batch.numbers("store_timestamp")[0]) if self._ground.load(batch, phy_offset) else None
         batch.release()
         return time
 
@@ -295,9 +295,8 @@ class IndexFiles:
 
     # ---- faults ----
 
-    def report(self, faults: npt.NDArray[np.int64]) -> None:
-        """Findings from the faults that the compiled checks give; past the limit they are only counted."""
-        report = self._ground.report
+    def report(self, faults: npt.NDArray[np.int64], report: Report) -> None:
+        """Findings from the faults that the compiled checks give; past the report's limit they are only counted."""
         for at, (kind, number, entry, phy_offset, a, b) in enumerate(faults.tolist()):
             if report.is_full(DERIVED):
                 report.count(DERIVED, len(faults) - at)
@@ -333,11 +332,13 @@ class IndexFiles:
 class EntryCursor:
     """Goes through the entries of the records of a segment, or of a piece of one, across index files."""
 
-    def __init__(self, ground: Ground, index: IndexFiles, begin: int, end: int, *, is_piece: bool) -> None:
+    def __init__(self, ground: Ground, index: IndexFiles, begin: int, end: int, findings: Report, *,
+                 is_piece: bool) -> None:  # fmt: skip
         """begin: one of the ground's places. is_piece: faults are left untold, has_faults says that there are some."""
         self.blind_end = 0
         self.has_faults = False
         self._index = index
+        self._findings = findings
         self._begin, self._end = begin, end
         self._is_piece = is_piece
         self._required_end = ground.entry_end
@@ -382,4 +383,4 @@ class EntryCursor:
     def _report(self, faults: npt.NDArray[np.int64]) -> None:
         self.has_faults |= len(faults) > 0
         if not self._is_piece:
-            self._index.report(faults)
+            self._index.report(faults, self._findings)

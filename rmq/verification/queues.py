@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import data_end
 from rmq.paths import SEGMENT_NAME, segment_name
 from rmq.segment import FileCache
-from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
 Name = tuple[str, int]
 Span = tuple[int, int, int, bool]  # queue offsets [low, high), phy offset of the record at low, is_right
@@ -31,11 +32,11 @@ SPAN_LIMIT = 4096
 
 @dataclass
 class Queue:
-    """Files of one queue: first bytes of the readable ones, and of those with a wrong length."""
+    """Files of one queue: first bytes of the readable ones; ranges of bytes whose files were reported."""
 
     directory: Path
     starts: list[int] = field(default_factory=list)
-    unreadable: list[int] = field(default_factory=list)
+    unreadable: list[tuple[int, int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     _known: tuple[int, Path] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -95,29 +96,36 @@ class QueueFiles:
                                "a store does not open with it")  # fmt: skip
                 continue
             check_mode(path, report)
-            length = entry.stat().st_size
+            start, length = int(entry.name), size_of(entry)
+            if length is None:
+                continue
             if length == size:
-                queue.starts.append(int(entry.name))
+                queue.starts.append(start)
             elif length == 0:
                 if not self._ground.is_live:
                     report.note(path, 0, "leftover", EMPTY)
             else:
                 report.derived(path, min(length, size), "size", f"file has {length} bytes, expected {size}")
-                queue.unreadable.append(int(entry.name))
-        there = sorted(queue.starts + queue.unreadable)
+                queue.unreadable.append((start, start + size))
+        there = sorted(queue.starts + [start for start, _ in queue.unreadable])
         for start, following in pairwise(there):
-            if following != start + size and self._was_synced(directory / segment_name(following)):
+            if following != start + size and self._are_there(queue, start, following):
                 report.derived(directory / segment_name(start + size), 0, "missing",
                                "consume-queue segment is missing")  # fmt: skip
-                queue.unreadable += range(start + size, following, size)
+                queue.unreadable.append((start + size, following))
+        queue.unreadable.sort()
         return queue
 
-    def _was_synced(self, path: Path) -> bool:
-        """Whether a file was on disk, with those before it: behind the mark power loss may have taken some."""
+    def _are_there(self, queue: Queue, start: int, following: int) -> bool:
+        """Whether no cleaning removed two files since they were listed, and power loss none between: behind the mark it
+        may have taken some.
+        """
         mark = self._ground.mark
+        if not (queue.path_of(start).exists() and queue.path_of(following).exists()):
+            return False
         if self._ground.is_closed or mark is None:
             return True
-        phy_offset, size, _ = unpack_units(self._files.read(path, 0, UNIT_SIZE))
+        phy_offset, size, _ = unpack_units(self._read_file(queue, following, 0, UNIT_SIZE))
         return bool(len(size) and size[0] > 0 and phy_offset[0] < mark.derived_phy_offset)
 
     def name_of(self, topic: bytes, queue_id: int) -> Name | None:
@@ -140,15 +148,18 @@ class QueueFiles:
             wanted = min(end, start + size) - position
             part = b""
             if queue is not None and start in queue.starts:
-                try:
-                    part = self._files.read(queue.path_of(start), position - start, wanted)
-                except FileNotFoundError:
-                    if not self._ground.is_live:
-                        raise
+                part = self._read_file(queue, start, position - start, wanted)
             self._ground.read(len(part))
             parts.append(part.ljust(wanted, b"\0"))
             position += wanted
         return b"".join(parts)
+
+    def _read_file(self, queue: Queue, start: int, position: int, size: int) -> bytes:
+        """Bytes of one file; none when it was cleaned away."""
+        try:
+            return self._files.read(queue.path_of(start), position, size)
+        except FileNotFoundError:
+            return b""
 
     def place_of(self, name: Name, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit, whether there is one or not."""
@@ -201,33 +212,36 @@ class QueueFiles:
     def judge(self, name: Name) -> None:
         """Report what is wrong with one queue, once the whole log was read."""
         queue = self.queues[name]
+        self._ground.log.refresh()
         for span in queue.spans:
             if not span[3]:
                 self._report_wrong(name, queue, span)
-        extents = [self._extent(queue, start) for start in sorted(queue.starts)]
+        extents = list(self._extents(queue))
         known = sorted((low, high) for low, high, _, _ in queue.spans)
         last = max((high for _, high in known), default=0)
         begun = min((low for low, _ in known), default=2**62)
         for first, end in _without(extents, known):
             self._judge_rest(name, first, end, begun, last)
 
-    def _extent(self, queue: Queue, start: int) -> tuple[int, int]:
-        """Queue offsets [first, end) of one file; the zeros of a hole at its end are left out."""
-        used = min(data_end(queue.path_of(start), self._segment_size), self._segment_size)
-        return start // UNIT_SIZE, (start + used + UNIT_SIZE - 1) // UNIT_SIZE
+    def _extents(self, queue: Queue) -> Iterator[tuple[int, int]]:
+        """Queue offsets [first, end) of each file that is there; the zeros of a hole at its end are left out."""
+        for start in sorted(queue.starts):
+            with contextlib.suppress(FileNotFoundError):  # cleaned away
+                used = min(data_end(queue.path_of(start), self._segment_size), self._segment_size)
+                yield start // UNIT_SIZE, (start + used + UNIT_SIZE - 1) // UNIT_SIZE
 
     def _report_wrong(self, name: Name, queue: Queue, span: Span) -> None:
         low, high, phy_offset, _ = span
-        size = self._segment_size // UNIT_SIZE
         report = self._ground.report
         if low < 0 or low * UNIT_SIZE >= 2**62:
             segment = self._ground.log.segment_at(phy_offset)
-            assert segment is not None
-            report.damage(segment.path, phy_offset - segment.start, "unit-missing",
-                          f"the record has queue offset {low}, which no unit can have")  # fmt: skip
+            if segment is not None:
+                report.damage(segment.path, phy_offset - segment.start, "unit-missing",
+                              f"the record has queue offset {low}, which no unit can have")  # fmt: skip
             return
-        while low < high and low * UNIT_SIZE - low * UNIT_SIZE % self._segment_size in queue.unreadable:
-            low = (low // size + 1) * size  # its file was reported
+        for begin, end in queue.unreadable:
+            if begin <= low * UNIT_SIZE < end:
+                low = end // UNIT_SIZE
         if low >= high:
             return
         phy, sizes, tags = unpack_units(self.read(name, low, 1))
@@ -295,18 +309,14 @@ class QueueFiles:
         else:
             reason = f"unit {queue_offset} points to the record at {phy_offset}, which is message {found[3]} of " \
                      f"{found[1]}/{found[2]}"  # fmt: skip
-        ground.report.derived(path, position, "unit-extra", reason)
+        if not ground.was_cleaned(phy_offset):
+            ground.report.derived(path, position, "unit-extra", reason)
 
     def _record_of(self, name: Name, phy_offset: int) -> tuple[int, str, int, int] | None:
         """(size, topic, queue id, queue offset) of the record at a phy offset, None when there is none."""
         batch = RecordBatch(1)
-        segment = self._ground.log.segment_at(phy_offset)
-        if segment is None or phy_offset >= self._ground.log_limit:
-            return None
         try:
-            found = batch.load(segment.file.map, segment.start, np.array([phy_offset], np.int64), segment.end,
-                               checks=PARSE_PROPERTIES)  # fmt: skip
-            if not len(found):
+            if not self._ground.load(batch, phy_offset, checks=PARSE_PROPERTIES):
                 return None
             fields = batch.fields(0)
             return fields[4], fields[0], fields[1], fields[2]

@@ -27,7 +27,8 @@ from rmq._core._record import (
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._unitcheck import UnitCheck, misnamed_crcs
 from rmq.commitlog import CHECK_CRC
-from rmq.logsegment import ZEROS_AT_END
+from rmq.logsegment import ZEROS_AT_END, Segment
+from rmq.verification.findings import Report
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
 from rmq.verification.queues import QueueFiles
@@ -91,16 +92,31 @@ def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
     return first if first.is_sound else None
 
 
+def check_range(ground: Ground, begin: int, end: int, queues: QueueFiles, index: IndexFiles) -> SegmentReport:
+    """SegmentCheck of a range; nothing is told of a segment that was cleaned away meanwhile, maybe with its units."""
+    segment, findings = ground.log.segment_at(begin), Report(ground.report.limit)
+    if segment is not None:
+        try:
+            found = SegmentCheck(ground, segment, begin, end, queues, index, findings).run()
+        except FileNotFoundError:
+            if not ground.was_cleaned(begin):
+                raise
+        if not ground.was_cleaned(begin):
+            ground.report.merge(findings.kept(), findings.counts)
+            return found
+    return SegmentReport(begin, begin)
+
+
 class SegmentCheck:
     """Reads one segment from its first to its last byte below the ground's limit, or a piece of it.
 
     begin, end: of the segment, or of records. A piece that is not sound finds nothing.
     """
 
-    def __init__(self, ground: Ground, begin: int, end: int, queues: QueueFiles, index: IndexFiles) -> None:
-        segment = ground.log.segment_at(begin)
-        assert segment is not None
+    def __init__(self, ground: Ground, segment: Segment, begin: int, end: int, queues: QueueFiles, index: IndexFiles,
+                 findings: Report) -> None:  # fmt: skip
         self._ground = ground
+        self._findings = findings
         self._begin, self._end = begin, min(ground.log_limit, end)
         self._is_piece = (begin, end) != (segment.start, segment.end)
         self._segment = segment
@@ -110,7 +126,7 @@ class SegmentCheck:
         self._windows: list[int] = []  # units that were last read of each queue
         self._units = UnitCheck(np.array(ground.config.delay_levels_ms, np.int64), is_lenient=not ground.is_own,
                                 has_ext=(ground.paths.root / "consumequeue_ext").is_dir())  # fmt: skip
-        self._entries = EntryCursor(ground, index, begin, end, is_piece=self._is_piece)
+        self._entries = EntryCursor(ground, index, begin, end, findings, is_piece=self._is_piece)
         self._checks = PARSE_PROPERTIES
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
@@ -162,7 +178,7 @@ class SegmentCheck:
     def _damage(self, place: int, kind: str, reason: str) -> None:
         if self._is_piece:
             raise UnsoundPieceError
-        self._ground.report.damage(self._segment.path, place - self._segment.start, kind, reason)
+        self._findings.damage(self._segment.path, place - self._segment.start, kind, reason)
 
     def _may_be_torn(self, place: int, stop: int, end: int) -> bool:
         """Whether a crash may have left a record with a wrong CRC half written: the last, and not yet on disk."""

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
-from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
 from rmq.geometry import check_readable, foreign_index, foreign_queues, require_store, segment_sizes, settle_config
 from rmq.lock import lock_holder
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
-from rmq.marks import Manifest, Marks
+from rmq.marks import Manifest, Mark, Marks, read_manifest
 from rmq.paths import StorePaths
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
-from rmq.verification.ground import NO_LIMIT, Ground, check_mode, list_segments
+from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, list_segments
 from rmq.verification.indexes import IndexFiles
 from rmq.verification.queues import QueueFiles
 from rmq.verification.records import Range, SegmentReport, joined
@@ -136,30 +135,17 @@ class _Verification:
                 report.damage(paths.meta, 0, "own", f"meta.json says {name} {meta[name]}, the files have {size}")
                 meta[name] = size
         config, _ = settle_config(paths, self._given, meta, tolerant=True)
-        log = CommitLog([], config.mapped_file_size_commit_log, writable=False)
+        log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and is_ours(paths) and mark is not None:
             ground.log_limit = _visible(paths)
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
-        for directory in paths.commit_logs:
-            check_mode(directory, report)
-        segments, unreadable = list_segments(paths.commit_logs, log, report, is_live=is_live)
-        log.directories = paths.commit_logs
-        log.hold(segments)
-        self._set_blind(ground, unreadable)
+        for begin, end in list_segments(log, report, is_live=is_live):
+            ground.add_blind(begin, end)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
             ground.is_own = was_left_alone(log, mark) if ground.is_closed else is_ours(paths)
         return ground
-
-    def _set_blind(self, ground: Ground, unreadable: list[int]) -> None:
-        """Ranges between the first and the last segment that no readable segment holds."""
-        size = ground.config.mapped_file_size_commit_log
-        starts = sorted([segment.start for segment in ground.log.segments] + unreadable)
-        there = {segment.start for segment in ground.log.segments}
-        for start in range(starts[0], starts[-1] + size, size) if starts and len(starts) < 2**20 else ():
-            if start not in there:
-                ground.add_blind(start, start + size)
 
     # ---- the passes ----
 
@@ -183,8 +169,10 @@ class _Verification:
             ranges = self._ranges(tail, crew)
             starts = [segment.start for segment in ground.log.segments]
             ground.places = np.unique(np.array([*starts, *(begin for begin, _ in ranges)], np.int64))
-            for number, times in crew.each(site, judge_part, range(len(index.parts))):
-                index.parts[number].times = times
+            parts = {part.path: part for part in index.parts}
+            for path, times in crew.each(site, judge_part, list(parts)):
+                if times is not None:
+                    parts[path].times = times
             if self._report.counts[DAMAGE] or self._report.counts[DERIVED]:
                 ranges = [(segment.start, segment.end) for segment in tail]
             found = self._read(crew, site, ranges)
@@ -224,11 +212,10 @@ class _Verification:
         waiting: dict[int, SegmentReport] = {}
         while ranges:
             pieces: dict[Segment, list[SegmentReport]] = {}
-            left = Counter(log.segment_at(begin) for begin, _ in ranges)
+            left = Counter(log.listed_at(begin) for begin, _ in ranges)
             again: list[Range] = []
             for piece in chain.from_iterable(crew.each(site, check_ranges, _groups(ranges, count))):
-                segment = log.segment_at(piece.start)
-                assert segment is not None
+                segment = log.listed_at(piece.start)
                 pieces.setdefault(segment, []).append(piece)
                 left[segment] -= 1
                 if left[segment]:
@@ -257,7 +244,7 @@ class _Verification:
         """The segments to read: all but those behind the last one that holds anything."""
         ground = self._ground
         segments = [segment for segment in ground.log.segments if segment.start < ground.log_limit]
-        while segments and not any(segments[-1].read(0, 8)) and segments[-1].used_end(0) == 0:
+        while segments and not (segments[-1].is_there() and (any(segments[-1].read(0, 8)) or segments[-1].used_end(0))):
             segments.pop().let_go()
         return segments
 
@@ -282,29 +269,28 @@ class _Verification:
 
     def _judge_index_names(self, index: IndexFiles) -> None:
         there = {part.path.name for part in index.parts}
-        expected = set(self._manifest.index_files) if self._manifest is not None else set()
-        if self._ground.mark is not None and self._ground.mark.index_name:
-            expected.add(f"{self._ground.mark.index_name:017d}")
-        for name in sorted(expected - there):
-            path = self._paths.index / name
-            if self._ground.is_own and not path.exists():
-                self._report.derived(path, 0, "missing", "rmq/manifest.json or rmq/marks name this index file")
+        lost = [name for name in sorted(_index_names(self._manifest, self._ground.mark) - there)
+                if self._ground.is_own and not (self._paths.index / name).exists()]  # fmt: skip
+        if lost:  # a cleaning takes a file's name off both before it removes the file
+            named = _index_names(read_manifest(self._paths), read_mark(self._paths, Report(0)))
+            for name in lost:
+                if name in named:
+                    self._report.derived(self._paths.index / name, 0, "missing",
+                                         "rmq/manifest.json or rmq/marks name this index file")  # fmt: skip
 
     # ---- the end of the log ----
 
     def _judge_end(self, found: list[SegmentReport]) -> None:
         """Where each segment's records end: a blank record must stand there, or it is the end of the log."""
         ground, report = self._ground, self._report
-        ground.log_end = ground.log.min_phy_offset
+        ground.log.refresh()
         whole = [item for item in found if item.record_count]
         last = whole[-1].start if whole else -1
+        ground.log_end = max([ground.log.min_phy_offset, *(item.end for item in whole)])
         for item in found:
-            segment = ground.log.segment_at(item.start)
-            assert segment is not None
-            if item.record_count:
-                ground.log_end = item.end
-            if item.stop in (SCAN_LIMIT, SCAN_BLANK):
+            if item.stop in (SCAN_LIMIT, SCAN_BLANK) or ground.was_cleaned(item.start):
                 continue
+            segment = ground.log.listed_at(item.start)
             position = item.end - segment.start
             reason = SCAN_REASONS.get(item.stop, "no record")
             if segment.start < last:
@@ -329,7 +315,8 @@ class _Verification:
             ground.tail = None
             self._report.damage(path, position, "record", f"{reason}; up to phy offset {mark.durable_phy_offset} it "
                                 "was on disk")  # fmt: skip
-        elif not fits(ground.log, mark) and not ground.is_blind(mark.last_phy_offset):
+        elif not (fits(ground.log, mark) or ground.is_blind(mark.last_phy_offset)
+                  or ground.was_cleaned(mark.last_phy_offset)):  # fmt: skip
             self._report.derived(self._paths.marks, 0, "own", f"no record that ends at {mark.durable_phy_offset} "
                                  f"begins at {mark.last_phy_offset}, as the mark says")  # fmt: skip
 
@@ -371,6 +358,12 @@ _UNREAD = (("batchconsumequeue", "queues of inner batches"), ("consumequeue_ext"
 def _groups(items: list[_Item], count: int) -> list[list[_Item]]:
     """The items in their order, at most `count` in a group."""
     return [items[first : first + count] for first in range(0, len(items), max(1, count))]
+
+
+def _index_names(manifest: Manifest | None, mark: Mark | None) -> set[str]:
+    """Names of the index files that there must be."""
+    names = set(manifest.index_files) if manifest is not None else set()
+    return names | {f"{mark.index_name:017d}"} if mark is not None and mark.index_name else names
 
 
 def _visible(paths: StorePaths) -> int:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rmq.commitlog import CommitLog
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import Finding, Report
-from rmq.verification.ground import Ground
+from rmq.verification.ground import Ground, HeldLog
 from rmq.verification.indexes import IndexFiles, PartPlan, PartTimes
 from rmq.verification.queues import Name, Queue, QueueFiles, Span
-from rmq.verification.records import Range, SegmentCheck, SegmentReport
+from rmq.verification.records import Range, SegmentReport, check_range
 
 if TYPE_CHECKING:
     from rmq.pool import Runner
@@ -41,7 +40,7 @@ class Site:
         """What another process needs to go on from here."""
         ground = self.ground
         return Plan({name: getattr(ground, name) for name in _CARRIED}, ground.report.limit,
-                    [(segment.path, segment.start) for segment in ground.log.segments], self.queues.is_read,
+                    [(segment.path, segment.start) for segment in ground.log.listed.values()], self.queues.is_read,
                     {name: replace(queue, spans=[]) for name, queue in self.queues.queues.items()},
                     self.index.plan())  # fmt: skip
 
@@ -65,9 +64,8 @@ class Plan:
     def open(self) -> Site:
         """The same files with a report, a blind list and counts of their own. Raises OSError."""
         facts = self.ground | {"blind": list(self.ground["blind"])}
-        log = CommitLog([], facts["config"].mapped_file_size_commit_log, writable=False)
-        log.directories = facts["paths"].commit_logs
-        log.hold([log.segment(path, start) for path, start in self.segments])
+        log = HeldLog(facts["paths"].commit_logs, facts["config"].mapped_file_size_commit_log)
+        log.take([log.segment(path, start) for path, start in self.segments])
         ground = Ground(report=Report(self.limit), log=log, **facts)
         return Site(ground, QueueFiles(ground, is_read=self.is_read, known=self.queues),
                     IndexFiles(ground, is_read=True, known=self.parts))  # fmt: skip
@@ -94,14 +92,15 @@ class Gathered:
 # ---- units of work -------------------------------------------------------------------------------
 
 
-def judge_part(site: Site, number: int) -> tuple[int, PartTimes]:
-    """One index file by itself: its number, and what the segments' passes need of it."""
-    return number, site.index.judge(number)
+def judge_part(site: Site, path: Path) -> tuple[Path, PartTimes | None]:
+    """One index file by itself: what the segments' passes need of it, None when it was cleaned away."""
+    numbers = [number for number, part in enumerate(site.index.parts) if part.path == path]
+    return path, site.index.judge(numbers[0]) if numbers else None
 
 
 def check_ranges(site: Site, ranges: list[Range]) -> list[SegmentReport]:
     """Segments of the log or pieces of them, each with its units and index entries."""
-    return [SegmentCheck(site.ground, *found, site.queues, site.index).run() for found in ranges]
+    return [check_range(site.ground, *found, site.queues, site.index) for found in ranges]
 
 
 def judge_queues(site: Site, spans: dict[Name, list[Span]]) -> None:
