@@ -342,9 +342,9 @@ class MirroredStore(Store):
         self.snapshot = snapshot.require_store()
         self._mirror = Mirror(snapshot)
         self._make_segment = self._mirror.segment
-        self._known = {"queue_end": LARGEST_OFFSET} if "queues" not in snapshot.parts else {}
-        if snapshot.end is not None and "queues" not in snapshot.parts:
-            self._known["known_end"] = snapshot.end
+        self._known = {"follows": False}
+        if "queues" not in snapshot.parts:
+            self._known = {**self._known, "queue_end": LARGEST_OFFSET, "known_end": snapshot.end}
         try:
             super().__init__(self._mirror.root, "r", config or StoreConfig(), system_clock, False)
         except RmqError as error:

@@ -91,7 +91,7 @@ class Store(StoreReader):
     """A message store, opened by `rmq.open`. Thread-safe; a forked child must open its own."""
 
     _make_segment: Callable[..., Segment] = Segment
-    _known: Mapping[str, int] = {}  # arguments of Visible
+    _known: Mapping[str, Any] = {}  # arguments of Visible
     _has_index = True
 
     def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],

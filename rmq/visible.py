@@ -58,12 +58,12 @@ class Visible:
 
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
                  dispatcher: Dispatcher[ConsumeQueue], *, known_end: int | None = None,
-                 queue_end: int = 0) -> None:  # fmt: skip
+                 queue_end: int = 0, follows: bool = True) -> None:  # fmt: skip
         """known_end: of a log that does not change, where somebody found that it ends.
 
-        queue_end: of a store without queues, behind the last record that its queues had.
+        queue_end: of a store without queues, behind the last record that its queues had. follows: writers may come.
         """
-        self._known_end, self._queue_end = known_end, queue_end
+        self._known_end, self._queue_end, self._follows = known_end, queue_end, follows
         self._paths = paths
         self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
         self._log = log
@@ -189,7 +189,7 @@ class Visible:
 
     def _keep_last(self, phy_offset: int) -> None:
         """Of the last record, -1: not scanned."""
-        segment = self._log.segment_at(phy_offset) if phy_offset >= 0 else None
+        segment = self._log.segment_at(phy_offset) if self._follows and phy_offset >= 0 else None
         if segment is not None:
             self._last = phy_offset, segment.read(phy_offset - segment.start, PROOF_SIZE)
 
