@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,20 @@ BUCKET = "stores"
 
 
 class S3:
-    """endpoint: where it answers. client: boto3's."""
+    """endpoint: where it answers. client: boto3's. before: called with key and headers of a read, may change them."""
 
     def __init__(self, endpoint: str, client: Any) -> None:
         self.endpoint, self.client = endpoint, client
+        self.before: Callable[[str, dict[str, Any]], None] = lambda key, headers: None
+
+    def handles(self, application: Any) -> Any:
+        """A WSGI application that calls `before`. headers: as HTTP_RANGE."""
+        def handle(environ: dict[str, Any], start: Any) -> Any:
+            if environ["REQUEST_METHOD"] == "GET" and "HTTP_RANGE" in environ:
+                self.before(environ["PATH_INFO"].removeprefix(f"/{BUCKET}/"), environ)
+            return application(environ, start)
+
+        return handle
 
     def upload(self, directory: Path, name: str, acl: str = "public-read") -> str:
         """The files below a directory as objects; their URI."""
@@ -41,6 +51,8 @@ def running() -> Iterator[S3]:
         client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="a",
                               aws_secret_access_key="b")  # fmt: skip
         client.create_bucket(Bucket=BUCKET, ACL="public-read")
-        yield S3(endpoint, client)
+        found = S3(endpoint, client)
+        server._server.app = found.handles(server._server.app)  # type: ignore[union-attr]
+        yield found
     finally:
         server.stop()

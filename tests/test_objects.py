@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3server
-from objectstore import Bucket, make_store
+from objectstore import COUNT, Bucket, make_store
 
 import rmq
 from rmq.mirror import MirroredStore, Snapshot
 from rmq.objects import Location, ObjectChangedError, Objects, ObjectStoreError
 from rmq.paths import is_elsewhere, local_path
+
+SEGMENT = 65536
 
 
 @pytest.mark.parametrize(("path", "elsewhere"), [("/a/b", False), ("a", False), ("file:///a", False),
@@ -37,13 +41,13 @@ def test_a_fetch_that_fails_writes_nothing_more_once_it_has_told(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """The descriptor may be another file's by then."""
     class Source:
-        def read_at(self, size: int, at: int) -> bytes:
+        def get_stream(self, at: int, size: int) -> io.BytesIO:
             if at == 0:
                 begun.wait()
                 raise OSError("HTTP 503")
             begun.set()
             time.sleep(0.05)
-            return b"X" * size
+            return io.BytesIO(b"X" * size)
 
     written, begun = [], threading.Event()
     (tmp_path / "store").mkdir()
@@ -114,6 +118,14 @@ def original(tmp_path: Path) -> Path:
     return make_store(tmp_path / "original")
 
 
+@pytest.fixture
+def server(s3: s3server.S3) -> Iterator[s3server.S3]:
+    """One whose `before` is taken back."""
+    before = s3.before
+    yield s3
+    s3.before = before
+
+
 def location(s3: s3server.S3, uri: str, tmp_path: Path, **settings: str) -> Location:
     return Location.parse(uri, {"endpoint": s3.endpoint, "cacheDirectory": str(tmp_path / "cache")} | settings)
 
@@ -162,3 +174,54 @@ def test_an_object_that_is_replaced_or_removed_meanwhile_is_an_error(s3: s3serve
             with pytest.raises(ObjectChangedError, match=key):
                 store.scan().read_all()
     shutil.rmtree(original)
+
+
+@pytest.mark.slow
+def test_half_an_answer_is_an_error_and_does_not_stay(server: s3server.S3, original: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """A 206 of fewer bytes than were asked for, right in itself."""
+    def halve(key: str, headers: dict[str, Any]) -> None:
+        begin, end = map(int, headers["HTTP_RANGE"].removeprefix("bytes=").split("-"))
+        if "/index/" in key and begin:
+            headers["HTTP_RANGE"] = f"bytes={begin}-{(begin + end) // 2}"
+
+    monkeypatch.setattr(rmq.objects, "REQUEST_BYTES", 1000)
+    snapshot = Snapshot.take(location(server, server.upload(original, "short"), tmp_path, anonymous="true"))
+    intact, server.before = server.before, halve
+    with pytest.raises(ObjectStoreError, match=r"short/index/\d{17}: bytes \d+ to \d+ were asked for, fewer came"):
+        MirroredStore(snapshot.of("index"))
+    assert list((tmp_path / "cache" / "objects").iterdir()) == []
+    server.before = intact
+    with rmq.open(original) as here, MirroredStore(snapshot.of("index")) as there:
+        keys = [f"o-{number}" for number in range(COUNT)]
+        assert there.query_many("orders", keys).table.equals(here.query_many("orders", keys).table)
+
+
+@pytest.mark.slow
+def test_an_object_whose_bytes_are_the_marks_is_read(server: s3server.S3, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    for mark in rmq.objects.MARKS:
+        (tmp_path / "store" / f"{mark}").write_bytes(bytes([mark]) * 100)
+    objects = Objects(location(server, server.upload(tmp_path / "store", "marks"), tmp_path, anonymous="true"))
+    assert sorted(objects.read_all(objects.listing())) == sorted(bytes([mark]) * 100 for mark in rmq.objects.MARKS)
+    objects.close()
+
+
+@pytest.mark.slow
+def test_an_object_that_is_removed_between_two_reads_is_as_one_that_was_removed_before(
+        server: s3server.S3, original: Path, tmp_path: Path) -> None:  # fmt: skip
+    """S3 answers a read of an open object with an error of its own."""
+    name = f"{SEGMENT:020d}"
+
+    def remove(key: str, headers: dict[str, Any]) -> None:
+        if key.endswith(name):
+            server.client.delete_object(Bucket="stores", Key=key)
+
+    snapshot = Snapshot.take(location(server, server.upload(original, "removed"), tmp_path, anonymous="true"))
+    server.before = remove
+    with MirroredStore(snapshot.of()) as store:
+        with pytest.raises(ObjectChangedError, match=f"{name}: is not there"):
+            store.scan().read_all()
+        lost: list[rmq.LostRange] = []
+        assert 0 < len(store.scan(on_damage="skip", lost=lost).read_all()) < COUNT
+        assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(SEGMENT, 2 * SEGMENT)]
