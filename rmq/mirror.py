@@ -15,7 +15,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,14 +131,15 @@ class Mirror:
         self._held: OrderedDict[FetchedSegment, int] = OrderedDict()  # bytes, the one used last behind
         self.room = max(1, room_for_maps(max((item.size for item in snapshot.files), default=1)) // 2)  # of them
         self._undo = contextlib.ExitStack()
-        directory = Path(location.cache_directory) if location.cache_directory else default_directory()
+        directory = Path(location.cache_directory).resolve() if location.cache_directory else default_directory()
         self._cache = ObjectCache(directory, location.cache_bytes)
         with contextlib.ExitStack() as undo:
             self.objects = Objects(location)
             undo.callback(self.objects.close)
             self.directory = undo.enter_context(self._cache.directory())
             self.root = self.directory / "store"
-            self._fill()
+            with self._on_disk():
+                self._fill()
             self._undo = undo.pop_all()
 
     def _fill(self) -> None:
@@ -206,12 +207,28 @@ class Mirror:
         self._held[segment] = size
         self._held.move_to_end(segment)
 
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """An error of this disk says where: a write knows no path."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(self.directory)
+            raise
+
+    def fetch(self, listed: Listed, ranges: list[tuple[int, int]], descriptor: int) -> None:
+        """objects.fetch, into a file of this directory."""
+        with self._on_disk():
+            self.objects.fetch(listed, ranges, descriptor)
+
     def file(self, size: int) -> tuple[int, MappedFile]:
         """A file without a name, of zeros: a descriptor to write, and its map to read."""
         path = self.directory / f"fetched-{uuid.uuid4().hex}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            with self._on_disk():
+                os.ftruncate(descriptor, size)
             return descriptor, MappedFile(path, size=size)
         except BaseException:
             os.close(descriptor)
@@ -264,10 +281,12 @@ class FetchedSegment(Segment):
         first, last = begin - self.start, min(end - self.start, self._listed.size)
         descriptor, file = self._mirror.file(self._listed.size)
         try:
-            self._mirror.objects.fetch(self._listed, [(first, last)] if first < last else [], descriptor)
+            self._mirror.fetch(self._listed, [(first, last)] if first < last else [], descriptor)
         except ObjectChangedError as error:
             file.close()
             raise CorruptFileError(self.path, 0, error.reason) from None
+        except OSError as error:  # of this disk, no damage of the object
+            raise ObjectStoreError(self._mirror.objects.uri(self._listed.name), str(error)) from error
         finally:
             os.close(descriptor)
         return file
@@ -293,7 +312,7 @@ class FetchedSegment(Segment):
                     missing = blocks
             file = self._opened()
             if missing:
-                self._mirror.objects.fetch(self._listed, self._runs(missing), self._descriptor)
+                self._mirror.fetch(self._listed, self._runs(missing), self._descriptor)
                 self._blocks |= missing
             self._mirror.holds(self, len(self._blocks) * BLOCK)
             return file

@@ -40,8 +40,9 @@ class ObjectCache:
         self._guard = directory / "lock"
         for path in (directory, self._objects, self._open):
             path.mkdir(0o700, parents=True, exist_ok=True)
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
-                raise PermissionError(f"{path}: belongs to another user; choose fs.cacheDirectory")
+            if path.is_symlink() or path.stat().st_uid != os.getuid():  # a link could be anybody's
+                reason = "is a symbolic link" if path.is_symlink() else "belongs to another user"
+                raise PermissionError(f"{path}: {reason}; choose fs.cacheDirectory")
 
     # ---- whole objects ----
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import pickle
 import random
 import shutil
@@ -340,6 +341,33 @@ def test_a_cache_that_is_too_small_is_an_error(bucket: Bucket) -> None:
     for part in ("index", "queues"):
         with pytest.raises(CacheFullError, match=r"fs\.cacheBytes=10000"):
             MirroredStore(take(bucket).of(part))  # type: ignore[arg-type]
+    assert leftovers(bucket) == []
+
+
+def test_the_cache_may_be_a_link_that_the_user_named(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    bucket.location = Location("test://bucket", cache_directory=str(tmp_path / "link"))
+    with MirroredStore(take(bucket).of("index")) as store:
+        assert len(store.query("orders", "o-5")) == 1
+    assert list((tmp_path / "real" / "objects").iterdir())
+
+
+@pytest.mark.parametrize("part", ["index", "queues"])
+def test_a_full_disk_is_an_error_that_says_where(bucket: Bucket, monkeypatch: pytest.MonkeyPatch,
+                                                 part: mirror.Part) -> None:  # fmt: skip
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = MirroredStore(take(bucket).of())
+    monkeypatch.setattr(objects, "write_fully", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        store.scan().read_all()
+    assert caught.value.filename == str(store._mirror.directory)
+    with pytest.raises(ObjectStoreError, match=f"No space left on device: '{store._mirror.directory}'"):
+        store.scan(on_damage="skip").read_all()  # no damage of the object, which would be left out
+    with pytest.raises(OSError, match=f"No space left on device: '{bucket.location.cache_directory}/open/"):
+        MirroredStore(take(bucket).of(part))
+    store.close()
     assert leftovers(bucket) == []
 
 

@@ -133,11 +133,14 @@ def test_what_a_killed_process_left_is_removed_and_fetched_anew(cache: ObjectCac
     cache.place("a", 800, tmp_path / "a", writer(b"a" * 800))
 
 
-def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(PermissionError, match=r"fs\.cacheDirectory"):
+    with pytest.raises(PermissionError, match=r"link: is a symbolic link; choose fs\.cacheDirectory"):
         ObjectCache(tmp_path / "link", 10)
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    with pytest.raises(PermissionError, match=r"real: belongs to another user; choose fs\.cacheDirectory"):
+        ObjectCache(tmp_path / "real", 10)
 
 
 def test_the_default_is_spark_s_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:

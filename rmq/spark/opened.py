@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.mirror import MirroredStore, Snapshot, told
+from rmq.objectcache import CacheFullError
 from rmq.objects import Location
 from rmq.paths import is_elsewhere, local_path
 from rmq.store import Store
@@ -29,6 +30,7 @@ Place = str | Snapshot  # a directory here, or what the driver has listed elsewh
 _lock = threading.Lock()
 Key = tuple[Place, StoreConfig | None, str]
 _stores: OrderedDict[Key, tuple[Identity, Store]] = OrderedDict()
+_in_use: dict[object, Key] = {}  # of each `using`
 
 
 class ExecutorError(RmqError):
@@ -69,7 +71,7 @@ def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") ->
                 return store
             _close(key)
         try:
-            store = _open(place, config, io) if isinstance(place, str) else MirroredStore(place, config)
+            store = _open(place, config, io) if isinstance(place, str) else _mirrored(place, config)
         except (OSError, MemoryError, UnsupportedFormatError) as error:
             raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
@@ -88,6 +90,24 @@ def _open(path: str, config: StoreConfig | None, io: str) -> Store:
             if not _is_no_room(error):
                 raise
     return WindowedStore(path, config, maps_first=io == "auto", has_index=False)
+
+
+def _mirrored(snapshot: Snapshot, config: StoreConfig | None) -> MirroredStore:
+    """A snapshot, open. Others that nobody uses give way: former ones of its store, and any when the cache is full."""
+    used = list(_in_use.values())
+    unused = [(key, place) for key in _stores if isinstance(place := key[0], Snapshot) and key not in used]
+    former = [key for key, place in unused if place != snapshot
+              and (place.location, place.parts) == (snapshot.location, snapshot.parts)]  # fmt: skip
+    for key in former:
+        _close(key)
+    others = [key for key, _ in unused if key not in former]  # the one used longest ago first
+    while True:
+        try:
+            return MirroredStore(snapshot, config)
+        except CacheFullError:
+            if not others:
+                raise
+            _close(others.pop(0))
 
 
 def path_of(place: Place) -> str:
@@ -118,16 +138,30 @@ def having_room(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def using(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> Iterator[Store]:
-    """opened. After an error the store is opened anew next time. ExecutorError when there is no room for a map."""
-    store = opened(place, config, io)
+    """opened. After an error the store is opened anew next time. ExecutorError when memory or disk is full."""
+    with _held((place, config, io)):
+        store = opened(place, config, io)
+        try:
+            with having_room(path_of(place)):
+                yield store
+        except (RmqError, OSError) as error:
+            forget(place)
+            if isinstance(error, OSError) and isinstance(place, Snapshot):
+                raise ExecutorError(path_of(place), _advice(error)) from error
+            if (better := told(store, error)) is not error:
+                raise better from None
+            raise
+
+
+@contextlib.contextmanager
+def _held(key: Key) -> Iterator[None]:
+    """Not to be closed for others."""
+    token = object()
+    _in_use[token] = key
     try:
-        with having_room(path_of(place)):
-            yield store
-    except (RmqError, OSError) as error:
-        forget(place)
-        if (better := told(store, error)) is not error:
-            raise better from None
-        raise
+        yield
+    finally:  # without the lock: a generator that was let go of may end where its own thread has it
+        del _in_use[token]
 
 
 @contextlib.contextmanager
@@ -168,6 +202,8 @@ def _is_no_room(error: Exception) -> bool:
 
 def _advice(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    if isinstance(error, OSError) and error.filename:
+        reason = f"{error.filename}: {reason}"
     if _is_no_room(error):
         reason += "; spark.executor.pyspark.memory limits the address space: leave it unset, or at 4g and more"
     return reason

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 
 import pytest
 import s3server
-from objectstore import Bucket
+from objectstore import Bucket, touch
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 import rmq
 import rmq.spark
 from rmq.mirror import MirroredStore, Snapshot
+from rmq.objectcache import CacheFullError
 from rmq.objects import Location, ObjectStoreError
-from rmq.spark.opened import for_lookups, opened
+from rmq.spark.opened import ExecutorError, for_lookups, opened, using
 from rmq.spark.options import ReadOptions, WriteOptions
 from rmq.spark.partitions import read_partition
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
@@ -161,6 +163,61 @@ def test_a_look_up_opens_once_and_sees_the_store_as_it_was(bucket: Bucket) -> No
     assert isinstance(first, MirroredStore)
     assert len(first.query("orders", "o-5")) == 1
     assert for_lookups("file:///a/b", None) == "/a/b"
+
+
+def with_index(bucket: Bucket, name: str, cache_bytes: int) -> Snapshot:
+    """For look-ups in a store below the bucket. Its index has as many bytes as any other's."""
+    place = Location(f"test://bucket/{name}", cache_directory=bucket.location.cache_directory, cache_bytes=cache_bytes)
+    return Snapshot.take(place).of("index")
+
+
+@pytest.fixture
+def index_bytes(bucket: Bucket, store: Path) -> int:
+    """Of each of three stores a, b, c in the bucket."""
+    for name in "abc":
+        shutil.copytree(store, bucket.root / name)
+    return sum(path.stat().st_size for path in (store / "index").iterdir())
+
+
+def test_stores_that_nobody_uses_give_way_when_the_cache_is_full(bucket: Bucket, index_bytes: int) -> None:
+    first, second, third = (with_index(bucket, name, 2 * index_bytes) for name in "abc")
+    with using(first) as used:
+        with using(second) as idle:
+            assert len(idle.query("orders", "o-5")) == 1
+        with using(third) as store:
+            assert len(store.query("orders", "o-5")) == 1
+            assert (used.closed, idle.closed) == (False, True)
+            with pytest.raises(CacheFullError), using(second):
+                pass
+    with using(second):
+        assert (used.closed, store.closed) == (True, False), "the one used longest ago"
+
+
+def test_the_index_of_a_store_that_was_copied_anew_takes_the_place_of_the_former(bucket: Bucket,
+                                                                                 index_bytes: int) -> None:  # fmt: skip
+    with using(with_index(bucket, "b", 10 * index_bytes)) as other:
+        pass
+    for _ in range(3):
+        with using(with_index(bucket, "a", 10 * index_bytes)) as store:
+            assert len(store.query("orders", "o-5")) == 1
+        for path in (bucket.root / "a" / "index").iterdir():
+            touch(path, 5)
+        with using(with_index(bucket, "a", 10 * index_bytes)):
+            assert (store.closed, other.closed) == (True, False)
+
+
+def test_a_full_disk_is_told_with_host_store_and_directory(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = rf"host \S+: test://bucket: .*{bucket.location.cache_directory}/open/\w+: No space left on device"
+    place = Snapshot.take(bucket.location)
+    with using(place.of()) as store:
+        pass
+    monkeypatch.setattr(rmq.objects, "write_fully", fail)
+    for part in (), ("index",):
+        with pytest.raises(ExecutorError, match=told), using(place.of(*part)) as store:
+            store.scan().read_all()
 
 
 def test_files_of_tables_are_told_by_their_uris(bucket: Bucket) -> None:
