@@ -105,13 +105,11 @@ _WITH_UNIT = (0, 0x2 << 2)  # no transaction, or committed
 
 def select(store: Store, options: ReadOptions) -> Selection:
     """The selection of a batch read of one store, as it stands now."""
-    topics = chosen_topics(store, options)
     offsets = {"startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
-    bounds = None
     if "assign" in options.given or offsets & options.given or options.is_by_queue:
-        bounds = _bounds(store, topics, options)
-        topics = tuple(bounds)
-    return Selection.of_options(topics, bounds, options)
+        bounds = _bounds(store, options)
+        return Selection.of_options(tuple(bounds), bounds, options)
+    return Selection.of_options(chosen_topics(store, options), None, options)
 
 
 def chosen_topics(store: Store, options: ReadOptions) -> tuple[str, ...] | None:
@@ -124,15 +122,26 @@ def chosen_topics(store: Store, options: ReadOptions) -> tuple[str, ...] | None:
     return None
 
 
-def chosen_queues(store: Store, topics: tuple[str, ...] | None, options: ReadOptions) -> Bounds:
+def chooses(options: ReadOptions, topic: str, queue: int) -> bool:
+    """Whether the options choose a queue, which the store may not have."""
+    if options["assign"] is not None:
+        return queue in options["assign"].get(topic, ())
+    if options["subscribePattern"] is not None:
+        return options["subscribePattern"].fullmatch(topic) is not None
+    return options["subscribe"] is None or topic in options["subscribe"]
+
+
+def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
     """(min, max) queue offset of each queue that the options choose and the store has.
 
     What Spark is appending and has not committed is not counted.
     """
-    assigned, pending = options["assign"], pending_begin(str(store.path))
-    chosen = {name: {number: place for number, place in queues.items()
-                     if assigned is None or number in assigned.get(name, ())}
-              for name, queues in store.topics().items() if topics is None or name in topics}  # fmt: skip
+    chosen: Bounds = {}
+    for name, queues in store.topics().items():
+        for number, place in queues.items():
+            if chooses(options, name, number):
+                chosen.setdefault(name, {})[number] = place
+    pending = pending_begin(str(store.path))  # behind the ends: an append that begins now is in none of them
     if pending is None:
         return chosen
     return {name: {number: (low, first_behind(store, (name, number), range(low, high), pending))
@@ -156,8 +165,8 @@ def starts(store: Store, queues: Bounds, options: ReadOptions) -> Offsets:
     return _places(store, queues, options, "startingOffsets", options["startingOffsets"])
 
 
-def _bounds(store: Store, topics: tuple[str, ...] | None, options: ReadOptions) -> Bounds:
-    queues = chosen_queues(store, topics, options)
+def _bounds(store: Store, options: ReadOptions) -> Bounds:
+    queues = chosen_queues(store, options)
     first = _places(store, queues, options, "startingOffsets", options["startingOffsets"])
     last = _places(store, queues, options, "endingOffsets", options["endingOffsets"])
     bounds: Bounds = {}

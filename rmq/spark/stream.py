@@ -7,6 +7,7 @@ A batch takes the messages of all queues up to one place of the log, so that it 
 from __future__ import annotations
 
 import bisect
+import os
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,8 @@ from rmq.spark.selection import (
     Bounds,
     DataLossError,
     Selection,
+    chooses,
     chosen_queues,
-    chosen_topics,
     first_behind,
     log_range,
     phy_offset_of,
@@ -52,7 +53,7 @@ except ImportError:  # 4.1 knows no limits and asks for all there is
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in one process of the driver for a run of a query. Offsets: {topic: {queue id: queue offset}}.
 
-    Of several stores a topic's name stands behind its store's path: path/topic.
+    Of several stores a topic's name stands behind its store's absolute path: path/topic.
     """
 
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
@@ -66,92 +67,86 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked = asked
         self._target = arrow_schema(schema)
         self._initial: dict[str, Any] | None = None
-        self._target_end: dict[str, Any] | None = None
+        self._target_end: dict[str, Offsets] | None = None
+        self._prefixes = {path: os.path.abspath(path) if asked.has_store_column else "" for path in asked.paths}
         self._is_pinned = asked["startingOffsets"] != "latest"
 
     # ---- offsets ----
 
     def _queues(self, path: str) -> tuple[Store, Bounds]:
         store = store_of(path, self._asked)
-        return store, chosen_queues(store, chosen_topics(store, self._asked), self._asked)
+        return store, chosen_queues(store, self._asked)
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            found = {}
-            for path in self._asked.paths:
-                store, queues = self._queues(path)
-                found.update(self._as_json(path, starts(store, queues, self._asked)))
-            self._initial = found
+            self._initial = self._as_json({path: starts(*self._queues(path), self._asked)
+                                           for path in self._asked.paths})  # fmt: skip
         return self._initial
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if not self._is_pinned and start is not None and start == self._initial:
             self._is_pinned = True  # an empty batch 0 writes `latest` down in the checkpoint
             return start
-        end = self._target_end or self._available()
-        if start is None or limit is None or isinstance(limit, ReadAllAvailable):
-            return self._not_before(start, end)
-        begin, limited = dict(start), {}
-        for path in self._asked.paths:
-            first, last = self._of_store(path, begin), self._of_store(path, end)
+        ends = self._target_end or self._available()
+        if start is None:
+            return self._as_json(ends)
+        reached = {}
+        for path, known in self._of_json(start).items():
+            first, last = places_left(path, known, ends[path], self._asked), ends[path]
             for bound in self._limits(limit):
                 last = limited_offsets(store_of(path, self._asked), first, last, bound)
-            limited.update(self._as_json(path, last))
-        return self._not_before(start, limited)
+            reached[path] = {topic: first.get(topic, {}) | last.get(topic, {}) for topic in [*first, *last]}
+        return self._as_json(reached)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._available()
+        return self._as_json(self._available())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows, size = self._asked["maxOffsetsPerTrigger"], self._asked["maxBytesPerTrigger"]
         return ReadMaxRows(rows) if rows is not None else ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
-    def _limits(self, limit: ReadLimit) -> list[ReadLimit]:
+    def _limits(self, limit: ReadLimit | None) -> list[ReadLimit]:
         """Spark hands back one of the limits that were given; the other holds too."""
+        if limit is None or isinstance(limit, ReadAllAvailable):
+            return []
         size = self._asked["maxBytesPerTrigger"]
         return [limit, ReadMaxBytes(size)] if isinstance(limit, ReadMaxRows) and size is not None else [limit]
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target_end = self._available()
 
-    def _available(self) -> dict[str, Any]:
-        found = {}
-        for path in self._asked.paths:
-            _, queues = self._queues(path)
-            highs = {topic: {queue: high for queue, (_, high) in numbers.items()} for topic, numbers in queues.items()}
-            found.update(self._as_json(path, highs))
+    def _available(self) -> dict[str, Offsets]:
+        return {path: ends_of(self._queues(path)[1]) for path in self._asked.paths}
+
+    def _as_json(self, offsets: dict[str, Offsets]) -> dict[str, Any]:
+        return {f"{prefix}/{topic}" if prefix else topic: {str(queue): place for queue, place in queues.items()}
+                for path, prefix in self._prefixes.items() for topic, queues in offsets[path].items()}  # fmt: skip
+
+    def _of_json(self, offsets: dict[str, Any]) -> dict[str, Offsets]:
+        """By path. ValueError for a name that is of none: the messages behind it would be read again."""
+        found: dict[str, Offsets] = {path: {} for path in self._prefixes}
+        for name, queues in per_queue("startingOffsets", offsets).items():
+            written, _, topic = name.rpartition("/")
+            prefix = os.path.abspath(written) if written else ""
+            paths = [path for path, known in self._prefixes.items() if known == prefix]
+            if not paths:
+                raise ValueError(f"the checkpoint has offsets of {name!r}, which is of no store of this stream "
+                                 f"({', '.join(found)}): give the stores with which the checkpoint began, a single one "
+                                 "still alone, or another checkpointLocation")  # fmt: skip
+            for path in paths:
+                found[path][topic] = queues
         return found
-
-    def _as_json(self, path: str, offsets: Offsets) -> dict[str, Any]:
-        prefix = f"{path}/" if self._asked.has_store_column else ""
-        return {prefix + topic: {str(queue): place for queue, place in queues.items()}
-                for topic, queues in offsets.items()}  # fmt: skip
-
-    def _of_store(self, path: str, offsets: dict[str, Any]) -> Offsets:
-        found = per_queue("startingOffsets", offsets)
-        if not self._asked.has_store_column:
-            return found
-        return {name.rpartition("/")[2]: queues for name, queues in found.items() if name.rpartition("/")[0] == path}
-
-    @staticmethod
-    def _not_before(start: dict[str, Any] | None, end: dict[str, Any]) -> dict[str, Any]:
-        """Offsets never go back; what the store has lost stays as it was, for partitions() to judge."""
-        merged = {topic: dict(queues) for topic, queues in (start or {}).items()}
-        for topic, queues in end.items():
-            for queue, place in queues.items():
-                known = merged.setdefault(topic, {})
-                known[queue] = max(place, known.get(queue, place))
-        return merged
 
     # ---- batches ----
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         asked = self._asked
         parts: list[InputPartition] = []
+        begins, ends = self._of_json(start), self._of_json(end)
         for path in asked.paths:
             store, queues = self._queues(path)
-            bounds = batch_bounds(path, queues, self._of_store(path, start), self._of_store(path, end),
-                                  fail=asked["failOnDataLoss"])  # fmt: skip
+            known = places_left(path, begins[path], ends_of(queues), asked)
+            bounds = batch_bounds(path, queues, known, ends[path], fail=asked["failOnDataLoss"])
             selection = Selection.of_options(tuple(bounds), bounds, asked)
             first, last = log_range(store, bounds)
             parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
@@ -164,6 +159,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None: ...
 
     def stop(self) -> None: ...
+
+
+def ends_of(queues: Bounds) -> Offsets:
+    return {topic: {queue: high for queue, (_, high) in numbers.items()} for topic, numbers in queues.items()}
+
+
+def places_left(path: str, start: Offsets, ends: Offsets, asked: ReadOptions) -> Offsets:
+    """`start`, as far as the store reaches: a queue that ends before its place goes on at its end, one that is gone is
+    left out, so that it is new when it comes again. With failOnDataLoss both are a DataLossError."""
+    left: Offsets = {}
+    for topic, queues in start.items():
+        for queue, place in queues.items():
+            end = ends.get(topic, {}).get(queue) if chooses(asked, topic, queue) else place
+            if asked["failOnDataLoss"] and (end is None or end < place):
+                state = "is gone" if end is None else f"ends at {end}"
+                raise DataLossError(f"{path}: {topic} queue {queue} {state}, the stream goes on from {place}: a store "
+                                    "that was made anew wants another checkpointLocation; failOnDataLoss=false goes on "
+                                    "with what comes")  # fmt: skip
+            if end is not None:
+                left.setdefault(topic, {})[queue] = min(place, end)
+    return left
 
 
 def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fail: bool) -> Bounds:
@@ -209,7 +225,7 @@ def limited_offsets(store: Store, start: Offsets, end: Offsets, limit: ReadLimit
             return sum(first_behind(store, key, span, here) - span.start for key, span in wanted.items())
 
         places = range(first + 1, store.max_phy_offset + 1)
-        place = places[bisect.bisect_right(places, rows, key=rows_before) - 1]
+        place = first + max(1, bisect.bisect_right(places, rows, key=rows_before))  # several queues may share a message
     limited = {topic: dict(numbers) for topic, numbers in end.items()}
     for (topic, queue), span in wanted.items():
         limited[topic][queue] = first_behind(store, (topic, queue), span, place)

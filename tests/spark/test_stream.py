@@ -18,6 +18,8 @@ import pytest
 
 import rmq
 from rmq.spark.options import ReadOptions
+from rmq.spark.partitions import NoPartition
+from rmq.spark.selection import DataLossError
 from rmq.spark.staging import Staging
 from spark.orders import COUNT, orders
 
@@ -122,6 +124,86 @@ def test_segments_cleaned_away_between_runs_are_data_loss(spark: Any, live: Path
         stream.run()
     stream.run(failOnDataLoss="false")
     assert stream.rows() == [("orders", 0, offset) for offset in range(250)] + expected(live)
+
+
+def test_a_store_shorter_than_the_checkpoint_is_data_loss(spark: Any, live: Path, tmp_path: Path) -> None:
+    stream = Stream(spark, live, tmp_path / "out")
+    stream.run()
+    shutil.rmtree(live)
+    with rmq.open(live, "x") as store:
+        store.put_many(orders(60))
+    with pytest.raises(Exception, match=r"(?s)DataLossError.*queue 0 ends at 15, the stream goes on from 250"):
+        stream.run()
+    assert stream.run(failOnDataLoss="false") == 0
+    with rmq.open(live, "r+") as store:
+        store.put_many(orders(8, first=60))
+    stream.run()
+    assert stream.rows() == sorted(("orders", queue, offset) for queue in range(4) for offset in [*range(250), 15, 16])
+
+
+def reader_of(*paths: Any, **options: str) -> Any:
+    """What Spark asks on the driver, without Spark."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from rmq.spark.stream import StreamReader
+
+    asked = ReadOptions.parse({"paths": json.dumps(list(map(str, paths)))} | options)
+    return StreamReader(asked, StructType([StructField("topic", StringType())]))
+
+
+def test_a_queue_that_is_gone_is_data_loss_while_it_is_chosen(live: Path) -> None:
+    end = {"orders": {str(queue): 250 for queue in range(4)}}
+    gone = end | {"expired": {"0": 5}}
+    lost = "expired queue 0 is gone, the stream goes on from 5"
+    for options in ({}, {"subscribe": "expired"}, {"subscribePattern": "e.*"}, {"assign": '{"expired": [0]}'}):
+        with pytest.raises(DataLossError, match=lost):
+            reader_of(live, **options).latestOffset(gone)
+    with pytest.raises(DataLossError, match=lost):  # PySpark 4.1 has no other place to tell
+        reader_of(live).partitions(gone, end)
+    assert reader_of(live, failOnDataLoss="false").latestOffset(gone) == end
+    for options in ({"subscribe": "orders"}, {"subscribePattern": "o.*"}, {"assign": '{"orders": [0, 1, 2, 3]}'}):
+        assert reader_of(live, **options).latestOffset(gone) == gone
+
+
+def test_a_checkpoint_knows_its_stores_however_paths_are_written(live: Path, store: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(live.parent)
+    end = reader_of(live, store).latestOffset()
+    older = {name.replace(f"{live}/", f"{live}//"): queues for name, queues in end.items()}
+    for path in (f"{live}/", live.name, f"./{live.name}/../{live.name}", live.as_uri()):
+        for start in (end, older):
+            assert reader_of(path, store).latestOffset(start) == end
+            assert {type(part) for part in reader_of(path, store).partitions(start, end)} == {NoPartition}
+
+
+def test_offsets_of_another_store_are_an_error(live: Path, store: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(live, tmp_path / "other"))
+    alone, both = reader_of(live).latestOffset(), reader_of(live, store).latestOffset()
+    for reader, start in ((reader_of(live, store), alone), (reader_of(live), both), (reader_of(live, other), both)):
+        with pytest.raises(ValueError, match=r"of no store of this stream .* or another checkpointLocation"):
+            reader.latestOffset(start)
+        with pytest.raises(ValueError, match="of no store of this stream"):
+            reader.partitions(start, start)
+
+
+def test_a_limit_takes_one_message_at_least_and_no_more_when_queues_share_it(live: Path) -> None:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    from rmq.spark.stream import limited_offsets
+
+    shutil.copytree(live / "consumequeue" / "orders" / "0", live / "consumequeue" / "light" / "0")
+    with rmq.open(live) as store:
+        end = {"orders": {0: 250, 1: 250}, "light": {0: 250}}
+        assert limited_offsets(store, {}, end, ReadMaxRows(1)) == {"orders": {0: 1, 1: 0}, "light": {0: 1}}
+
+
+def test_a_limit_on_queues_that_have_lost_their_units_is_for_the_batch_to_judge(live: Path) -> None:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    from rmq.spark.stream import limited_offsets
+
+    with rmq.open(live) as store:
+        assert limited_offsets(store, {}, {"gone": {0: 10}}, ReadMaxRows(3)) == {"gone": {0: 10}}
 
 
 def test_a_limit_counts_from_what_is_left(tmp_path: Path) -> None:
