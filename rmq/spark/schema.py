@@ -17,6 +17,7 @@ STORE = "store"  # column that says of which of several stores a row is
 KAFKA_DDL = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint",
              "timestamp": "timestamp", "timestampType": "int"}  # fmt: skip
 HEADERS_DDL = {"headers": "array<struct<key:string,value:binary>>"}
+MOST_MS = (2**63 - 1) // 1000  # Spark's times are 64 bits of microseconds
 LOG_APPEND_TIME = 1  # Kafka's timestampType of a time that the broker set
 KAFKA_SOURCES = {"key": "keys", "value": "body", "topic": "topic", "partition": "queue_id", "offset": "queue_offset",
                  "timestamp": "store_timestamp", "timestampType": None, "headers": "properties"}  # fmt: skip
@@ -88,7 +89,20 @@ def _headers(properties: pa.MapArray, type_: pa.DataType) -> pa.ListArray:
 
 
 def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    return array if array.type == type_ else array.cast(type_)
+    """The array as another type; of times, which are ms, those that Spark's microseconds cannot hold are NULL."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if array.type == type_:
+        return array
+    try:
+        return array.cast(type_)
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(type_):
+            raise
+        ms = array.cast(pa.int64())
+        fits = pc.and_(pc.greater_equal(ms, -MOST_MS), pc.less_equal(ms, MOST_MS))
+        return pc.if_else(fits, array, pa.scalar(None, array.type)).cast(type_)
 
 
 def in_pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:

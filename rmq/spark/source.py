@@ -97,7 +97,9 @@ def offered(asked: ReadOptions) -> dict[str, str]:
 
 
 def check_subset(schema: StructType, asked: ReadOptions) -> None:
-    """ValueError for a user's schema with columns or types that there are not."""
+    """ValueError for a user's schema with columns or types that there are not, or without any: it has no rows."""
+    if not schema.fields:
+        raise ValueError("schema: has no columns; to count messages, take one that is small, as phy_offset")
     known = dict(offered(asked))
     if asked["table"] == "messages":
         known |= kafka_ddl(True) if asked["schemaMode"] == "kafka" else native_ddl([*COLUMNS, "raw_body",

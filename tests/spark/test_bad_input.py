@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 import rmq
 import rmq.spark
@@ -136,6 +137,27 @@ def test_text_that_is_not_utf_8_comes_out_as_u_fffd(spark: Any, tmp_path: Path) 
     assert found.m[0].asDict() == row
     kafka = spark.read.format("rmq").options(schemaMode="kafka", includeHeaders="true").load(path).first()
     assert [item.key for item in kafka.headers] == ["KEYS", "TAGS", "p\ufffd"]
+
+
+MOST_MS = (2**63 - 1) // 1000  # what 64 bits of microseconds hold
+
+
+def test_times_that_spark_cannot_hold_are_null(spark: Any, tmp_path: Path) -> None:
+    """By every way out of the store. Producers set born_timestamp to what they like."""
+    born, times = [5, 2**62, -(2**63), MOST_MS, MOST_MS + 1], iter([7, 8, 9, 10, 2**62])
+    with rmq.open(tmp_path / "s", "x", clock=lambda: next(times, 2**62)) as made:
+        for number, time in enumerate(born):
+            made.put(rmq.Message("t", b"x", keys="k", queue_id=number, born_timestamp=time))
+    path, names = str(tmp_path / "s"), ["queue_id", "born_timestamp", "store_timestamp"]
+    micros = "SELECT queue_id, unix_micros(born_timestamp) born, unix_micros(store_timestamp) stored FROM {frame}"
+    expected = {(0, 5000, 7000), (1, None, 8000), (2, None, 9000), (3, MOST_MS * 1000, 10_000), (4, None, None)}
+    found = spark.sql("SELECT 'k' key").selectExpr("key", "1 one")
+    for frame in (spark.read.format("rmq").option("columns", ",".join(names)).load(path),
+                  found.select(F.inline(rmq.spark.messages(path, "t", columns=names)("key"))),
+                  rmq.spark.lookup_join(found, path, "t", key="key", columns=names)):  # fmt: skip
+        assert {tuple(row) for row in spark.sql(micros, frame=frame).collect()} == expected
+    kafka = spark.read.format("rmq").option("schemaMode", "kafka").load(path)
+    assert kafka.where("timestamp IS NULL").select("partition").collect() == [(4,)]
 
 
 # ---- stores that are empty, gone, elsewhere ----

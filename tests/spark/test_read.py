@@ -75,6 +75,13 @@ def test_a_schema_that_there_is_not_is_an_error(spark: Any, store: Path, schema:
     assert message in failure(lambda: load(spark, store, schema))
 
 
+def test_a_schema_without_columns_is_an_error_and_no_count_of_0(spark: Any, store: Path) -> None:
+    from pyspark.sql.types import StructType
+
+    with pytest.raises(Exception, match="schema: has no columns"):
+        spark.read.format("rmq").schema(StructType([])).load(str(store)).count()
+
+
 def test_the_shape_of_sparks_kafka_source(spark: Any, store: Path) -> None:
     frame = load(spark, store, schemaMode="kafka", includeHeaders="true").orderBy("topic", "partition", "offset")
     assert frame.dtypes == [("key", "binary"), ("value", "binary"), ("topic", "string"), ("partition", "int"),
