@@ -193,9 +193,9 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
             sync_directory(paths.root.parent)
 
 
-def require_store(paths: StorePaths) -> None:
+def require_store(path: Path, paths: StorePaths) -> None:
     """require_directory; FileNotFoundError also when directories of the log were named and none of them is there."""
-    require_directory(paths.root)
+    require_directory(path)
     if paths.is_log_elsewhere and not any(path.is_dir() for path in paths.commit_logs):
         raise FileNotFoundError(f"{', '.join(map(str, paths.commit_logs))}: no such commit-log directory")
 

@@ -82,7 +82,7 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
     """`rebuild` with tasks that run elsewhere."""
     asked = config or StoreConfig()
     paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
-    require_store(paths)
+    require_store(Path(path), paths)
     if not paths.looks_like_store():
         raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
     check_readable(paths)
@@ -328,7 +328,7 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
     """
     asked = config or StoreConfig()
     paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
-    require_store(paths)
+    require_store(Path(path), paths)
     check_readable(paths)
     known, damaged = settle_config(paths, asked, read_meta(paths))
     slots, entries = known.max_hash_slot_num, known.max_index_num

@@ -130,7 +130,7 @@ class Store(StoreReader):
     # ---- opening ----
 
     def _open_to_read(self, config: StoreConfig) -> None:
-        require_store(self._paths)
+        require_store(self.path, self._paths)
         check_readable(self._paths)
         if not self._paths.looks_like_store():
             raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")

@@ -105,10 +105,10 @@ def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[St
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     given = config or StoreConfig()
     paths = StorePaths(Path(path).absolute(), given.store_path_commit_log)
-    require_store(paths)
+    require_store(Path(path), paths)
     check_readable(paths)
     if not paths.looks_like_store():
-        raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
+        raise UnsupportedFormatError(path, "no message store", "it has no commitlog directory")
     return paths, given
 
 
