@@ -191,14 +191,15 @@ class Visible:
         """Of the last record, -1: not scanned."""
         segment = self._log.segment_at(phy_offset) if self._follows and phy_offset >= 0 else None
         if segment is not None:
-            self._last = phy_offset, segment.read(phy_offset - segment.start, PROOF_SIZE)
+            with contextlib.suppress(CorruptFileError):  # who reads there is told
+                self._last = phy_offset, segment.read(phy_offset - segment.start, PROOF_SIZE)
 
     def _is_cut(self) -> bool:
         """Whether what was the last record has gone, and not with a cleaning: a recovery took it off."""
         if self._last is None or self._last[0] < self._log.min_phy_offset:
             return False
         phy_offset, head = self._last
-        with contextlib.suppress(CorruptFileError):  # who reads there is told
+        with contextlib.suppress(CorruptFileError):
             segment = self._log.segment_at(phy_offset)
             return segment is None or segment.read(phy_offset - segment.start, PROOF_SIZE) != head
         return False
