@@ -210,9 +210,11 @@ POINTS: dict[str, tuple[Any, str, Moment, tuple[int, ...]]] = {  # with the call
 }
 
 
-@pytest.mark.parametrize("by_tasks", [False, True])
+@pytest.mark.parametrize("by_tasks", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [0.5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("point", "call"), [(point, call) for point in POINTS for call in POINTS[point][3]])
+@pytest.mark.parametrize(("point", "call"), [
+    pytest.param(point, call, marks=[] if call == POINTS[point][3][0] else [pytest.mark.slow])
+    for point in POINTS for call in POINTS[point][3]])  # fmt: skip
 def test_what_is_cleaned_away_meanwhile_is_no_finding(cleaned: Cleaned, monkeypatch: pytest.MonkeyPatch, point: str,
                                                       call: int, share: float, by_tasks: bool) -> None:  # fmt: skip
     owner, name, moment, _ = POINTS[point]
