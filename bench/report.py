@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/performance.md from the figures of runs: python bench/report.py GOALS.json... Rules: README.md.
 
-GOALS: runs of bench/run.py --json; the medians of their ratios are told. build/growth.json and build/latency.json are
-taken when they are there. The text around the figures is bench/performance.md, pictures go to docs/performance/.
+GOALS: runs of bench/run.py --json; the medians of their ratios are told, beside another machine's (earlier.json).
+build/growth.json and build/latency.json are taken when they are there. The text around the figures is
+bench/performance.md, pictures go to docs/performance/.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from goals import GOALS, ratio_text
+from goals import GOALS, Goal, ratio_text
 from machine import ROOT
 
 TEXT = ROOT / "bench" / "performance.md"
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "performance"
+EARLIER = json.loads((ROOT / "bench" / "earlier.json").read_text(encoding="utf-8"))
 SLOT = re.compile(r"^<!-- (\w+) -->$", re.M)  # where figures go
 SLOWEST = 3  # puts of each mode that are named
 Run = dict[str, Any]
@@ -34,23 +36,27 @@ def machines(runs: list[Run]) -> str:
 
 
 def goals(runs: list[Run]) -> Iterator[str]:
-    """One line for each goal: the ratios of all runs, their median, and what it meets."""
-    yield f"| Row | Ours / anchor | Ratio, median of {len(runs)} | Runs | R | M | Meets |"
-    yield "|---|---|---|---|---|---|---|"
+    """One line for each goal: the ratios of all runs, their median and what it meets, and another machine's median."""
+    yield f"| Row | Ours / anchor | Ratio, median of {len(runs)} | Runs | R | M | Meets | On {EARLIER['machine']} |"
+    yield "|---|---|---|---|---|---|---|---|"
     for goal in GOALS:
         lines = [line for run in runs for line in run["rows"]
                  if (line["goal"]["row"], line["goal"]["part"]) == (goal.row, goal.part)]  # fmt: skip
         ratios = [line["ratio"] for line in lines if not line["why_not"]]
         name = f"{goal.row} {goal.part}".strip()
         limits = f"{goal.realistic:g} | {goal.moonshot:g}"
+        earlier = f"{ratio_text(EARLIER['ratios'][name])}, {met(goal, EARLIER['ratios'][name])}"
         if not ratios:
             why = lines[0]["why_not"] if lines else "no run has it"
-            yield f"| {name} | {goal.what} | | | {limits} | not run: {why} |"
+            yield f"| {name} | {goal.what} | | | {limits} | not run: {why} | {earlier} |"
             continue
         median = statistics.median(ratios)
-        meets = "M" if median >= goal.moonshot else "R" if median >= goal.realistic else "**below R**"
         yield (f"| {name} | {goal.what} | **{ratio_text(median)}** | {', '.join(map(ratio_text, ratios))} | {limits} "
-               f"| {meets} |")  # fmt: skip
+               f"| {met(goal, median)} | {earlier} |")  # fmt: skip
+
+
+def met(goal: Goal, ratio: float) -> str:
+    return "M" if ratio >= goal.moonshot else "R" if ratio >= goal.realistic else "**below R**"
 
 
 def growth(run: Run) -> Iterator[str]:

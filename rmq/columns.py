@@ -338,7 +338,7 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
     items = chain(head, source)
     if head and is_tabular(head[0]):
         return _table_chunks(items, topic, queue_id, columns)
-    if not is_plain:
+    if head and not is_plain:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
     return _list_chunks(messages if type(messages) is list else items)
 

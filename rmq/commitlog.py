@@ -42,6 +42,7 @@ from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
 
 logger = logging.getLogger("rmq")
 
+PIECE = 1024 * 1024  # bytes that are cleared at a time
 READ_GAP = 64 * 1024  # bytes between records: where they are fewer, the kernel's own read-ahead does as well
 CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
 _START = attrgetter("start")
@@ -387,16 +388,14 @@ class CommitLog:
 
     # ---- end ----
 
-    def behind(self, phy_offset: int) -> list[tuple[Path, int, bytes]]:
-        """What lies at and behind a phy offset and is not zero: (file, position, bytes) for each segment."""
-        found = []
+    def behind(self, phy_offset: int) -> Iterator[tuple[Segment, int, int]]:
+        """What lies at and behind a phy offset and is not zero: (segment, begin and end in it)."""
         for segment in self.segments:
             if segment.end > phy_offset:
                 begin = max(0, phy_offset - segment.start)
                 end = segment.used_end(begin)
                 if end > begin:
-                    found.append((segment.path, begin, segment.read(begin, end - begin)))
-        return found
+                    yield segment, begin, end
 
     def truncate(self, phy_offset: int) -> None:
         """End the log at a phy offset: its segment is zero from there, later segments are gone. Durable."""
@@ -415,7 +414,8 @@ class CommitLog:
             # end-of-segment record stand where a new one was lost: newer records would follow the gap.
             file = segment.file
             file.reserve(begin, end, 0)
-            file.map[begin:end] = bytes(end - begin)
+            for at in range(begin, end, PIECE):
+                file.map[at : min(at + PIECE, end)] = bytes(min(PIECE, end - at))
             file.check()
             file.sync()
 

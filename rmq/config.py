@@ -19,6 +19,8 @@ RECORD_SLACK = 65536
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INT_MAX = 2**31 - 1
 _CONF_LIMIT = 1 << 20  # bytes of a broker.conf
+_MAY_BE_ZERO = ("file_reserved_time", "disk_max_used_space_ratio", "disk_space_warning_level_ratio",
+                "disk_space_clean_forcibly_ratio")  # fmt: skip
 _PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.S)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -79,8 +81,10 @@ class StoreConfig:
                     raise ValueError(f"store_path_commit_log names no directory: {value!r}")
             elif type(value) is not type(default):
                 raise TypeError(f"{field.name} must be {type(default).__name__}, got {type(value).__name__}")
-            elif isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= _INT_MAX:
-                raise ValueError(f"{field.name} must lie in [1, {_INT_MAX}], got {value}")
+            elif isinstance(value, int) and not isinstance(value, bool):
+                least = 0 if field.name in _MAY_BE_ZERO else 1
+                if not least <= value <= _INT_MAX:
+                    raise ValueError(f"{field.name} must lie in [{least}, {_INT_MAX}], got {value}")
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ValueError(f"flush_disk_type must be {ASYNC_FLUSH} or {SYNC_FLUSH}, "
                              f"got {self.flush_disk_type!r}")  # fmt: skip
@@ -110,6 +114,7 @@ class StoreConfig:
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
+        lines: dict[str, int] = {}
         read_only = ""
         with open(file, "rb") as opened:
             data = opened.read(_CONF_LIMIT + 1)
@@ -129,12 +134,17 @@ class StoreConfig:
                     given[snake] = int(value)
                 else:
                     given[snake] = value
+                lines[snake] = number
             except (KeyError, ValueError):
                 where = f"{os.fspath(file)}, line {number}"
                 raise ValueError(f"{where}: {name} has no value {value!r}") from None
         if read_only and "," in given.get("store_path_commit_log", ""):
             given["store_path_commit_log"] += f",{read_only}"
-        return cls(**given)
+        try:
+            return cls(**given)
+        except ValueError as error:  # its first word is the field
+            line = lines.get(str(error).split()[0])
+            raise ValueError(f"{os.fspath(file)}{f', line {line}' if line else ''}: {error}") from None
 
     def is_explicit(self, name: str) -> bool:
         """Whether the field was passed, not left at its default."""

@@ -163,19 +163,15 @@ class ConsumeQueue:
         return int(phy_offset[0]) + int(size[0]) if len(size) and size[0] != UNIT_PRE_BLANK_SIZE else 0
 
     def correct_min_offset(self, min_phy_offset: int) -> None:
-        """Move min_offset to the first unit whose record is still in the log.
-
-        Pre-blank units are never the minimum. Source: ConsumeQueue#correctMinOffset.
-        """
+        """Move min_offset to the first unit, not a pre-blank one, of a record in the log. Source: #correctMinOffset."""
         def in_log(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
             if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE:
                 return False
-            return bool(phy_offset[0] >= min_phy_offset or phy_offset[0] < 0)  # damage shows when it is read
+            return bool(phy_offset[0] >= min_phy_offset or phy_offset[0] < 0 or size[0] <= 0)  # damage shows when read
 
-        first = self._starts[0] // UNIT_SIZE if self._starts else (self._tail_start if self._tail else 0)
-        self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset),
-                                             key=in_log)  # fmt: skip
+        lowest = min(self.first_offset, self.max_offset)
+        self.min_offset = bisect.bisect_left(range(self.max_offset), True, lo=lowest, key=in_log)
 
     # ---- write ----
 
@@ -298,11 +294,12 @@ class ConsumeQueue:
             self.not_its_own.pop()
         self.cut(max_offset)
 
-    def cut_where(self, limit: int, is_own: Callable[[int, int, int], bool]) -> None:
+    def cut_where(self, limit: int, is_own: Callable[[int, int, int], bool],
+                  goes_on: Callable[[], bool] = lambda: False) -> bool:  # fmt: skip
         """Drop units of records that end past `limit`, then those at the end whose record is not the queue's.
 
         is_own(queue_offset, phy_offset, size) judges the record; a unit in the middle is left alone, whatever became of
-        its record.
+        its record. goes_on: asked at the end so found; if so the files stay as they are. Returns its answer.
         """
         def is_past(queue_offset: int) -> bool:
             phy_offset, size, _ = self.read(queue_offset, 1)
@@ -320,8 +317,11 @@ class ConsumeQueue:
             end -= 1
         if end == first and self._bridges_gap and not any(self.read(first, 1)[1] == UNIT_PRE_BLANK_SIZE):
             end = 0  # no cleaning leaves a queue without a unit: its first files are missing
-        self.cut(end)
         self.max_offset = end
+        if goes_on():
+            return True
+        self.cut(end)
+        return False
 
     def distrust(self) -> None:
         """Take all files as written since the last sync: a process that was killed may have."""

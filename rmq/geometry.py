@@ -43,9 +43,10 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
         known = {}
     if not known:
         known, damaged = _geometry_of_files(paths, config, tolerant)
+    is_own = meta is not None and meta.get("origin") == "rmq"  # a broker may have been of another release
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
-            if name not in GEOMETRY:
+            if name == "enabled_append_prop_crc" or (name == "rocketmq_version" and not is_own):
                 known[name] = getattr(config, name)  # the same files may be written on in another way
                 continue
             raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
@@ -140,7 +141,14 @@ def foreign_index(paths: StorePaths) -> UnsupportedFormatError | None:
 
 def check_readable(paths: StorePaths) -> None:
     """Refuse directories whose messages are in no commit log that is read here."""
-    if any(path.is_dir() for path in paths.commit_logs) or paths.own.is_dir():
+    if any(path.is_dir() for path in paths.commit_logs):
+        return
+    shards = paths.shards()
+    if shards:
+        raise UnsupportedFormatError(paths.root, f"no store, but a directory of {len(shards)} that Spark wrote",
+                                     'spark.read.format("rmq") reads them as one; open each alone, as '
+                                     f"{paths.root / shards[0]}")  # fmt: skip
+    if paths.own.is_dir():
         return
     for path in paths.root.glob("dledger-*"):
         if path.is_dir():

@@ -21,7 +21,7 @@ from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import StoreClosedError, StoreReadOnlyError
-from rmq.keys import checked_max_num, hash_keys, int64_array, list_array
+from rmq.keys import checked_max_num, hash_keys, int64_array, list_array, ms_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.sidecar import open_sidecar
 
@@ -128,7 +128,7 @@ class IndexFile:
             raise StoreReadOnlyError(f"{self.path}: index file is open read only")
         hashes = hash_keys(keys)
         offsets = int64_array(phy_offsets, "phy_offsets")
-        times = int64_array(store_timestamps, "store_timestamps")
+        times = ms_array(store_timestamps, "store_timestamps")
         if not len(hashes) == len(offsets) == len(times):
             raise ValueError("keys, phy_offsets and store_timestamps must have one length")
         return self.put_hashes(hashes, offsets, times)

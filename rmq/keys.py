@@ -32,7 +32,7 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
         return _hash_arrow(keys, topic)
     elif not isinstance(keys, Iterable):
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
-    return hash_str_keys(keys if isinstance(keys, list) else list(keys), topic)
+    return hash_str_keys(keys if type(keys) is list else list(keys), topic)
 
 
 def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
@@ -68,6 +68,17 @@ def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+def ms_array(values: Any, name: str) -> npt.NDArray[np.int64]:
+    """int64_array of ms since 1970; aware datetimes may be among them."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must be one-dimensional") from None
+    if array.dtype.kind == "O" and array.ndim == 1:
+        return int64_array([to_ms(item, name) for item in array.tolist()], name)
+    return int64_array(array, name)
+
+
 def checked_max_num(max_num: Any) -> int:
     """A limit on answers: int >= 0, cut to 64 bits."""
     if isinstance(max_num, bool) or not isinstance(max_num, int | np.integer):
@@ -85,6 +96,12 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
     elif hasattr(keys, "__arrow_c_stream__") and not isinstance(keys, pa.Array):
         keys = pa.chunked_array(keys).combine_chunks()
     array = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    if pa.types.is_run_end_encoded(array.type):
+        import pyarrow.compute as pc
+
+        array = pc.run_end_decode(array)
+    if pa.types.is_null(array.type):  # what has no values has no type
+        array = array.cast(pa.string())
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise TypeError(f"keys must be an Arrow string array, got {array.type}")
@@ -159,11 +176,20 @@ def encoded(text: Any, name: str) -> bytes:
         raise ValueError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
 
 
+def topic_names(topics: Any) -> list[bytes] | None:
+    """Topics as records have them, None for any; TypeError, ValueError."""
+    if topics is None:
+        return None
+    if isinstance(topics, str) or not isinstance(topics, Iterable):
+        raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
+    return [encoded(topic, "topics") for topic in topics]
+
+
 def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArray[np.int64]:
     """A bound in ms of all keys, or of each of `count` keys; TypeError, ValueError with the argument's name."""
     if not isinstance(value, np.ndarray):
         return default if value is None else to_ms(value, name)
-    times = int64_array(value, name)
+    times = ms_array(value, name)
     if len(times) != count:
         raise ValueError(f"{name} must have a time for each of {count} keys, got {len(times)}")
     return times

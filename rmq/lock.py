@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -36,6 +37,7 @@ class StoreLock:
         except BaseException:
             os.close(self._descriptor)
             raise
+        _held.add(self)
 
     def _take(self, path: Path, holder: Callable[[], int | None]) -> None:
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -55,7 +57,34 @@ class StoreLock:
             raise StoreLockedError(path, pid if pid is not None else holder()) from None
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Let go of the lock, also where a fork's child that came about elsewhere than in Python still has the file."""
+        if self._descriptor < 0:
+            return
+        _held.discard(self)
+        with contextlib.suppress(OSError):
+            if hasattr(fcntl, "F_OFD_SETLK"):
+                request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+            else:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._drop()
+
+    def _drop(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+
+_held: set[StoreLock] = set()
+
+
+def _drop_in_child() -> None:
+    """A lock is the parent's: a child that kept its descriptor would hold it when the parent has died."""
+    for lock in _held:
+        lock._drop()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class Holder(enum.Enum):

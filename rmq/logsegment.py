@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import struct
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,10 +25,12 @@ from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.mappedfile import MappedFile
 from rmq.segment import EXHAUSTED, remove_file
 
+logger = logging.getLogger("rmq")
+
 BLANK_HEADER = struct.Struct(">ii")
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITTEN_FROM = 256 * 1024  # bytes of a batch that is not small
-WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record
+WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record; of a file copied
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
 
@@ -159,6 +162,11 @@ class Segment:
         file.check()
         return data
 
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Bytes of the file from one position to another, so many at a time that memory has room for them."""
+        for position in range(begin, end, WRITE_SIZE):
+            yield self.read(position, min(WRITE_SIZE, end - position))
+
     def scan(self, batch: RecordBatch, begin: int, end: int, **options: Any) -> int:
         """RecordBatch.scan of a range of phy offsets, a part of it when the segment has to be fetched."""
         end = self.reach(begin, end, batch.capacity)
@@ -280,6 +288,7 @@ class FollowingSegment:
                 segment = self._made(start)
             segments.append(segment)
             self._segment = None
+        logger.info("%s: the log goes on here", segment.path)
         return segment
 
     def _made(self, start: int) -> Segment:

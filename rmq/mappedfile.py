@@ -100,13 +100,9 @@ class GuardedMap(mmap.mmap):
         return self._guard
 
     def close(self) -> None:
-        """Unmap; BufferError while somebody looks at it."""
+        """Unmap; BufferError while somebody looks at it, who stays guarded."""
+        super().close()
         self._guard.release()
-        try:
-            super().close()
-        except BufferError:
-            self._guard = MapGuard(self)
-            raise
 
 
 class MappedFile:
@@ -216,9 +212,9 @@ class MappedFile:
 
     def check(self) -> None:
         """CorruptFileError when pages of the map were gone: ask after each use, before concluding anything."""
-        if lost_pages() and self.map.lost >= 0:
-            raise CorruptFileError(self.path, self.map.lost, "page is gone: the file was truncated while it was open, "
-                                                             "or the disk cannot read it")  # fmt: skip
+        if lost_pages() and (lost := self.map.lost) >= 0:
+            raise CorruptFileError(self.path, lost, "page is gone: the file was truncated while it was open, "
+                                                    "or the disk cannot read it")  # fmt: skip
 
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""

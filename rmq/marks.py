@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,16 @@ from rmq._core import _layout as L
 from rmq._core._record import store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
-from rmq.paths import StorePaths
-from rmq.segment import SMALL_FILE, make_directory, read_file, sync_directory, write_atomically, write_file
+from rmq.paths import LARGEST_OFFSET, StorePaths
+from rmq.segment import (
+    SMALL_FILE,
+    make_directory,
+    read_file,
+    remove_file,
+    sync_directory,
+    write_atomically,
+    write_file,
+)
 
 logger = logging.getLogger("rmq")
 
@@ -170,7 +179,7 @@ def read_manifest(paths: StorePaths) -> Manifest | None:
     """The manifest, or None when there is none that can be read: then nothing is known to be missing."""
     try:
         data = json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
-        queues = {(str(topic), int(queue_id)): (int(first), int(following))
+        queues = {_queue_key(topic, queue_id): _extent(first, following)
                   for topic, queue_id, first, following in data["queues"]}  # fmt: skip
         return Manifest(int(data["min_phy_offset"]), queues, tuple(str(name) for name in data["index"]))
     except FileNotFoundError:
@@ -178,6 +187,29 @@ def read_manifest(paths: StorePaths) -> Manifest | None:
     except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         logger.warning("%s: not understood; lost queue or index files may go unnoticed", paths.manifest)
         return None
+
+
+def void_manifest(paths: StorePaths) -> None:
+    """Before anything that it vouches for is removed or derived again: until all of that is on disk nobody takes the
+    files for whole, after power loss neither.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        remove_file(paths.manifest)
+
+
+def _queue_key(topic: Any, queue_id: Any) -> tuple[str, int]:
+    """A topic and queue id that name a directory below consumequeue/. ValueError, TypeError."""
+    name = os.fsencode(topic)
+    if name in (b"", b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255 or not 0 <= int(queue_id) < 2**31:
+        raise ValueError(f"{topic!r}, {queue_id}: no queue")
+    return str(topic), int(queue_id)
+
+
+def _extent(first: Any, following: Any) -> tuple[int, int]:
+    """Queue offsets of a queue that has units. ValueError, TypeError."""
+    if not 0 <= int(first) <= int(following) <= LARGEST_OFFSET or not int(following):
+        raise ValueError(f"queue offsets {first} to {following}")
+    return int(first), int(following)
 
 
 def write_manifest(paths: StorePaths, manifest: Manifest) -> None:
@@ -234,11 +266,11 @@ def _free_name(paths: StorePaths, stem: str) -> Path:
     return target
 
 
-def keep_cut(paths: StorePaths, source: Path, position: int, data: bytes, reason: str) -> None:
+def keep_cut(paths: StorePaths, source: Path, position: int, pieces: Iterable[bytes], reason: str) -> None:
     """Keep bytes that are about to be taken off a file, with a line that says what they are; both synced."""
     target = _free_name(paths, f"{source.name}-{position}")
-    write_atomically(target, data)
-    line = f"{len(data)} bytes from byte {position} of {source}: {reason}\n"
+    write_atomically(target, pieces)
+    line = f"{target.stat().st_size} bytes from byte {position} of {source}: {reason}\n"
     write_atomically(target.with_suffix(".txt"), line.encode())
     logger.warning("kept %s", line.rstrip())
 

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -21,6 +22,7 @@ from rmq.errors import CorruptFileError
 
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
+SOME_SEGMENT = "commitlog"  # the path of an error whose offset is a phy offset: the files are not known where it arises
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
 
@@ -107,12 +109,13 @@ class StoredMessage:
     so its bit 0 tells whether raw_body is compressed. Compared by value.
     """
 
-    __slots__ = ("_body", "_born_host", "_properties", "_store_host", "body_crc", "born_timestamp", "flag",
+    __slots__ = ("_body", "_born_host", "_properties", "_segment", "_store_host", "body_crc", "born_timestamp", "flag",
                  "phy_offset", "prepared_transaction_offset", "queue_id", "queue_offset", "raw_body",
                  "raw_properties", "reconsume_times", "size", "store_timestamp", "sys_flag",
                  "topic")  # fmt: skip
 
-    def __init__(self, fields: tuple[Any, ...]) -> None:
+    def __init__(self, fields: tuple[Any, ...], segment: tuple[Path, int] | None = None) -> None:
+        """fields: in the order of RecordBatch.fields. segment: path and phy offset of the file, for errors."""
         self.topic: str
         self.queue_id: int
         self.queue_offset: int
@@ -133,6 +136,7 @@ class StoredMessage:
          self.raw_properties) = fields  # fmt: skip
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
+        self._segment = segment
 
     @property
     def born_host(self) -> str:
@@ -169,7 +173,13 @@ class StoredMessage:
     def body(self) -> bytes:
         """The body, decompressed. Raises CorruptFileError when it does not decompress within 64 MiB."""
         if self._body is None:
-            self._body = plain_body(self.raw_body, self.sys_flag, self.phy_offset)
+            try:
+                self._body = plain_body(self.raw_body, self.sys_flag, self.phy_offset)
+            except CorruptFileError as error:
+                if self._segment is None:
+                    raise
+                path, start = self._segment
+                raise CorruptFileError(path, self.phy_offset - start, error.reason) from None
         return self._body
 
     @property
@@ -189,8 +199,8 @@ class StoredMessage:
     def __hash__(self) -> int:
         return hash((self.phy_offset, self.queue_offset, self.body_crc))
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Any, ...]]]:
-        return StoredMessage, (self.as_tuple(),)
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return StoredMessage, (self.as_tuple(), self._segment)
 
     def __repr__(self) -> str:
         at = datetime.datetime.fromtimestamp(self.store_timestamp // 1000, datetime.UTC).isoformat() \
@@ -235,7 +245,7 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
     kind = (sys_flag & L.SYS_FLAG_COMPRESSION_MASK) >> L.SYS_FLAG_COMPRESSION_SHIFT
     name = _COMPRESSION.get(kind)
     if name is None:
-        raise CorruptFileError("commitlog", phy_offset, f"compression type {kind} is none of RocketMQ's")
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, f"compression type {kind} is none of RocketMQ's")
     try:
         if name == "zlib":
             stream = zlib.decompressobj()
@@ -249,11 +259,11 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
             whole = True
     except (zlib.error, OSError, ValueError) as error:
         reason = f"body does not decompress as {name}: {error}"
-        raise CorruptFileError("commitlog", phy_offset, reason) from None
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, reason) from None
     if not whole:
-        raise CorruptFileError("commitlog", phy_offset, f"body does not decompress as {name}: it ends early")
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, f"body does not decompress as {name}: it ends early")
     if len(plain) > PLAIN_BODY_LIMIT:
-        raise CorruptFileError("commitlog", phy_offset, f"body decompresses to over {PLAIN_BODY_LIMIT} bytes")
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, f"body decompresses to over {PLAIN_BODY_LIMIT} bytes")
     return bytes(plain)
 
 
@@ -270,9 +280,9 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
     try:
         base = int(parse_properties(raw_properties).get("INNER_BASE", wrapper[2]))
     except ValueError:
-        raise CorruptFileError("commitlog", phy_offset, "INNER_BASE is no number") from None
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, "INNER_BASE is no number") from None
     if not 0 <= base <= LARGEST_BASE:
-        raise CorruptFileError("commitlog", phy_offset, f"INNER_BASE {base} is no queue offset")
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, f"INNER_BASE {base} is no queue offset")
     plain_flag = sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
     found: list[tuple[Any, ...]] = []
     at = 0
@@ -285,9 +295,9 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
         is_whole = len(item) >= max(size, L.INNER_FIXED_SIZE) and body_size >= 0
         if not is_whole or tail + 2 + properties_size != size or properties_size > L.PROPERTIES_SIZE_LIMIT:
             reason = f"inner batch is damaged at byte {at} of its body"
-            raise CorruptFileError("commitlog", phy_offset, reason)
+            raise CorruptFileError(SOME_SEGMENT, phy_offset, reason)
         if len(found) == L.INNER_COUNT_LIMIT:
-            raise CorruptFileError("commitlog", phy_offset, f"inner batch holds over {L.INNER_COUNT_LIMIT} messages")
+            raise CorruptFileError(SOME_SEGMENT, phy_offset, f"inner batch holds over {L.INNER_COUNT_LIMIT} messages")
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
         own = item[L.INNER_BODY_OFFSET : tail]
         found.append((wrapper[0], wrapper[1], base + len(found), phy_offset, wrapper[4], flag, plain_flag,
@@ -359,11 +369,11 @@ def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
         raise ValueError("now must be an aware datetime")
     try:
         present = (now or datetime.datetime.now(datetime.UTC)).astimezone()
-        month = present.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        if month + span >= present:
-            month = (month - datetime.timedelta(days=1)).replace(day=1)
-        born = int((month + span).timestamp() * 1000)
-    except OverflowError:
+        first = datetime.datetime(present.year, present.month, 1)  # of that day, which may have another offset
+        if first.astimezone() + span >= present:
+            first = (first - datetime.timedelta(days=1)).replace(day=1)
+        born = int((first.astimezone() + span).timestamp() * 1000)
+    except (OverflowError, ValueError):
         raise ValueError(f"the month before {now} is none that a datetime holds") from None
     return UniqKey(address, int.from_bytes(data[size : size + 2], "big"),
                    int.from_bytes(data[size + 2 : size + 6], "big", signed=True), born,

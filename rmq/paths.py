@@ -40,6 +40,7 @@ class StorePaths:
         self.cut = self.own / "cut"
         self.rebuilt, self.replaced = self.own / "rebuild", self.own / "replaced"  # while a rebuild is at work
         self.sidecars = self.own / "sidecar"
+        self.commits = self.own / "spark" / "commits"  # what Spark has written here, a file for each job
 
     def queue(self, topic: str, queue_id: int) -> Path:
         """Directory of a consume queue. The topic must have passed check_topic: it is one directory name."""
@@ -52,6 +53,11 @@ class StorePaths:
             or self.checkpoint.is_file()
             or self.lock.is_file()
         )
+
+    def shards(self) -> list[str]:
+        """Names of the stores that Spark has committed to this directory, each next to the others."""
+        jobs = {path.stem for path in self.commits.glob("*.json")}
+        return sorted(path.name for path in self.root.glob("part-*-*") if path.name.split("-", 2)[2] in jobs)
 
 
 def sidecar_path(index_file: Path) -> Path | None:

@@ -52,7 +52,8 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         chunk = PULL_CHUNK
         if not len(offsets):
             break
-        gone = ((offsets >= 0) & (offsets < log.min_phy_offset)) | (sizes == UNIT_PRE_BLANK_SIZE)
+        # A unit of zeros is no removed message's, but a lost one.
+        gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
         removed = removed or bool(gone.any())
         chosen = np.flatnonzero(~gone)
         if hashes is None:
@@ -65,7 +66,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         following = at + len(offsets)
         for number in chosen.tolist():
             place = int(offsets[number]), int(sizes[number])
-            if place[0] not in stored and 0 <= place[0] < log.min_phy_offset:
+            if place[0] not in stored and 0 <= place[0] < log.min_phy_offset and place[1] > 0:
                 messages.clear()  # cleaned away since the units were read, as all before it: look again
                 following = at
                 break

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
-from rmq._core._layout import SYS_FLAG_INNER_BATCH
+from rmq._core._layout import SYS_FLAG_COMPRESSED, SYS_FLAG_INNER_BATCH
 from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
-from rmq.message import StoredMessage, inner_messages
+from rmq.errors import CorruptFileError
+from rmq.keys import int64_array
+from rmq.message import SOME_SEGMENT, StoredMessage, inner_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,6 +79,29 @@ class QueryManyResult:
     complete: bool
     truncated: bool
     truncated_keys: npt.NDArray[np.int64]
+
+
+def table_of(parts: Iterable[tuple[pa.RecordBatch,
+                                   npt.NDArray[np.int64]]]) -> tuple[pa.Table, npt.NDArray[np.int64]]:  # fmt: skip
+    """scan.placed_batches as a table in the order of the places, and the places as they came. ValueError over 2 GiB."""
+    import pyarrow as pa
+
+    batches, places = zip(*parts, strict=True)
+    placed, table = np.concatenate(places), pa.Table.from_batches(batches)
+    if (placed[1:] >= placed[:-1]).all():
+        return table, placed
+    try:
+        return table.take(pa.array(np.argsort(placed, kind="stable"))), placed
+    except pa.ArrowInvalid:  # of a column's chunks, which Arrow joins
+        raise ValueError(f"{len(placed)} messages have {table.nbytes >> 20} MiB, a look-up takes less than 2 GiB: ask "
+                         "for fewer columns, or for fewer messages at a time") from None  # fmt: skip
+
+
+def numbered(name: str, numbers: npt.NDArray[np.int64], table: pa.Table) -> pa.Table:
+    """The table behind a column of numbers; one without columns does not know how many rows it has."""
+    import pyarrow as pa
+
+    return table.add_column(0, name, pa.array(numbers)) if table.num_columns else pa.table({name: numbers})
 
 
 @dataclass(frozen=True)
@@ -147,7 +174,8 @@ def _rank(numbers: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> npt.
 
 
 def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]], log_end: int, *,
-             begin: int, end: int, limit: int | None) -> tuple[list[StoredMessage], bool]:  # fmt: skip
+             limit: int | None, begin: int = -(2**63),
+             end: int = 2**63 - 1) -> tuple[list[StoredMessage], bool]:  # fmt: skip
     """find for one item: the messages, newest first, wrappers of inner batches as they are, and whether more match.
 
     One record after the other: for few candidates, as a key has. CorruptFileError for a match that is whole but for a
@@ -173,8 +201,21 @@ def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: l
                 return messages, True
             if stop in CRC_STOPS:
                 raise log.damage(phy_offset, stop)
-            messages.append(StoredMessage(batch.fields(0)))
+            messages.append(_message(log, batch.fields(0)))
     return messages, False
+
+
+def _message(log: CommitLog, fields: tuple[Any, ...]) -> StoredMessage:
+    message = StoredMessage(fields)
+    if message.sys_flag & SYS_FLAG_COMPRESSED and (segment := log.segment_at(message.phy_offset)) is not None:
+        return StoredMessage(fields, (segment.path, segment.start))
+    return message
+
+
+def raise_with_file(log: CommitLog, error: Exception) -> None:
+    """The error again with file and byte, when it has a phy offset alone."""
+    if isinstance(error, CorruptFileError) and error.path == SOME_SEGMENT:
+        raise log.no_record(error.offset, error.reason) from None
 
 
 def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
@@ -257,7 +298,7 @@ def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int
     order = phy_offsets if is_ascending else np.unique(phy_offsets)
     for batch, _ in load_sound(log, order, log_end) if check_crc else log.load(order, log_end):
         for row in range(len(batch)):
-            message = StoredMessage(batch.fields(row))
+            message = _message(log, batch.fields(row))
             found[message.phy_offset] = message
     return found
 
@@ -280,12 +321,38 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
                 raise log.damage(phy_offset, scan.stop)
 
 
-def unwrap(message: StoredMessage, key: str | None = None) -> Iterator[StoredMessage]:
-    """The message, or those of its inner batch; with a key those with it, all when only the wrapper has it."""
+def loader(log: CommitLog, phy_offsets: npt.NDArray[np.int64], sizes: Any, *,
+           check_crc: bool) -> Callable[..., Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]:  # fmt: skip
+    """What loads records for a look-up. sizes: theirs, when they shall be read ahead."""
+    if sizes is not None:
+        log.read_ahead(phy_offsets, int64_array(sizes, "sizes"))
+    return partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
+
+
+def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:
+    """The message, or those of its inner batch with a key, all when only the wrapper has it; newest first."""
     inner = inner_messages(message.as_tuple()) if message.sys_flag & SYS_FLAG_INNER_BATCH else None
     if inner is None:
         yield message
         return
     own = [StoredMessage(fields) for fields in inner]
-    carrying = [item for item in own if key is not None and (key in item.keys or key == item.uniq_key)]
-    yield from reversed(carrying or own)
+    yield from reversed([item for item in own if key in item.keys or key == item.uniq_key] or own)
+
+
+def messages_with(log: CommitLog, topic: bytes, key: str, candidates: Iterable[int], uncovered: list[tuple[int, int]],
+                  log_end: int, *, begin: int, end: int,
+                  limit: int | None) -> tuple[list[StoredMessage], bool]:  # fmt: skip
+    """carriers, inner batches unwrapped: as many messages as the limit lets through, and whether more match."""
+    found, truncated = carriers(log, (topic, key.encode()), candidates, uncovered, log_end, begin=begin, end=end,
+                                limit=limit)  # fmt: skip
+    parts = (part for message in found for part in unwrap(message, key))
+    messages = list(islice(parts, None if limit is None else min(limit, ALL) + 1))
+    return messages[:limit], truncated or (limit is not None and len(messages) > limit)
+
+
+def newest_with_id(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]],
+                   log_end: int) -> StoredMessage | None:  # fmt: skip
+    """The newest message whose unique key is the item's."""
+    found, _ = carriers(log, item, candidates, uncovered, log_end, limit=None)
+    uniq_key = item[1].decode()
+    return next((next(unwrap(message, uniq_key)) for message in found if message.uniq_key == uniq_key), None)

@@ -35,6 +35,7 @@ from rmq.keys import (
     key_list,
     list_array,
     times_of,
+    topic_names,
 )
 from rmq.lock import lock_holder
 from rmq.marks import read_meta
@@ -46,14 +47,17 @@ from rmq.query import (
     QueryResult,
     Wanted,
     ambiguous_records,
-    carriers,
     find,
-    load_sound,
+    loader,
     messages_at,
-    unwrap,
+    messages_with,
+    newest_with_id,
+    numbered,
+    raise_with_file,
+    table_of,
 )
 from rmq.queueset import QueueSet
-from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, records_table, teller
+from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, placed_batches, record_batches, teller
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
 
 if TYPE_CHECKING:
@@ -78,8 +82,9 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
             answer = method(*arguments, **options)
             store._check_open()
             return answer
-        except (ValueError, OSError, RmqError):
+        except (ValueError, OSError, RmqError) as error:
             store._check_open()
+            raise_with_file(store._log, error)
             raise
         finally:
             if lost_pages():
@@ -206,9 +211,8 @@ class StoreReader(ABC):
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
-        found, truncated = carriers(self._log, (name, key.encode()), offsets.tolist(), ranges, log_end, begin=first,
-                                    end=last, limit=limit)  # fmt: skip
-        messages = [part for message in found for part in unwrap(message, key)]
+        messages, truncated = messages_with(self._log, name, key, offsets.tolist(), ranges, log_end, begin=first,
+                                            end=last, limit=limit)  # fmt: skip
         return QueryResult(messages, complete or not uncovered, truncated, sum(stop - start for start, stop in ranges))
 
     @while_open
@@ -217,7 +221,7 @@ class StoreReader(ABC):
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
 
         keys: list of str, numpy text, or an Arrow string array. begin, end: as of query, or a NumPy array of ms, one
-        for each key. limit: per key. columns: as of scan.
+        for each key. limit: records of each key, an inner batch is one. columns: as of scan.
         """
         import pyarrow as pa
 
@@ -233,9 +237,9 @@ class StoreReader(ABC):
         if found.is_sound:
             table, key_index = pa.table({"phy_offset": found.phy_offsets}), found.numbers
         else:
-            table, placed = records_table(partial(load_sound, self._log), found.phy_offsets, log_end, names)
+            table, placed = table_of(self._placed(found.phy_offsets, names, log_end, crc=True))
             key_index = found.numbers[np.sort(placed)]
-        table = table.add_column(0, "key_index", pa.array(key_index.astype(np.int64)))
+        table = numbered("key_index", key_index.astype(np.int64), table)
         cut = np.flatnonzero(found.truncated)
         return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
 
@@ -327,15 +331,14 @@ class StoreReader(ABC):
         is a CorruptFileError. sizes: of the records, as units tell them: when these lie far apart the disk is asked for
         all at once, for nothing between them. An inner batch gives a row for each message. Memory: all of the rows.
         """
-        import pyarrow as pa
-
         names, wanted = checked_columns(columns), int64_array(phy_offsets, "phy_offsets")
-        log = self._log
-        if sizes is not None:
-            log.read_ahead(wanted, int64_array(sizes, "sizes"))
-        load = partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
-        table, placed = records_table(load, wanted, self._log_end(), names)
-        return table.add_column(0, "place", pa.array(np.sort(placed)))
+        table, placed = table_of(self._placed(wanted, names, self._log_end(), sizes, crc=check_crc))
+        return numbered("place", np.sort(placed), table)
+
+    def _placed(self, at: Any, names: Any, end: int, sizes: Any = None, *, crc: bool, **limit: int) -> Iterator[Any]:
+        """What lookup_many makes a table of: who reads gigabytes takes it batch by batch."""
+        load = loader(self._log, at, sizes, check_crc=crc)
+        return self._while_open(placed_batches(load, at, end, names, **limit))
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:
@@ -345,8 +348,7 @@ class StoreReader(ABC):
         raise KeyError(phy_offset)
 
     def _by_uniq_key(self, uniq_key: str, topic: str | None) -> StoredMessage:
-        key = encoded(uniq_key, "id")
-        item = (None if topic is None else encoded(topic, "topic"), key)
+        key, name = encoded(uniq_key, "id"), None if topic is None else encoded(topic, "topic")
 
         def hashes() -> npt.NDArray[np.int32]:
             if topic is None and self._foreign_queues is None:
@@ -355,11 +357,10 @@ class StoreReader(ABC):
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
         log_end, uncovered, (_, offsets) = self._candidates(hashes)
-        found, _ = carriers(self._log, item, offsets.tolist(), uncovered, log_end, begin=MIN_MS, end=MAX_MS, limit=None)
-        for message in found:
-            if message.uniq_key == uniq_key:
-                return next(unwrap(message, uniq_key))
-        raise KeyError(uniq_key)
+        found = newest_with_id(self._log, (name, key), offsets.tolist(), uncovered, log_end)
+        if found is None:
+            raise KeyError(uniq_key)
+        return found
 
     # ---- by queue ----
 
@@ -460,9 +461,7 @@ class StoreReader(ABC):
         import pyarrow as pa
 
         names = checked_columns(columns)
-        if topics is not None and (isinstance(topics, str) or not isinstance(topics, Iterable)):
-            raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
-        named = None if topics is None else [encoded(topic, "topics") for topic in topics]
+        named = topic_names(topics)
         listed = None if keys is None else key_list(keys)
         check_keys(listed or [])
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
@@ -506,7 +505,8 @@ class StoreReader(ABC):
         if name not in TABLES:
             raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
         batches: Iterator[pa.RecordBatch]
-        chosen = None if topics is None else set(topics)
+        named = topic_names(topics)
+        chosen = None if named is None else {topic.decode() for topic in named}
         if name == "topics":
             batches = queue_bounds({topic: queues for topic, queues in self.topics().items()
                                     if chosen is None or topic in chosen})  # fmt: skip
@@ -523,7 +523,7 @@ class StoreReader(ABC):
             batches = log_segments(self._log, self._log_end())
         return pa.RecordBatchReader.from_batches(table_schema(name), self._while_open(batches))
 
-    def _while_open(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _while_open(self, batches: Iterator[_Answer]) -> Iterator[_Answer]:
         following = while_open(lambda store: next(batches, None))
         while (batch := following(self)) is not None:
             yield batch

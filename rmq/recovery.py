@@ -10,12 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
-
-from rmq._core._layout import UNIT_PRE_BLANK_SIZE
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
@@ -27,9 +24,10 @@ from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.indexfile import IndexFile
 from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
-from rmq.marks import Manifest, Mark, keep_cut, set_aside
+from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
 from rmq.paths import StorePaths
-from rmq.query import has_keys, messages_at
+from rmq.query import has_keys
+from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
 
@@ -45,10 +43,9 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
     if end.blank_phy_offset >= 0:  # it announces a segment of which no record is left
         end.phy_offset = end.blank_phy_offset
     reason = "damage in what had been durable" if end.is_damage else "torn tail behind the last whole record"
-    for path, position, data in log.behind(end.phy_offset):
-        segment = log.segment_at(end.phy_offset)
-        if segment is None or segment.path != path or not segment.ends_with_blank(position):
-            keep_cut(paths, path, position, data, reason)
+    for segment, begin, stop in log.behind(end.phy_offset):
+        if segment is not log.segment_at(end.phy_offset) or not segment.ends_with_blank(begin):
+            keep_cut(paths, segment.path, begin, segment.pieces(begin, stop), reason)
     log.truncate(end.phy_offset)
     log.position = end.phy_offset
     if end.blank_phy_offset >= 0 and log.segment_at(end.phy_offset) is None:
@@ -56,86 +53,6 @@ def cut_log(paths: StorePaths, log: CommitLog, end: LogEnd, repair: bool) -> Non
 
 
 # ---- queues ----------------------------------------------------------------------------------------------------
-
-
-def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int, phy_offset: int, size: int) -> bool:
-    """Whether a unit is its queue's: its record is, or was below `trusted` and has been damaged since.
-
-    One below `trusted` that points between records, or to another's, never was a record's: half of it was lost.
-    """
-    if phy_offset < log.min_phy_offset:
-        return True
-    message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
-    if message is not None and message.size == size:
-        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or queue.topic.startswith("%LMQ%")
-        is_placed = message.queue_offset == queue_offset or not queue.is_exact
-        return is_placed and (is_own or phy_offset + size <= trusted)
-    if message is not None or phy_offset + size > trusted:
-        return False
-    try:
-        return log.align(phy_offset, trusted) == phy_offset
-    except CorruptFileError:
-        return True
-
-
-def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0) -> None:
-    """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
-
-    Units of records below `trusted` or below the log's begin stand, whatever has become of the records.
-    """
-    for queue in queues.queues.values():
-        before = queue.max_offset
-        queue.cut_where(max(limit, log.min_phy_offset), partial(_stands, log, queue, trusted))
-        queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
-        if queue.max_offset != before:
-            logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
-                           queue.directory, queue.max_offset, before - 1)  # fmt: skip
-
-
-def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[tuple[str, int]]:
-    """Queues that have fewer units than the manifest knows of, or others at their ends: files are gone or wrong.
-
-    durable: the log was whole up to there; a unit that points to what is lost below it is no fault of the queue.
-    """
-    if manifest is None:
-        return []
-    extents = queues.extents()
-    lost = []
-    for key, (first, following) in manifest.queues.items():
-        own_first, own_following = extents.get(key, (following + 1, 0))
-        # Cleaning removes files in front, but only with the log.
-        is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)
-        ends = ((own_first, own_first + 1), (own_following - 1, own_following - 2))
-        if is_short or not all(_end_holds(log, queues.queues[key], *end, durable) for end in ends):
-            logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
-            lost.append(key)
-    return lost
-
-
-def _end_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, beside: int, durable: int) -> bool:
-    """_unit_holds; a record that names another queue may be damaged itself: the unit beside it decides."""
-    held = _unit_holds(log, queue, queue_offset, durable)
-    if held is None:
-        held = queue.first_offset <= beside < queue.max_offset and _unit_holds(log, queue, beside, durable) is True
-    return held
-
-
-def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool | None:
-    """Whether a unit of a store of ours points to its message, or to what is no longer in the log. None: to a record of
-    its size that names another queue or queue offset.
-    """
-    phy_offset, size, _ = queue.read(queue_offset, 1)
-    if not len(size):
-        return bool(queue.first_files(1))  # a listed file was cleaned away since, beside a reader; or none is left
-    if size[0] == UNIT_PRE_BLANK_SIZE or 0 <= phy_offset[0] < log.min_phy_offset:
-        return True
-    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
-    if message is None:
-        return bool(phy_offset[0] >= 0 and size[0] > 0 and phy_offset[0] + size[0] <= durable)
-    own = message.topic, message.queue_id, message.queue_offset
-    if message.size != size[0]:
-        return False
-    return True if own == (queue.topic, queue.queue_id, queue_offset) else None
 
 
 def fill_table(queues: QueueSet, table: QueueTable) -> None:
@@ -317,8 +234,13 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     log.position, log.tail.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest):
+        void_manifest(store.paths)
+        restored = restore_index(store.index, mark) if manifest is not None and not store.index.damaged else None
+        if restored is not None and index_is_whole(store.index, mark, manifest):
+            _continue(store, mark.derived_phy_offset, restored, manifest)
+            return
         begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
-    _continue(store, manifest, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, begin)
+    _continue(store, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, begin, manifest)
 
 
 def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, *, clean: bool) -> None:
@@ -336,12 +258,15 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
         log.distrust(durable)
-    cut_queues(log, store.queues, log.position if clean else mark.derived_phy_offset, mark.derived_phy_offset)
-    restored = None if clean else restore_index(store.index, mark)
-    if restored is not None and not index_is_whole(store.index, None, manifest):
-        restored = None
-    index_begin = restored or adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
-    _continue(store, manifest, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, index_begin)
+    derived = mark.derived_phy_offset
+    lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived)
+    index_begin = None if clean or manifest is None else restore_index(store.index, mark)
+    if index_begin is None or not index_is_whole(store.index, None, manifest):
+        void_manifest(store.paths)
+        if not clean and manifest is None:  # files that were derived again may have lost pages since
+            _remove_files(store.index, store.index.files)
+        index_begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
+    _continue(store, derived if manifest is not None else log.min_phy_offset, index_begin, manifest, lost)
 
 
 def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
@@ -353,7 +278,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset
-    cut_queues(log, queues, log.position)
+    lost = cut_queues(log, queues, log.position, derived=log.position if clean else start)
     if not clean:
         log.distrust(start)
         for queue in queues.queues.values():
@@ -361,12 +286,13 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
             queues.touch(queue)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
-    _continue(store, None, queue_end if clean else min(start, log.position), begin)
+    _continue(store, queue_end if clean else min(start, log.position), begin, None, lost)
 
 
 def _repair(store: OpenedStore, mark: Mark | None) -> None:
     """The log up to its first damage; everything else anew from it."""
     log, index = store.log, store.index
+    void_manifest(store.paths)
     end = find_end(log, log.min_phy_offset, log.max_phy_offset)
     end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
     cut_log(store.paths, log, end, True)
@@ -375,14 +301,16 @@ def _repair(store: OpenedStore, mark: Mark | None) -> None:
     _remove_files(index, index.files)
     _set_damaged_aside(store.paths, index)
     store.dispatcher.fills_gaps = True
-    _continue(store, None, log.min_phy_offset, (log.min_phy_offset, 0))
+    _continue(store, log.min_phy_offset, (log.min_phy_offset, 0))
 
 
-def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: int,
-              index_begin: tuple[int, int]) -> None:  # fmt: skip
+def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int, int],
+              manifest: Manifest | None = None, lost: Sequence[QueueKey] = ()) -> None:  # fmt: skip
     """Dispatch from where queues and index stand; from the start of the log when a queue misses units."""
     dispatcher, low = store.dispatcher, store.log.min_phy_offset
-    lost = lost_queues(store.log, store.queues, manifest, queue_phy_offset)
+    lost = [*lost, *lost_queues(store.log, store.queues, manifest, queue_phy_offset)]
+    if lost:
+        void_manifest(store.paths)
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
     store.queues.end_at_gaps(is_derived_again=dispatcher.queue_phy_offset == low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
@@ -391,10 +319,14 @@ def _continue(store: OpenedStore, manifest: Manifest | None, queue_phy_offset: i
         dispatcher.advance(store.log.position)
     except QueueGapError as error:
         logger.warning("%s; deriving the queues from the whole log", error)
+        void_manifest(store.paths)
         dispatcher.fills_gaps = True
         dispatcher.queue_phy_offset = low
         dispatcher.advance(store.log.position)
     dispatcher.fills_gaps = False
+    for queue in [queue for key, queue in store.queues.queues.items() if key in lost]:
+        queue.cut(queue.max_offset)  # only now: what stood behind its end was the sign that it goes on
+        store.queues.touch(queue)
     for queue in store.queues.queues.values():
         queue.correct_min_offset(low)
     fill_table(store.queues, store.table)

@@ -33,6 +33,7 @@ logger = logging.getLogger("rmq")
 
 _HOUR_MS = 3_600_000
 _BLOCK_SIZE = 512  # of st_blocks
+_PIECE = 65_536  # units of a queue that are looked at together
 _INDEX_REASON = "entries of removed messages"
 _SIDECAR_REASON = "sidecar of a removed index file"
 
@@ -250,7 +251,7 @@ class Retention:
     def _queues_below(self, low: int) -> Iterator[tuple[ConsumeQueue, int, str]]:
         """(queue, files in front that go, reason). Source: ConsumeQueueStore#cleanExpired for whole queues."""
         for (topic, _), queue in sorted(self._queues.queues.items()):
-            if self._rules.expired_queues and not is_system_topic(topic) and 0 < queue.end_phy_offset() < low:
+            if self._rules.expired_queues and not is_system_topic(topic) and _has_expired(queue, low):
                 yield queue, len(queue.first_files()), "queue without messages"
             elif count := queue.count_below(low):
                 yield queue, count, "units of removed messages"
@@ -271,6 +272,14 @@ class Retention:
                            min_phy_offset=low, disk_used_percent=self._disks[0].used_percent if self._disks else 0,
                            truncated=truncated, dry_run=dry_run)  # fmt: skip
 
+
+
+def _has_expired(queue: ConsumeQueue, low: int) -> bool:
+    """Whether a queue has units, all of records below `low`: the last one alone may be wrong."""
+    if not 0 < queue.end_phy_offset() < low:
+        return False
+    pieces = (queue.read(first, _PIECE)[0] for first in range(queue.first_offset, queue.max_offset, _PIECE))
+    return all(((piece >= 0) & (piece < low)).all() for piece in pieces)
 
 
 def _left_over(files: list[Path]) -> list[Path]:

@@ -31,7 +31,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
-from rmq.message import inner_messages, plain_body
+from rmq.message import SOME_SEGMENT, inner_messages, plain_body
 from rmq.paths import segment_name
 from rmq.segment import EXHAUSTED
 
@@ -248,7 +248,7 @@ def _record_of(fields: tuple[Any, ...]) -> bytes:
      reconsumed, prepared, crc, body, properties) = fields  # fmt: skip
     name = topic.encode()
     if len(name) > 0xFFFF:
-        raise CorruptFileError("commitlog", phy_offset, "topic is no UTF-8 and too long to be shown")
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, "topic is no UTF-8 and too long to be shown")
     tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
     tail += struct.pack(">H", len(properties)) + properties
     middle = born_host + struct.pack(">q", stored) + store_host
@@ -360,18 +360,25 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
         raise damage
 
 
-def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
-                  columns: Sequence[str]) -> tuple[pa.Table, npt.NDArray[np.int64]]:  # fmt: skip
-    """Records at phy offsets in their order, inner batches unwrapped, and of each row the place of its phy offset.
+def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int, columns: Sequence[str],
+                   limit: int = TABLE_BYTES) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+    """Records at phy offsets in the order of the log, inner batches unwrapped, about `limit` bytes a batch, and of each
+    row the place of its phy offset.
 
     load(ascending phy offsets, log_end, checks): batches, each with the positions of its rows.
     """
-    import pyarrow as pa
-
     maker = BatchMaker(columns)
     order = np.argsort(phy_offsets)
-    rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    batches: list[pa.RecordBatch] = []
+    rows: list[npt.NDArray[np.int64]] = []
+
+    def finished() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+        placed, first = np.concatenate([np.empty(0, np.int64), *rows]), 0
+        rows.clear()
+        for made in maker.finish(limit):
+            last = first + len(made) if columns else len(placed)
+            yield made, placed[first:last]
+            first = last
+
     for batch, positions in load(phy_offsets[order], log_end, maker.checks):
         if not batch.has_inner_batches():
             maker.append(batch)
@@ -380,10 +387,6 @@ def records_table(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
             for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
                 maker.append(part)
                 rows.append(np.full(len(part), row, np.int64))
-        if maker.data_size > TABLE_BYTES:
-            batches.extend(maker.finish(TABLE_BYTES))
-    batches.extend(maker.finish(TABLE_BYTES))
-    placed, table = np.concatenate(rows), pa.Table.from_batches(batches)
-    if (placed[1:] >= placed[:-1]).all():
-        return table, placed
-    return table.take(pa.array(np.argsort(placed, kind="stable"))), placed
+        if maker.data_size > limit:
+            yield from finished()
+    yield from finished()

@@ -206,21 +206,24 @@ def read_file(path: Path, limit: int) -> bytes:
         return data
 
 
-def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Make a small file, or give it another content. Raises as open_regular."""
+def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = False) -> None:
+    """Make a file of bytes, or of pieces one behind the other, or give it another content. Raises as open_regular."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
-        write_fully(descriptor, data, 0)
+        position = 0
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_fully(descriptor, piece, position)
+            position += len(piece)
         if durable:
             sync_file(descriptor)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a small file: temporary name, fsync, rename, fsync of the directory."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace a file: temporary name, fsync, rename, fsync of the directory."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         write_file(temporary, data, durable=True)
         os.replace(temporary, path)
-    except OSError:
+    except (OSError, CorruptFileError):
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

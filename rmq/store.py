@@ -217,10 +217,10 @@ class Store(StoreReader):
         self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
                                 known_queues=0 if is_own else len(self._table))  # fmt: skip
+        self._marks.show(self._log.position)
+        self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
             write_meta(self._paths, new_meta)
-        self._marks.show(self._log.position)
-        self._flusher.flush()
         if self.config.flush_disk_type != SYNC_FLUSH:
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
             self._putter = Putter(put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail,
@@ -388,7 +388,7 @@ class Store(StoreReader):
         return end, [(covered, end)] if covered < end else []
 
     def _writer_now(self) -> object:
-        return self._visible.writer_now() if self.mode == "r" else None
+        return (self._visible.writer_now(), self._paths.manifest.exists()) if self.mode == "r" else None
 
     # ---- closing ----
 

@@ -21,20 +21,13 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.lock import Holder, lock_holder
-from rmq.logend import (
-    LogEnd,
-    end_past_damage,
-    find_end,
-    fits,
-    look_behind,
-    start_without_marks,
-    was_left_alone,
-)
+from rmq.logend import LogEnd, end_past_damage, find_end, fits, look_behind, start_without_marks, was_left_alone
 from rmq.marks import Mark, Marks, read_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
+from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
-from rmq.recovery import cut_queues, index_is_whole, lost_queues
+from rmq.recovery import index_is_whole
 
 TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
 PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
@@ -100,8 +93,7 @@ class Visible:
         index.refresh()
         queues.load()
         log.refresh()
-        self._derived = False
-        self._index_is_whole = False
+        self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
         try:
             self._start()
         except CorruptFileError as error:
@@ -144,12 +136,10 @@ class Visible:
             mark = None
         if mark is not None:
             self._is_crashed = not self._is_live and not self._is_clean
-            if self._is_crashed:
-                cut_queues(log, self._queues, mark.derived_phy_offset, mark.derived_phy_offset)
-            lost = lost_queues(log, self._queues, self._manifest, mark.derived_phy_offset)
-            for key in lost:
-                self._queues.open(*key).forget_files()
-            dispatcher.fills_gaps = bool(lost)
+            derived = mark.derived_phy_offset
+            lost = cut_queues(log, self._queues, derived, derived, derived) if self._is_crashed else []
+            lost += lost_queues(log, self._queues, self._manifest, derived)
+            self._derive_anew(lost)
             is_known = not lost and self._manifest is not None
             dispatcher.queue_phy_offset = max(log.min_phy_offset, mark.derived_phy_offset if is_known else 0)
             self._queues.end_at_gaps(is_derived_again=not is_known)
@@ -178,7 +168,15 @@ class Visible:
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
         if not self._is_live and not self._is_crashed:
-            cut_queues(log, self._queues, self.end, start if mark is not None else 0)
+            derived = self.end if mark is None and self._is_clean else start
+            self._derive_anew(cut_queues(log, self._queues, self.end, start if mark is not None else 0, derived))
+
+    def _derive_anew(self, lost: list[QueueKey]) -> None:
+        """These queues miss units: nothing of their files counts, and all records are dispatched."""
+        for key in lost:
+            self._queues.open(*key).forget_files()
+        if lost:
+            self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, self._log.min_phy_offset
 
     def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
         """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""
@@ -214,10 +212,9 @@ class Visible:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
         if self._known_end is not None:
             return self.end
-        limit = self._log.max_phy_offset
         if self._holder is Holder.RMQ and self._marks is not None:
-            limit = min(limit, max(self._marks.visible_phy_offset, self.end))
-        return limit
+            return min(self._log.max_phy_offset, max(self._marks.visible_phy_offset, self.end))
+        return self._log.max_phy_offset
 
     def refresh(self) -> int:
         """See what is there now; returns the end of the log."""
@@ -253,7 +250,8 @@ class Visible:
 
     def _durable_entries(self) -> tuple[int, int] | None:
         """After a crash: the index file and its count that the mark names; slots and links of it may be old or new."""
-        if not (self._is_crashed and self._index_is_whole) or self._is_live or self._mark is None:
+        is_whole = self._is_crashed and self._index_is_whole and os.path.exists(self._manifest_name)
+        if not is_whole or self._is_live or self._mark is None:
             return None
         return self._mark.index_name, struct.unpack_from(">i", self._mark.index_header, L.INDEX_COUNT_OFFSET)[0]
 
@@ -326,17 +324,18 @@ class Visible:
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""
-        try:
-            self._dispatcher.advance(end)
-        except CorruptFileError:
-            if self._is_live or self._dispatcher.queue_phy_offset < self._log.min_phy_offset:
-                raise
-            following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_BAD_MAGIC),
-                                    durable=0, durable_time=None)  # fmt: skip
-            if following.next_phy_offset < 0 or following.next_phy_offset >= end:
+        while True:
+            try:
+                self._dispatcher.advance(end)
                 return
-            self._dispatcher.queue_phy_offset = following.next_phy_offset
-            self._advance(end)
+            except CorruptFileError:
+                if self._is_live or self._dispatcher.queue_phy_offset < self._log.min_phy_offset:
+                    raise
+                following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_BAD_MAGIC),
+                                        durable=0, durable_time=None)  # fmt: skip
+                if not 0 <= following.next_phy_offset < end:
+                    return
+                self._dispatcher.queue_phy_offset = following.next_phy_offset
 
     def uncovered(self) -> list[tuple[int, int]]:
         """Ranges of the log whose keys no trusted index file holds."""
@@ -346,15 +345,17 @@ class Visible:
             covered = self._log.min_phy_offset
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and self._mark != self._first_mark
-            if self._mark is not None and (self._index_is_whole or (is_calm and not self._index.damaged)):
+            has_manifest = os.path.exists(self._manifest_name)  # gone while a recovery derives again
+            is_whole = self._index_is_whole and has_manifest
+            if self._mark is not None and (is_whole or (is_calm and not self._index.damaged)):
                 covered = max(covered, self._mark.indexed_phy_offset)
                 if is_calm and files and files[-1].path.name >= str(self._mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
                 return [(covered, self.end)] if covered < self.end else []
             files = [file for file in files if file.index_count > 1]
-            trusted = 2**63 - 1
-            if not self._is_live and not self._is_clean:
+            trusted = 2**63 - 1 if self._is_live or self._is_clean else -1
+            if trusted < 0 and (has_manifest or self._mark is None):
                 trusted = Checkpoint(self._paths.checkpoint).index_msg_timestamp
             ranges = []
             for file in files:

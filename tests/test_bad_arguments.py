@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -279,11 +280,18 @@ def test_a_config_field_of_another_type_is_named(fields: dict[str, Any]) -> None
         b"maxIndexNum=\n",
         b"# ok\nmaxIndexNum=\xff\n",
         b"messageIndexEnable=maybe\n",
+        b"maxIndexNum=20\nfileReservedTime=-1\n",
     ],
 )
 def test_a_broker_conf_that_does_not_fit_names_file_and_line(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "broker.conf").write_bytes(text)
     with pytest.raises(ValueError, match=r"broker\.conf, line"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+
+
+def test_values_of_a_broker_conf_that_do_not_fit_together_name_one(tmp_path: Path) -> None:
+    (tmp_path / "broker.conf").write_text("maxIndexNum=100000000\nmaxHashSlotNum=100000000\n")
+    with pytest.raises(ValueError, match=r"broker\.conf, line 2: max_hash_slot_num and max_index_num"):
         rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
 
 
@@ -294,6 +302,30 @@ def test_a_broker_conf_that_does_not_fit_names_file_and_line(tmp_path: Path, tex
 def test_a_present_before_which_no_id_can_be_put_is_an_error(now: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         rmq.parse_uniq_key("7F00000100002A9A8B3C" + "FFFFFFFF" + "0001", now)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where clocks went back an hour on 25 October 2026, on 29 March forward."""
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(("born", "now"), [
+    ("2026-10-20T12:00+02:00", "2026-10-21T00:00+02:00"), ("2026-10-20T12:00+02:00", "2026-10-28T00:00+01:00"),
+    ("2026-10-28T12:00+01:00", "2026-10-30T00:00+01:00"), ("2026-10-20T12:00+02:00", "2026-11-05T00:00+01:00"),
+    ("2026-03-30T12:00+02:00", "2026-03-31T00:00+02:00"), ("2026-03-30T12:00+02:00", "2026-04-02T00:00+02:00"),
+])  # fmt: skip
+def test_a_unique_key_s_month_began_by_the_clocks_of_its_first_day(born: str, now: str) -> None:
+    made = dt.datetime.fromisoformat(born)
+    begin = dt.datetime(made.year, made.month, 1).astimezone()
+    span = (made - begin) // dt.timedelta(milliseconds=1)
+    key = rmq.parse_uniq_key(f"7F00000100002A9A8B3C{span:08X}0001", dt.datetime.fromisoformat(now))
+    assert key.born_timestamp == made.timestamp() * 1000
 
 
 def test_a_log_of_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

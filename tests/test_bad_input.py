@@ -283,6 +283,7 @@ def test_put_many_takes_no_other_things(store: rmq.Store, wrong: Any) -> None:
     [[], (), iter([]), pa.table({"topic": pa.array([], pa.string()), "body": pa.array([], pa.binary())})],
 )
 def test_nothing_to_put_puts_nothing(store: rmq.Store, nothing: Any) -> None:
+    assert len(store.put_many(nothing, topic="T", queue_id=1)) == 0
     assert len(store.put_many(nothing)) == 0
     assert store.put_many(nothing, results=False) == 0
     assert len(store.put_batch([])) == 0

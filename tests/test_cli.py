@@ -177,6 +177,8 @@ def test_a_range_that_was_scanned_is_told(small_golden: Golden) -> None:
     assert message.phy_offset in [row["phy_offset"] for row in done.rows]
     (note,) = done.notes
     assert re.fullmatch(r"rmq: [\d.]+ kB of the log are in no index file and were scanned", note)
+    told = [call("get", crash, id).err.splitlines()[0] for id in (message.uniq_key or "none", "no such id")]
+    assert told == ["rmq: a part of the log is in no index file and was scanned"] * 2
 
 
 # ---- get -------------------------------------------------------------------------------------------------

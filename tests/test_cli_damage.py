@@ -10,7 +10,7 @@ import pytest
 from commandline import assert_error, call, good
 
 import rmq
-from rmq.cli.cat import PAGE
+from rmq.cli.cat import PAGE, QueueReader
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +66,18 @@ def test_cat_counts_the_messages_that_it_leaves_out_in_one_line(store: Damaged) 
         store.write(number, 88, b"X")
     assert store.shown() == [i for i in range(COUNT) if i not in (3, 4, PAGE + 7)]
     assert store.err.endswith("body CRC differs; 3 messages cannot be read\n")
+
+
+def test_a_page_that_is_read_again_has_its_damage_counted_once(store: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(3, 0, bytes(60))
+    with rmq.open(store.path) as opened:
+        reader = QueueReader(opened, "T", None, None, None, None)
+        with monkeypatch.context() as before:
+            before.setattr(type(opened), "max_phy_offset", store.places[10].phy_offset)
+            shown = [message.queue_offset for message in reader.stored()]
+        shown += [message.queue_offset for message in reader.stored()]
+    assert shown == [i for i in range(COUNT) if i != 3]
+    assert reader.damaged == 1
 
 
 def test_cat_looks_for_tags_and_times_on_a_damaged_page_too(store: Damaged) -> None:

@@ -273,6 +273,14 @@ def test_a_query_gives_the_messages_inside_that_carry_the_key(batched: Path, key
         assert [message.queue_offset for message in store.query("BT", key)] == offsets
 
 
+@pytest.mark.parametrize(("limit", "offsets"), [(1, [4]), (2, [4, 3]), (3, [4, 3, 2]), (4, [4, 3, 2]),
+                                                (None, [4, 3, 2])])  # fmt: skip
+def test_a_limit_counts_the_messages_inside(batched: Path, limit: int | None, offsets: list[int]) -> None:
+    with rmq.open(batched) as store:
+        found = store.query("BT", "u10", limit=limit)
+        assert ([message.queue_offset for message in found], found.truncated) == (offsets, limit in (1, 2))
+
+
 def test_lookup_by_place_gives_the_wrapper_and_by_queue_offset_the_message(batched: Path) -> None:
     with rmq.open(batched) as store:
         wrapper = store.lookup(642)
@@ -290,8 +298,9 @@ def test_a_damaged_inner_batch_is_an_error(tmp_path: Path, cut: int) -> None:
         if cut == 52:  # a whole message less
             assert store.scan().read_all().num_rows == 1
             return
-        with pytest.raises(rmq.CorruptFileError, match="inner batch"):
+        with pytest.raises(rmq.CorruptFileError, match="inner batch") as error:
             store.scan().read_all()
+        assert (error.value.path, error.value.offset) == (str(builder.path / f"commitlog/{0:020d}"), 0)
 
 
 @pytest.mark.parametrize(("count", "is_whole"), [(32_767, True), (32_768, False)])

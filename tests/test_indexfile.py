@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import struct
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rmq
@@ -342,7 +344,8 @@ def test_exact_queries_tell_colliding_keys_apart_and_give_each_message_once(stor
 # ---- what is taken, modes --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("hold", [list, np.array, pa.array, lambda keys: np.array(keys, object),
-                                  lambda keys: pa.chunked_array([keys[:2], keys[2:]])])  # fmt: skip
+                                  lambda keys: pa.chunked_array([keys[:2], keys[2:]]),
+                                  lambda keys: pc.run_end_encode(pa.array(keys))])  # fmt: skip
 @pytest.mark.parametrize("numbers", [list, np.array, lambda values: np.array(values)[::-1][::-1]])
 def test_keys_and_numbers_come_in_any_holder(tmp_path: Path, hold: Any, numbers: Any) -> None:
     keys, offsets, times = (list(column) for column in zip(*PUTS, strict=True))
@@ -350,6 +353,41 @@ def test_keys_and_numbers_come_in_any_holder(tmp_path: Path, hold: Any, numbers:
         assert file.put_keys(hold(keys), numbers(offsets), numbers(times)) == len(PUTS)
         assert file.select_phy_offset_many(hold(["T#k1", "T#none", ""])).to_pylist() == [[1200], [], [1400, 1300]]
     assert (tmp_path / "s").read_bytes() == bytes.fromhex(FILE_OF_PUTS).ljust(480, b"\0")
+
+
+class Keys(list[str]):
+    """A list of a kind of its own."""
+
+
+def test_subclasses_of_list_and_str_are_what_they_are(filled: rmq.IndexFile, tmp_path: Path) -> None:
+    assert filled.select_phy_offset_many(Keys(["T#k1"])) == filled.select_phy_offset_many(["T#k1"])
+    with rmq.open(tmp_path / "own", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=4096)) as store:
+        store.put(rmq.Message(np.str_("T"), b"x", keys="k"))
+        assert type(rmq.Message(np.str_("T"), b"x").topic) is str
+        assert store.select_phy_offset_many(np.str_("T"), Keys(["k"])).to_pylist() == [[0]]
+
+
+def test_no_keys_have_no_type(filled: rmq.IndexFile) -> None:
+    assert filled.select_phy_offset_many(pa.array([], pa.null())).to_pylist() == []
+    with pytest.raises(ValueError, match="keys hold 2 nulls"):
+        filled.select_phy_offset_many(pa.array([None, None]))
+
+
+def test_times_of_puts_are_ms_or_aware_datetimes(tmp_path: Path) -> None:
+    moments = [dt.datetime(2026, 1, 1, second=second, tzinfo=dt.UTC) for second in range(4)]
+    number = [int(moment.timestamp() * 1000) for moment in moments]
+    with rmq.IndexFile(tmp_path / "f", "x", **TEN) as file, rmq.IndexFile(tmp_path / "g", "x", **TEN) as same:
+        assert file.put_key("T#a", 1, moments[0])
+        assert file.put_keys(["T#b", "T#c"], [2, 3], moments[1:3]) == 2
+        assert file.put_keys(["T#d"], [4], np.array(moments[3:])) == 1
+        for key, offset, time in zip("abcd", range(1, 5), number, strict=True):
+            assert same.put_key(f"T#{key}", offset, time)
+        naive = moments[0].replace(tzinfo=None)
+        with pytest.raises(ValueError, match="store_timestamp"):
+            file.put_key("T#a", 1, naive)
+        with pytest.raises(ValueError, match="store_timestamps"):
+            file.put_keys(["T#a"], [1], [naive])
+    assert (tmp_path / "f").read_bytes() == (tmp_path / "g").read_bytes()
 
 
 def test_columns_of_different_length_put_nothing(tmp_path: Path) -> None:

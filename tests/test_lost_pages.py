@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 from conftest import copy_store
 
 import rmq
+from rmq.mappedfile import GuardedMap
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
                          max_hash_slot_num=500, max_index_num=1000, flush_interval_commit_log=2**31 - 1)  # fmt: skip
@@ -196,6 +199,38 @@ def test_marks_that_are_gone_are_an_error(path: Path) -> None:
             store.scan()
 
 
+@pytest.fixture
+def cut_map(tmp_path: Path) -> GuardedMap:
+    """A guarded map of 64 MiB of a file that was truncated."""
+    with (tmp_path / "cut").open("w+b") as file:
+        file.truncate(1 << 26)
+        made = GuardedMap.of(file.fileno(), 1 << 26, mmap.ACCESS_READ)
+        file.truncate(0)
+    return made
+
+
+def test_a_close_beside_a_walk_forgets_no_lost_page(cut_map: GuardedMap) -> None:
+    with memoryview(cut_map) as view:
+        assert view[mmap.PAGESIZE] == 0
+        with pytest.raises(BufferError):
+            cut_map.close()
+        assert cut_map.lost == mmap.PAGESIZE
+        assert view[0] == 0
+    cut_map.close()
+    assert cut_map.lost == 0
+
+
+def map_count() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_lost_pages_touched_at_random_cost_few_maps(cut_map: GuardedMap) -> None:
+    before = map_count()
+    places = random.Random(1).sample(range(0, len(cut_map), mmap.PAGESIZE), 2000)
+    assert not any(cut_map[place] for place in places)
+    assert map_count() < before + 60
+
+
 def run(program: str, *arguments: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *options, "-c", textwrap.dedent(program), *map(str, arguments)],
                           capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
@@ -233,3 +268,46 @@ def test_bus_errors_of_others_kill_as_before(path: Path, tmp_path: Path) -> None
     assert run(program, path, tmp_path / "other").returncode == -signal.SIGBUS
     sent = "import os, signal, sys, rmq\nrmq.open(sys.argv[1]).scan()\nos.kill(os.getpid(), signal.SIGBUS)"
     assert run(sent, path).returncode == -signal.SIGBUS
+
+
+def test_a_faulthandler_enabled_between_two_opens_ends_the_process(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(bytes(8192))
+    program = """
+        import faulthandler, mmap, os, sys, rmq
+        with rmq.open(sys.argv[1]) as store:
+            store.scan().read_all()
+        faulthandler.enable()
+        with rmq.open(sys.argv[1]) as store:
+            store.scan().read_all()
+        with open(sys.argv[2], "r+b") as file:
+            other = mmap.mmap(file.fileno(), 8192)
+            os.truncate(sys.argv[2], 0)
+            other[0]
+    """
+    done = run(program, path, tmp_path / "other")
+    assert done.returncode == -signal.SIGBUS
+    assert done.stderr.count("Fatal Python error: Bus error") == 1
+
+
+@pytest.mark.slow
+def test_a_process_with_all_the_maps_that_it_may_have_lives(path: Path) -> None:
+    program = """
+        import ctypes, mmap, os, sys, rmq
+        with rmq.open(sys.argv[1]) as store:
+            store.scan(columns=["queue_offset"]).read_all()
+            limit = int(open("/proc/sys/vm/max_map_count").read())
+            libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+            many = mmap.mmap(-1, limit * page)
+            begin = ctypes.addressof(ctypes.c_char.from_buffer(many))
+            at = 0
+            while at < limit and libc.mprotect(ctypes.c_void_p(begin + at * page), page, mmap.PROT_READ) == 0:
+                at += 2
+            assert at < limit
+            os.truncate(sys.argv[2], page)
+            try:
+                store.scan(columns=["queue_offset"]).read_all()
+            except rmq.CorruptFileError:
+                print("told")
+    """
+    done = run(program, path, log_files(path)[0])
+    assert (done.stdout, done.stderr, done.returncode) == ("told\n", "", 0)

@@ -196,6 +196,44 @@ def test_a_reader_beside_a_writer_works_whatever_abort_and_owner_hold(store: rmq
 
 # ---- forks -----------------------------------------------------------------------------------------------
 
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_closes(tmp_path: Path) -> None:
+    store = rmq.open(tmp_path / "s", "a", config=CONFIG)
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert error_in_child(lambda: rmq.open(tmp_path / "s", "r+")) == "StoreLockedError"
+        store.close()
+        rmq.open(tmp_path / "s", "r+").close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if not parent:
+        store = rmq.open(tmp_path / "s", "a", config=CONFIG)
+        store.put(message(0))
+        child = os.fork()
+        if child:
+            os.write(writing, child.to_bytes(4, "big"))
+        time.sleep(60)
+        store.close()
+        os._exit(0)
+    child = int.from_bytes(os.read(reading, 4), "big")
+    try:
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        assert_goes_on(tmp_path / "s", [0])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
+
 CALLS: list[Callable[[rmq.Store], Any]] = [
     lambda s: s.put(message(99)),
     lambda s: s.put_many([message(99)]),

@@ -131,6 +131,18 @@ def test_rows_that_are_too_large_say_which() -> None:
         loaded(few, 2, topic=topic, body=TextColumn(np.array([0, 0, 0]), b"", np.array([0, 1], np.uint8)))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("size", [300, 2**31 - 1, 2**32 + 5])
+def test_a_topic_is_measured_before_it_is_taken(rows: int, size: int) -> None:
+    """Of 2^32 + 5 bytes the lowest 32 bits say 5. The pages are zeros that nobody reads."""
+    data = np.zeros(size, np.uint8)
+    data[:5] = list(b"hello")
+    topics = TextColumn(np.array([0, size] if rows == 1 else [0, 5, size]), data, NOTHING)
+    for more in ({}, {"raw_properties": column([b""] * rows)}):
+        with pytest.raises(rmq.IllegalMessageError, match=f"topic has {size - 5 * (rows - 1)} UTF-8 bytes, more than"):
+            loaded(put_batch(), rows, topic=topics, body=column([b"x"] * rows), **more)
+
+
 def test_a_long_run_of_nuls_in_a_column_is_refused() -> None:
     with pytest.raises(IllegalMessageError, match="row 0: properties end with NUL or hold 512"):
         loaded(put_batch(), 1, topic=column([b"T"]), body=column([b""]), tags=column([b"\0" * 512]))

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rmq
 from rmq._core import _layout as L
 from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, SCAN_BAD_BODY_CRC
 from rmq._core._recordbatch import RecordBatch
+from rmq.query import table_of
 from rmq.segment import DirectoryWatch
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=1000)
@@ -232,3 +234,21 @@ def test_a_mask_keeps_the_rows_that_are_not_0(tmp_path: Path, count: int) -> Non
         assert batch.keep([b"T"], mask=mask) == len(batch) == np.count_nonzero(mask)
         assert batch.numbers("phy_offset").tolist() == places[mask > 0].tolist()
         assert batch.keep([b"none"], mask=np.ones(len(batch), np.uint8)) == 0
+
+
+def test_no_columns_are_the_rows_alone(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("t", b"x", keys=["a"])] * 3)
+        table = store.query_many("t", ["b", "a"], columns=[]).table
+        assert table.to_pydict() == {"key_index": [1, 1, 1]}
+        assert store.lookup_many([5, 0], columns=[]).to_pydict() == {"place": [1]}
+
+
+@pytest.mark.slow
+def test_a_table_past_2_gib_is_an_error_that_says_what_to_do() -> None:
+    """Of chunks that share their bytes."""
+    batch = pa.record_batch({"body": pa.array([bytes(1 << 26)], pa.binary())})
+    parts = [(batch, np.array([place])) for place in range(33, 0, -1)]
+    with pytest.raises(ValueError, match="33 messages have 2112 MiB, a look-up takes less than 2 GiB: ask for fewer"):
+        table_of(parts)
+    assert len(table_of(reversed(parts))[0]) == 33

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from cleaning import ROOMY
 import rmq
 import rmq.retention
 import rmq.segment
+from rmq.consumequeue import ConsumeQueue
 from rmq.segment import remove_file
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_hash_slot_num=20,
@@ -328,3 +330,90 @@ def test_without_marks_a_missing_file_is_an_error_unless_it_is_repaired(tmp_path
         assert error.value.path == str(lost)
     assert_whole(tmp_path / "s", repair=True)
     assert [int(file.name) for file in queue_files(tmp_path / "s")] == [*range(0, COUNT * 20 + 1, 200)]
+
+
+# ---- units in the middle of a file -----------------------------------------------------------------------
+
+
+def zeroed(begin: int, end: int) -> Callable[[Path], None]:
+    def damage(queues: Path) -> None:
+        with (queues / f"A/0/{0:020d}").open("r+b") as file:
+            file.seek(begin)
+            file.write(bytes(end - begin))
+
+    return damage
+
+
+def swapped(queues: Path) -> None:
+    first, second = (queues / topic / f"0/{0:020d}" for topic in "AB")
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
+
+
+def emptied(queues: Path) -> None:
+    os.truncate(queues / f"A/0/{0:020d}", 0)
+
+
+@pytest.fixture(scope="module")
+def long_queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """killed: flushed, and no message since; closed: without our directory, as a broker's store."""
+    path = tmp_path_factory.mktemp("long")
+    config = dataclasses.replace(CONFIG, mapped_file_size_commit_log=65_536, mapped_file_size_consume_queue=20_000)
+    with rmq.open(path / "closed", "x", config=config) as store:
+        store.put_many([rmq.Message(topic, b"") for topic in "ABC"])
+        store.flush()  # the manifest tells of these units only
+        store.put_many([rmq.Message(topic, b"%d" % number) for number in range(1, 900) for topic in "ABC"])
+        store.flush()
+        shutil.copytree(path / "closed", path / "killed")
+    for name in ("rmq", "index"):
+        shutil.rmtree(path / "closed" / name)
+    return path
+
+
+LOST_UNITS = [("killed", zeroed(10_000, 10_020)), ("killed", zeroed(8192, 12_288)), ("killed", zeroed(9728, 10_240)),
+              ("killed", swapped), ("closed", zeroed(10_000, 10_020)), ("closed", zeroed(8192, 12_288)),
+              ("closed", swapped), ("closed", emptied)]  # fmt: skip
+
+
+def assert_long_queues(path: Path, *modes: str) -> None:
+    for mode in modes:
+        with rmq.open(path, mode) as store:
+            assert store.topics() == {topic: {0: (0, 900)} for topic in "ABC"}
+            for topic in "ABC":
+                pulled = store.pull(topic, 0, 0, 900).messages
+                assert [found.queue_offset for found in pulled] == list(range(900))
+
+
+@pytest.mark.parametrize(("state", "damage"), LOST_UNITS)
+def test_a_queue_does_not_end_at_a_unit_that_was_lost(
+    tmp_path: Path, long_queues: Path, state: str, damage: Callable[[Path], None]
+) -> None:
+    shutil.copytree(long_queues / state, tmp_path / "s")
+    damage(tmp_path / "s/consumequeue")
+    assert_long_queues(tmp_path / "s", "r", "r+", "r")
+    assert rmq.verify(tmp_path / "s").is_sound
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert store.put(rmq.Message("A", b"")).queue_offset == 900
+
+
+@pytest.mark.parametrize(("state", "damage"), [LOST_UNITS[1], LOST_UNITS[5]])
+@pytest.mark.parametrize("stop", [1, 2, 5, 8])
+def test_a_queue_that_lost_units_is_found_again_when_its_recovery_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_queues: Path, state: str, damage: Callable[[Path], None],
+    stop: int,
+) -> None:  # fmt: skip
+    shutil.copytree(long_queues / state, tmp_path / "s")
+    damage(tmp_path / "s/consumequeue")
+    real, calls = ConsumeQueue.append, iter(range(1, 10))
+
+    def append(self: ConsumeQueue, *arguments: object) -> None:
+        if next(calls) == stop:
+            raise OSError("stopped")
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ConsumeQueue, "append", append)
+    with pytest.raises(OSError, match="stopped"):
+        rmq.open(tmp_path / "s", "r+")
+    monkeypatch.undo()
+    assert_long_queues(tmp_path / "s", "r", "r+")

@@ -212,6 +212,22 @@ def test_a_blank_record_needs_eight_bytes() -> None:
 
 # ---- body CRC --------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize("properties", [None, {"a": "b"}])
+def test_the_limit_of_a_batch_is_on_what_is_sent_which_has_no_record_crc(tmp_path: Path, crc: bool,
+                                                                         properties: dict[str, str] | None) -> None:
+    size = 2 * (22 + 10 + (4 if properties else 0))
+    message = rmq.Message("T", b"0123456789", properties=properties)
+    for limit, fits in ((size, True), (size - 1, False)):
+        config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_message_size=limit, enabled_append_prop_crc=crc)
+        with rmq.open(tmp_path / str(limit), "x", config=config) as store:
+            if fits:
+                assert len(store.put_batch([message] * 2)) == 2
+            else:
+                with pytest.raises(rmq.MessageTooLargeError, match=f"batch has {size} bytes"):
+                    store.put_batch([message] * 2)
+
+
 @pytest.mark.parametrize(("body", "crc"), [
     (b"", 0), (b"a", 0x68B7BE43), (b"hello", 907060870), (b"123456789", 1274296614),
     ("\u4e16\u754c".encode(), 1075737323), (bytes(4), 0x2144DF1C),

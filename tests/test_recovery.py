@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import oracle
@@ -11,6 +14,8 @@ import pytest
 from conftest import copy_store, digests
 
 import rmq
+from rmq.marks import read_manifest
+from rmq.paths import StorePaths
 
 SMALL = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
          "max_index_num": 30}  # fmt: skip
@@ -306,3 +311,40 @@ def test_keys_that_a_lost_index_file_held_are_found(tmp_path: Path, lost: slice,
             for i, place in enumerate(places):
                 for key in (f"a{i}", f"b{i}", f"c{i}"):
                     assert [found.phy_offset for found in reader.query("T", key)] == [place], (mode, key)
+
+
+def test_a_repair_keeps_any_amount_in_little_memory(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, mapped_file_size_commit_log=2**23)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        for _ in range(24):
+            store.put(rmq.Message("a", b"x" * 1_000_000))
+    before = b"".join(file.read_bytes() for file in sorted((tmp_path / "s/commitlog").iterdir()))
+    with (tmp_path / f"s/commitlog/{0:020d}").open("r+b") as file:
+        file.write(b"????")
+    tracemalloc.start()
+    with rmq.open(tmp_path / "s", "r+", repair=True) as store:
+        assert store.topics() == {}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6_000_000
+    kept = {file.name.split("-")[1]: file.read_bytes() for file in (tmp_path / "s/rmq/cut").glob("*.bin")}
+    assert sorted(kept) == [f"{2**23 * number:020d}" for number in range(len(kept))]
+    data = b"".join(kept[name].ljust(2**23, b"\0") for name in sorted(kept))
+    assert data[4:] == before[4 : len(data)]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("queue", [
+    ["Q", 0, 5, -3], ["Q", 0, 0, 0], ["a\0b", 0, 0, 5], ["\ud800", 0, 0, 5], ["x" * 300, 0, 0, 5], ["a/0", 0, 0, 5],
+    ["../commitlog", 0, 0, 5], ["a", -1, 0, 5], ["a", 0, 0, 10**30], ["", 0, 0, 5], [5, 0, 0, 5],
+])  # fmt: skip
+def test_a_list_of_queues_that_makes_no_sense_counts_as_none(tmp_path: Path, queue: list[object], mode: str) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many(messages(50))
+        topics = store.topics()
+    place = tmp_path / "s/rmq/manifest.json"
+    manifest = json.loads(place.read_text())
+    place.write_text(json.dumps(manifest | {"queues": [*manifest["queues"], queue], "min_phy_offset": -1}))
+    assert read_manifest(StorePaths(tmp_path / "s")) is None
+    with rmq.open(tmp_path / "s", mode) as store:
+        assert store.topics() == topics

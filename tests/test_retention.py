@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -335,6 +336,45 @@ def test_queues_without_messages_go_when_that_is_asked_and_begin_again(tmp_path:
     for mode in ("r", "r+"):
         with rmq.open(tmp_path / "s", mode) as store:
             assert_left(store, kept, low)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_queue_keeps_its_messages_whatever_its_last_unit_says(tmp_path: Path, is_open: bool) -> None:
+    """Of a store that was closed it is derived again."""
+    messages, low = make(tmp_path / "s"), 3 * SEGMENT
+    expire(tmp_path / "s", low)
+    with open_store(tmp_path / "s", "r+") as store:
+        clean(store)
+        place, position = store._queues.queues["T", 3].place_of(store.topics()["T"][3][1] - 1)
+    with open_store(tmp_path / "s", "r+") if is_open else contextlib.nullcontext() as store:
+        with place.open("r+b") as file:
+            file.seek(position)
+            file.write((100).to_bytes(8, "big"))
+        if store is None:
+            with rmq.open(tmp_path / "s") as reader, open_store(tmp_path / "s", "r+") as writer:
+                assert_left(reader, messages, low)
+                assert_left(writer, messages, low)
+        else:
+            removed = clean(store, expired_queues=True).removed
+            assert [Path(file.path).parent.parent.name for file in removed] == ["old"]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_units_lost_where_a_queue_begins_are_an_error_and_hide_no_message(tmp_path: Path, mode: str) -> None:
+    make(tmp_path / "s")
+    expire(tmp_path / "s", 4 * SEGMENT)
+    with open_store(tmp_path / "s", "r+") as store:
+        clean(store)
+        low, high = store.topics()["T"][3]
+        place, position = store._queues.queues["T", 3].place_of(low)
+    with place.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes(2 * 20))
+    with rmq.open(tmp_path / "s", mode) as store:
+        assert store.topics()["T"][3] == (low, high)
+        with pytest.raises(rmq.CorruptFileError) as caught:
+            store.pull("T", 3, low)
+        assert (caught.value.path, caught.value.offset) == (str(place), position)
 
 
 def test_a_message_that_came_meanwhile_keeps_its_queue(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
 import shutil
 import struct
 from collections.abc import Callable
@@ -213,8 +214,23 @@ def test_a_body_that_does_not_decompress_costs_its_message(tmp_path: Path) -> No
         assert store.scan(on_damage="skip", lost=lost).read_all()["body"].to_pylist() == [b"first", b"last"]
         assert [item.reason[:30] for item in lost] == ["body does not decompress as zl"]
         assert store.scan(columns=["raw_body"], on_damage="skip").read_all().num_rows == 3
-        with pytest.raises(rmq.CorruptFileError, match="does not decompress"):
-            store.scan().read_all()
+        places = store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+        for ask in (lambda: store.scan().read_all(), lambda: store.lookup(places[1]).body,
+                    lambda: store.lookup_many(places, columns=["body"]), lambda: store.pull("T", 0, 1).messages[0].body,
+                    lambda: pickle.loads(pickle.dumps(store.lookup(places[1]))).body):  # fmt: skip
+            with pytest.raises(rmq.CorruptFileError, match="does not decompress") as error:
+                ask()
+            assert (error.value.path, error.value.offset) == (str(tmp_path / f"s/commitlog/{0:020d}"), places[1])
+
+
+def test_damage_of_a_body_names_the_segment_and_the_byte_in_it(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        place = next(put.phy_offset for put in iter(lambda: store.put(rmq.Message("T", b"no zlib", sys_flag=1)), None)
+                     if put.phy_offset > 2 * SEGMENT)  # fmt: skip
+        with pytest.raises(rmq.CorruptFileError, match="does not decompress") as error:
+            assert store.lookup(place).body
+        start = place - place % SEGMENT
+        assert (Path(error.value.path).name, error.value.offset) == (f"{start:020d}", place - start)
 
 
 @pytest.mark.parametrize("damage", [
@@ -304,3 +320,15 @@ def test_what_this_process_lacks_is_no_damage(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(OSError, match=os.strerror(number)):
                 store.scan(on_damage="skip", lost=lost).read_all()
             assert not lost
+
+
+def test_queues_are_derived_past_any_number_of_damaged_places(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=2**20)) as store:
+        places = [result.phy_offset for result in store.put_many([rmq.Message("t", b"")] * 2400)]
+    shutil.rmtree(tmp_path / "s/consumequeue")
+    with (tmp_path / f"s/commitlog/{0:020d}").open("r+b") as file:
+        for place in places[1::2]:
+            file.seek(place + 4)
+            file.write(bytes(4))
+    with rmq.open(tmp_path / "s") as store:
+        assert store.topics() == {"t": {0: (0, 1200)}}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import mmap
 import os
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,23 @@ def test_a_block_changed_after_it_was_checked_stays_in_bounds(tmp_path: Path) ->
             for arguments in windows(rng, 400):
                 file.select_phy_offset_many(keys, *arguments)
         target.write_bytes(whole)
+
+
+@pytest.mark.parametrize("key_hash", [-5, -(2**31), 7])
+def test_an_index_file_that_changes_while_its_sidecar_is_made_makes_none(tmp_path: Path, key_hash: int) -> None:
+    """Another process writes other hashes between the pass that counts and the one that fills."""
+    index = bytearray(full_file(tmp_path, 1000, 4001, random.Random(7), 5).read_bytes())
+    out = mmap.mmap(-1, sidecar_size(1000, 4001))
+    calls = itertools.count()
+
+    def goes_on() -> bool:
+        if next(calls) == 0:
+            for entry in range(1, 4001):
+                struct.pack_into(">i", index, 40 + 4 * 1000 + 20 * entry, key_hash)
+        return True
+
+    made = build_sidecar(index, out, hash_slot_num=1000, index_num=4001, index_mtime_ns=1, goes_on=goes_on)
+    assert made == "it was changed meanwhile"
 
 
 def test_a_view_refuses_what_is_no_sidecar(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a store promises to those who put and read in one process: visibility, order, forms of data, configuration."""
+"""What a store promises to those who put and read in one process: visibility, order, forms of data."""
 
 from __future__ import annotations
 
@@ -393,92 +393,16 @@ def test_bytes_are_those_of_the_version(
     assert sizes == {8 * longs}
 
 
-# ---- configuration ---------------------------------------------------------------------------------------
-
-BROKER_CONF = """\
-# Licensed to the Apache Software Foundation (ASF) under one or more
-brokerClusterName = DefaultCluster
-brokerName = broker-a
-brokerId = 0
-namesrvAddr=10.0.0.1:9876;10.0.0.2:9876
-listenPort=10911
-! a remark
-deleteWhen = 04
-fileReservedTime = 48
-brokerRole = ASYNC_MASTER
-flushDiskType = SYNC_FLUSH
-storePathRootDir=/data/rocketmq/store
-storePathCommitLog=/data/rocketmq/store/commitlog
-mappedFileSizeCommitLog=8192
-mapedFileSizeConsumeQueue=100
-mappedFileSizeConsumeQueue = 410
-  maxHashSlotNum=50
-maxIndexNum=300
-maxMessageSize=65536
-messageIndexEnable=FALSE
-enabledAppendPropCRC=true
-diskMaxUsedSpaceRatio=88
-messageDelayLevel=1s 5s 10s
-
-autoCreateTopicEnable=true
-"""
-
-
-def test_a_broker_conf_is_read(tmp_path: Path) -> None:
-    (tmp_path / "broker.conf").write_bytes(BROKER_CONF.replace("\n", "\r\n").encode())
-    given = {
-        "file_reserved_time": 48, "flush_disk_type": "SYNC_FLUSH", "mapped_file_size_commit_log": 8192,
-        "store_path_commit_log": "/data/rocketmq/store/commitlog", "mapped_file_size_consume_queue": 420,
-        "max_hash_slot_num": 50, "max_index_num": 300, "max_message_size": 65536, "message_index_enable": False,
-        "enabled_append_prop_crc": True, "disk_max_used_space_ratio": 88,
-        "message_delay_level": "1s 5s 10s"}  # fmt: skip
-    config = rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
-    assert dataclasses.asdict(config) == dataclasses.asdict(rmq.StoreConfig()) | given
-
-
-@pytest.mark.parametrize("line", ["maxIndexNum:300", "maxIndexNum : 300", "maxIndexNum 300", "maxIndexNum\t=\t300",
-                                  "maxIndexNum=\\\n  300", "max\\u0049ndexNum=300"])  # fmt: skip
-def test_a_broker_conf_is_a_java_properties_file(tmp_path: Path, line: str) -> None:
-    (tmp_path / "broker.conf").write_text(f"brokerId=0\n{line}\nmaxHashSlotNum=50\n")
-    config = rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
-    assert (config.max_index_num, config.max_hash_slot_num) == (300, 50)
-
-
-def test_defaults_are_those_of_rocketmq() -> None:
-    config = rmq.StoreConfig()
-    assert (config.mapped_file_size_commit_log, config.mapped_file_size_consume_queue) == (1024**3, 6_000_000)
-    assert (config.max_hash_slot_num, config.max_index_num) == (5_000_000, 20_000_000)
-    assert (config.flush_disk_type, config.flush_interval_commit_log) == ("ASYNC_FLUSH", 500)
-    assert (config.max_message_size, config.message_index_enable) == (4 * 1024**2, True)
-    assert (config.file_reserved_time, config.disk_max_used_space_ratio) == (72, 75)
-    assert (config.enabled_append_prop_crc, config.store_path_commit_log) == (False, None)
-    assert (config.store_host, config.rocketmq_version) == ("127.0.0.1:10911", "5.3.3")
-
-
-def test_a_config_is_frozen_and_keyword_only() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CONFIG.max_index_num = 5  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        rmq.StoreConfig(4096)  # type: ignore[misc]
-    assert rmq.StoreConfig(**GEOMETRY) == rmq.StoreConfig(**GEOMETRY)
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["own", "foreign"])
-def test_what_was_passed_must_not_contradict_the_files_and_defaults_never_do(tmp_path: Path, own: bool) -> None:
-    put_to(tmp_path / "s", *(("T", i) for i in range(3)))
-    with rmq.open(tmp_path / "s", "r+") as store:
-        store.put(message(0))
-    if not own:
-        (tmp_path / "s/rmq/meta.json").unlink()
-    for mode in ("r", "r+", "a"):
-        for name, size in GEOMETRY.items():
-            with pytest.raises(ValueError, match=name if own else "max|mapped|index"):
-                rmq.open(tmp_path / "s", mode, config=rmq.StoreConfig(**{name: size + 20}))
-        for config in (None, rmq.StoreConfig(), rmq.StoreConfig(flush_disk_type="SYNC_FLUSH"), CONFIG):
-            if own or config is CONFIG:
-                with rmq.open(tmp_path / "s", mode, config=config) as store:
-                    assert {name: getattr(store.config, name) for name in GEOMETRY} == GEOMETRY
-                    assert len(numbers(store)) == 4
+def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30)
+    with caplog.at_level(logging.INFO, "rmq"), rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("T", bytes(90), keys=f"k{i}") for i in range(100)])
+    for part, told in (("commitlog", "the log goes on here"), ("index", "the index goes on here")):
+        files = sorted((tmp_path / "s" / part).iterdir())
+        assert len(files) > 3
+        assert [record.getMessage() for record in caplog.records if told in record.getMessage()] == [
+            f"{file}: {told}" for file in files]  # fmt: skip
 
 
 def test_records_with_more_keys_than_an_index_file_holds_are_indexed_whole(tmp_path: Path) -> None:

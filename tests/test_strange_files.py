@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -134,6 +135,24 @@ def test_a_file_of_a_tebibyte_of_nothing_is_not_read_into_memory(store: Path, na
             os.truncate(file.fileno(), 46 * 2**30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ask_all(store, mode)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+@pytest.mark.parametrize("name", ["abort", "lock", "checkpoint", "rmq/marks", "rmq/manifest.json", "rmq/owner"])
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_verify_waits_for_no_pipe_and_reads_no_file_without_end(store: Path, name: str, is_pipe: bool) -> None:
+    (store / name).unlink(missing_ok=True)
+    if is_pipe:
+        os.mkfifo(store / name)
+    else:
+        with (store / name).open("wb") as file:
+            file.truncate(2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.alarm(20)  # kills; who waits for a pipe, waits for ever
+    try:
+        assert list(rmq.verify(store, config=CONFIG)) or name in ("abort", "rmq/owner")
+    finally:
+        signal.alarm(0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
 
 

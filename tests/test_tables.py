@@ -46,6 +46,9 @@ def test_units_of_all_queues(store: rmq.Store) -> None:
 
 
 def test_topics_choose_queues(store: rmq.Store) -> None:
+    for name in ("queues", "topics"):
+        with pytest.raises(TypeError, match="topics must be a sequence of str"):
+            store.table(name, topics="b")  # type: ignore[call-overload, arg-type]
     assert store.table("queues", topics=["b"]).read_all().num_rows == 1
     assert store.table("queues", topics=[]).read_all().num_rows == 0
     assert [row["topic"] for row in store.table("topics", topics=["b", "nix"]).read_all().to_pylist()] == ["b"]

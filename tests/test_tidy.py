@@ -32,6 +32,7 @@ LAYERS = (
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing"},
+    {"queueends"},
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views"},
     {"flushing", "visible", "reading"},
     {"store"},

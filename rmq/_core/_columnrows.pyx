@@ -64,9 +64,9 @@ cdef class ColumnRows:
         set_row(&self.first, rules.store_host)
         self.first.queue_id = <int32_t>queue_id
         self.first.topic = text_at(topic, 0, &size)
-        self.first.topic_size = <int32_t>size
-        if size <= 0:
+        if size <= 0 or size > L.TOPIC_SIZE_LIMIT:
             return False
+        self.first.topic_size = <int32_t>size
         check_row_topic(0, &self.first)
         settle(rules, 0, &self.first, rmq_utf16_units(self.first.topic, size, &malformed), False, False)
         most = rmq_texts_longest(texts)

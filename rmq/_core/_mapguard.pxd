@@ -10,7 +10,8 @@ cdef extern from "mapguard.h" nogil:
 
 @cython.final
 cdef class MapGuard:
-    """Stands for one map as long as it is mapped: release it before the map is closed."""
+    """Stands for one map as long as it is mapped: release it once the map is closed."""
+    cdef int64_t _lost                  # what it was at release
     cdef rmq_guard *_guard              # NULL once released
 
 

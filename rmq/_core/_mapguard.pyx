@@ -20,6 +20,7 @@ cdef extern from "mapguard.h" nogil:
 cdef class MapGuard:
     def __cinit__(self, map not None):
         cdef Py_buffer buffer
+        self._lost = -1
         PyObject_GetBuffer(map, &buffer, PyBUF_SIMPLE)
         try:
             if rmq_guard_install():
@@ -36,11 +37,12 @@ cdef class MapGuard:
     @property
     def lost(self):
         """Position of the first page that was gone when it was touched, -1: none so far."""
-        return self._guard.lost if self._guard != NULL else -1
+        return self._guard.lost if self._guard != NULL else self._lost
 
     def release(self):
-        """The map is about to be closed."""
+        """The map was closed."""
         if self._guard != NULL:
+            self._lost = self._guard.lost
             rmq_guard_remove(self._guard)
             self._guard = NULL
 

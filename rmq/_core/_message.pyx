@@ -124,6 +124,8 @@ cdef tuple _checked_topic(topic):
     global _last_topic
     cdef bytes name = check_topic(topic)
     cdef int malformed = 0
+    if type(topic) is not str:      # of a subclass, such as NumPy's
+        topic = name.decode()
     _last_topic = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed)
     return _last_topic
 
@@ -219,7 +221,7 @@ cdef class Message:
         self._is_begun = True
         if topic is not checked[0]:
             checked = _checked_topic(topic)
-        self._topic, self._topic_units = <bytes>checked[1], checked[2]
+        topic, self._topic, self._topic_units = checked
         self.body = _bytes_of(body, "body")
         self.queue_id = _int(queue_id, "queue_id", 0, 0x7FFFFFFF)
         self.flag = _int(flag, "flag", -0x80000000, 0x7FFFFFFF)

@@ -8,11 +8,12 @@ from rmq._core._record cimport RecordRow
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_far(const void *p) noexcept
+    bint rmq_asks_every_line() noexcept
 
 cdef enum:
     LINE = 64                   # bytes of a cache line
     RECORDS_TOGETHER = 8        # of a scan that passes over the bodies: asked for as many before their turn
-    FOUR_LINES = 256            # bytes of which the first line is asked for
+    FOUR_LINES = 256            # bytes of which the first line is asked for, where not every line is
     BYTES_AHEAD = 8192          # of a scan that reads every byte: two pages
     NEAR = 512                  # bytes of a record: of smaller ones every line is read
     FRONT = 92                  # bytes of a record that are read of most, up to its body's size
@@ -56,18 +57,19 @@ cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t 
         at += last.size
 
 
-cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, int64_t last_size) noexcept nogil:
+cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, int64_t last_size,
+                                int64_t step) noexcept nogil:
     """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
 
     The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
-    One line in four, and all at once: more requests, or requests between the lines that are read, were slower.
+    One line of `step` bytes, and all at once: requests between the lines that are read were slower.
     """
     cdef int64_t at = following + BYTES_AHEAD
     cdef int64_t stop = min(size, at + min(<int64_t>BYTES_AHEAD, last_size))
-    at -= at % FOUR_LINES
+    at -= at % step
     while at < stop:
         rmq_prefetch_far(base + at)
-        at += FOUR_LINES
+        at += step
 
 
 cdef inline int64_t position_in(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:

@@ -16,7 +16,7 @@ from rmq._core._columnrows cimport ColumnRows
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, shares_header, waits
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, queue_of,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
     refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
@@ -278,10 +278,10 @@ cdef class PutBatch:
             for i in range(count):
                 row = &self.rows[i]
                 row.topic = text_at(topic, i if topic.count > 1 else 0, &size)
-                row.topic_size = <int32_t>size
-                if size <= 0:
+                if size <= 0 or size > L.TOPIC_SIZE_LIMIT:
                     with gil:
-                        raise fault(i, "topic is null or empty")
+                        raise no_topic(i, size)
+                row.topic_size = <int32_t>size
                 if i > 0 and same_topic(row, row - 1):
                     row.topic = (row - 1).topic  # one address for a run of them: who compares them sees it at once
                 else:
@@ -408,10 +408,10 @@ cdef class PutBatch:
                 is_new = i == 0
                 if is_new or has_topics:
                     row.topic = text_at(topic, i, &size)
-                    row.topic_size = <int32_t>size
-                    if size <= 0:
+                    if size <= 0 or size > L.TOPIC_SIZE_LIMIT:
                         with gil:
-                            raise fault(i, "topic is null or empty")
+                            raise no_topic(i, size)
+                    row.topic_size = <int32_t>size
                     is_new = i == 0 or not same_topic(row, &first)
                     if is_new:
                         with gil:
@@ -519,13 +519,13 @@ cdef class PutBatch:
 
     def packed_size(self):
         """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""
-        cdef int64_t size = 0
+        cdef int64_t size = self.count * (L.INNER_FIXED_SIZE - (L.PROPERTY_CRC_SIZE if self.rules.append_crc else 0))
         cdef Py_ssize_t i
         if self._has_columns:
-            size = L.INNER_FIXED_SIZE + self._columns.first.properties_size - self._columns.first.size
-            return self.records_size + self.count * size
+            size += self.count * (self._columns.first.properties_size - <int64_t>self._columns.first.size)
+            return size + self.records_size
         for i in range(self.count):
-            size += L.INNER_FIXED_SIZE + <int64_t>self.rows[i].body_size + self.rows[i].properties_size
+            size += <int64_t>self.rows[i].body_size + self.rows[i].properties_size
         return size
 
     def fit(self, int32_t start, int64_t room):

@@ -30,6 +30,7 @@ cdef class PutRules:
 
 
 cdef object fault(Py_ssize_t row, str text, kind=*)
+cdef object no_topic(Py_ssize_t row, int64_t size)
 cdef void set_row(PutRow *row, bytes host) noexcept
 cdef void set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept
 cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1

@@ -35,6 +35,12 @@ cdef object fault(Py_ssize_t row, str text, kind=IllegalMessageError):
     return kind(text, row=row)
 
 
+cdef object no_topic(Py_ssize_t row, int64_t size):
+    """fault for a topic of so many bytes; -1: null."""
+    return fault(row, "topic is null or empty" if size <= 0 else
+                 f"topic has {size} UTF-8 bytes, more than {L.TOPIC_SIZE_LIMIT}")
+
+
 cdef void set_row(PutRow *row, bytes host) noexcept:
     """A row as it is when no column says otherwise: the store's own host, born when stored."""
     memset(row, 0, sizeof(PutRow))

@@ -16,7 +16,9 @@ cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
 from rmq._core._prefetch cimport (
+    FOUR_LINES,
     FRONTS_AHEAD,
+    LINE,
     NEAR,
     TAILS_AHEAD,
     position_in,
@@ -24,6 +26,7 @@ from rmq._core._prefetch cimport (
     prefetch_bytes,
     prefetch_front,
     prefetch_tail,
+    rmq_asks_every_line,
 )
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
@@ -166,6 +169,7 @@ cdef class RecordBatch:
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
+        cdef int64_t step = LINE if rmq_asks_every_line() else FOUR_LINES
         if position < 0 or limit < position or limit > segment_size:
             self.release()
             raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
@@ -197,7 +201,7 @@ cdef class RecordBatch:
                 if skips_bodies and row.size > NEAR:
                     prefetch_ahead(base, position, segment_size, row, count)
                 else:
-                    prefetch_bytes(base, position, segment_size, row.size)
+                    prefetch_bytes(base, position, segment_size, row.size, step)
         if stop == SCAN_LIMIT and count == 0:
             self.release()
         self.count = count

@@ -120,8 +120,10 @@ cdef bint _count(const IndexBytes *index, const SidecarBytes *file, int32_t firs
     return signs >= 0 and wrong == 0
 
 
-cdef void _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int32_t end) noexcept nogil:
-    """Put entries [first, end), the last one first, behind those of their buckets that are there."""
+cdef bint _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int32_t end) noexcept nogil:
+    """Put entries [first, end), the last one first, behind those of their buckets that are there. False: they are not
+    those that were counted.
+    """
     cdef const uint8_t *entry
     cdef int32_t k, size, key_hash
     cdef int32_t[ENTRIES_AT_A_TIME] hashes
@@ -129,12 +131,13 @@ cdef void _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int3
     cdef uint16_t[ENTRIES_AT_A_TIME] marks
     cdef Bucket *bucket
     cdef Bucket *buckets[ENTRIES_AT_A_TIME]
+    cdef const Bucket *last = file.buckets + file.bucket_count - 1
     cdef Item *item
     while end > first:
         size = min(end - first, <int32_t>ENTRIES_AT_A_TIME)
         for k in range(size):
             entry = index.entries + <int64_t>(end - 1 - k) * L.ENTRY_SIZE
-            hashes[k] = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
+            hashes[k] = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) & 0x7FFFFFFF
             buckets[k] = file.buckets + (_slot_and_mark(file, hashes[k], &marks[k]) >> file.slot_bits)
             rmq_prefetch_far(buckets[k])
         for k in range(size):
@@ -142,6 +145,8 @@ cdef void _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int3
             if bucket.count < L.SIDECAR_BUCKET_MARKS:
                 bucket.marks[bucket.count] = marks[k]
             places[k] = bucket.first + bucket.count
+            if places[k] >= (file.item_count if bucket == last else (bucket + 1).first):
+                return False
             bucket.count += 1
             rmq_prefetch_far(file.items + places[k])
         for k in range(size):
@@ -151,6 +156,7 @@ cdef void _fill(const IndexBytes *index, SidecarBytes *file, int32_t first, int3
             item.key_hash = hashes[k]
             item.time_diff = load_i32(entry + L.ENTRY_TIME_DIFF_OFFSET)
         end -= size
+    return True
 
 
 cdef void _seal(SidecarBytes *file) noexcept nogil:
@@ -212,7 +218,9 @@ def build_sidecar(const uint8_t[::1] index not None, uint8_t[::1] out not None, 
         return "a slot does not hold its newest entry"
     for at in range(index_num, 1, -ENTRIES_OF_A_STEP):
         with nogil:
-            _fill(&file, &made, max(<int32_t>1, at - <int32_t>ENTRIES_OF_A_STEP), at)
+            ok = _fill(&file, &made, max(<int32_t>1, at - <int32_t>ENTRIES_OF_A_STEP), at)
+        if not ok:
+            return "it was changed meanwhile"
         if not goes_on():
             return "it was interrupted"
     with nogil:

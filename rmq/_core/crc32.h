@@ -245,7 +245,7 @@ static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const ui
     if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n);
 #endif
     memcpy(dest, p, n);
-    return rmq_crc_by_table(crc, p, n);
+    return rmq_crc_by_table(crc, dest, n); /* of what was stored, whatever another thread does to p meanwhile */
 }
 
 /* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32). */

@@ -6,6 +6,7 @@
 #define RMQ_MAPGUARD_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,10 +16,10 @@
 
 typedef struct rmq_guard {
     uintptr_t begin;
-    size_t size;           /* 0: free for the next map */
+    size_t size;           /* 0: guards nothing */
     int64_t lost;          /* position of the first page that was gone, -1: none */
-    uintptr_t run_end;     /* behind the pages replaced last */
-    size_t run_size;
+    size_t run_size;       /* of the pages replaced last */
+    int is_taken;
     struct rmq_guard *next;
 } rmq_guard;
 
@@ -26,21 +27,42 @@ static rmq_guard *rmq_guards;
 static int64_t rmq_lost_count;
 static struct sigaction rmq_previous;
 
-/* Neighbours of a page that is gone are mostly gone too: each run is twice the one before it, so a large file that was
-   cut costs few signals. What such a run covers beyond is taken for lost. */
+static int rmq_put_zeros(uintptr_t begin, size_t size) {
+    return mmap((void *)begin, size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
+}
+
+/* Each run is twice the one before it, so a large file that was cut costs few signals and, wherever it is touched, few of
+   the maps that a process may have. What a run covers beyond is taken for lost. */
 static int rmq_replace(rmq_guard *guard, uintptr_t address) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = address & ~(page - 1);
     const uintptr_t end = (guard->begin + guard->size + page - 1) & ~(page - 1);
-    size_t size = begin == guard->run_end ? guard->run_size * 2 : page;
+    size_t size = guard->run_size ? guard->run_size * 2 : page;
     if (size > end - begin) size = end - begin;
-    if (mmap((void *)begin, size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
-        return 0;
-    guard->run_end = begin + size;
-    guard->run_size = size;
+    if (!rmq_put_zeros(begin, size)) {
+        size = end - begin; /* up to the end it needs one map less */
+        if (!rmq_put_zeros(begin, size)) return 0;
+    }
+    if (size > guard->run_size) guard->run_size = size;
     const int64_t position = (int64_t)(begin - guard->begin);
     if (guard->lost < 0 || position < guard->lost) guard->lost = position;
     __atomic_add_fetch(&rmq_lost_count, 1, __ATOMIC_SEQ_CST);
     return 1;
+}
+
+/* faulthandler restores the handler that it found, which may be ours, and raises again: that ends the process. */
+static void rmq_pass_on(int number, siginfo_t *info, void *context) {
+    static uintptr_t passing; /* the thread whose signal the previous handler has */
+    const uintptr_t self = (uintptr_t)pthread_self();
+    const int is_again = __atomic_exchange_n(&passing, self, __ATOMIC_SEQ_CST) == self;
+    if (!is_again && rmq_previous.sa_flags & SA_SIGINFO) {
+        rmq_previous.sa_sigaction(number, info, context);
+    } else if (!is_again && rmq_previous.sa_handler != SIG_DFL && rmq_previous.sa_handler != SIG_IGN) {
+        rmq_previous.sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    __atomic_store_n(&passing, 0, __ATOMIC_SEQ_CST);
 }
 
 static void rmq_on_sigbus(int number, siginfo_t *info, void *context) {
@@ -56,14 +78,7 @@ static void rmq_on_sigbus(int number, siginfo_t *info, void *context) {
         }
     }
     errno = saved;
-    if (rmq_previous.sa_flags & SA_SIGINFO) {
-        rmq_previous.sa_sigaction(number, info, context);
-    } else if (rmq_previous.sa_handler != SIG_DFL && rmq_previous.sa_handler != SIG_IGN) {
-        rmq_previous.sa_handler(number);
-    } else {
-        signal(number, SIG_DFL);
-        raise(number);
-    }
+    rmq_pass_on(number, info, context);
 }
 
 /* Make sure that the handler is the first to be called. 0, or -1 with errno. */
@@ -81,23 +96,32 @@ static int rmq_guard_install(void) {
 
 /* NULL when memory is short. REQUIRES: the GIL. */
 static rmq_guard *rmq_guard_add(void *begin, size_t size) {
-    rmq_guard *guard = rmq_guards;
-    while (guard && guard->size) guard = guard->next;
-    const int is_new = guard == NULL;
-    if (is_new) {
-        guard = (rmq_guard *)calloc(1, sizeof *guard);
-        if (!guard) return NULL;
-        guard->next = rmq_guards;
+    const uintptr_t first = (uintptr_t)begin;
+    rmq_guard *guard, *made = NULL;
+    for (guard = rmq_guards; guard; guard = guard->next) {
+        if (!guard->is_taken) made = guard;
+        else if (guard->begin < first + size && first < guard->begin + guard->size) /* its map was just closed */
+            __atomic_store_n(&guard->size, 0, __ATOMIC_RELEASE);
     }
-    guard->begin = (uintptr_t)begin;
-    guard->lost = -1;
-    guard->run_end = 0;
-    guard->run_size = 0;
-    __atomic_store_n(&guard->size, size, __ATOMIC_RELEASE);
-    if (is_new) __atomic_store_n(&rmq_guards, guard, __ATOMIC_RELEASE);
-    return guard;
+    const int is_new = made == NULL;
+    if (is_new) {
+        made = (rmq_guard *)calloc(1, sizeof *made);
+        if (!made) return NULL;
+        made->next = rmq_guards;
+    }
+    made->begin = first;
+    made->lost = -1;
+    made->run_size = 0;
+    made->is_taken = 1;
+    __atomic_store_n(&made->size, size, __ATOMIC_RELEASE);
+    if (is_new) __atomic_store_n(&rmq_guards, made, __ATOMIC_RELEASE);
+    return made;
 }
 
-static void rmq_guard_remove(rmq_guard *guard) { __atomic_store_n(&guard->size, 0, __ATOMIC_RELEASE); }
+/* REQUIRES: the GIL. */
+static void rmq_guard_remove(rmq_guard *guard) {
+    __atomic_store_n(&guard->size, 0, __ATOMIC_RELEASE);
+    guard->is_taken = 0;
+}
 
 #endif

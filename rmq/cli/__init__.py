@@ -109,13 +109,13 @@ class Verbs(click.Group):
                 click.echo(error.format_message(), err=True)
                 sys.exit(USAGE)
             path = error.ctx.command_path if error.ctx else "rmq"
-            _complain(f"{' '.join(error.format_message().split()).rstrip('.')} (see {path} --help)")
+            complain(f"{' '.join(error.format_message().split()).rstrip('.')} (see {path} --help)")
             code = USAGE
         except click.ClickException as error:
-            _complain(error.format_message())
+            complain(error.format_message())
             code = error.exit_code
         except Fault as error:
-            _complain(str(error))
+            complain(str(error))
             code = error.code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
@@ -169,8 +169,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def _complain(message: str) -> None:
-    click.echo(f"rmq: {printable(message)}", err=True)
+def complain(message: str) -> None:
+    """A line on stderr; without anybody who can read it the exit code has to do."""
+    with contextlib.suppress(OSError):
+        click.echo(f"rmq: {printable(message)}", err=True)
 
 
 def _drop_output() -> None:

@@ -57,7 +57,7 @@ class LimitType(click.ParamType):  # type: ignore[type-arg]
     name = "number|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value is None or value == "all":
+        if value is None or str(value).lower() == "all":
             return None
         try:
             number = int(value)

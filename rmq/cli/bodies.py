@@ -21,6 +21,7 @@ _COMMA, _OPEN, _CLOSE = text_scalar(","), text_scalar("["), text_scalar("]")
 _ZERO = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])[0]
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view,
           pa.types.is_large_list_view)  # fmt: skip
+_Write = Callable[[pa.Array, str, dict[int, str]], pa.Array]
 _Text = tuple[TextColumn, bool]  # values as text, and whether JSON has them between quotes
 
 
@@ -43,6 +44,14 @@ def plain_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
         return column.cast(pa.large_string())
     nested = _nested(column, name, broken)
     return written(column, name, broken)[0] if nested is None else nested
+
+
+def key_texts(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
+    """plain_text for keys: of a list a list of its values' texts."""
+    if any(is_list(column.type) for is_list in _LISTS):
+        return _of_items(column, name, broken, lambda items, name, inner: plain_text(readable(items, name, inner), name,
+                                                                                    inner))  # fmt: skip
+    return plain_text(column, name, broken)
 
 
 def _objects(names: Sequence[str], texts: list[_Text], count: int) -> pa.Array:
@@ -76,8 +85,8 @@ def _number_text(column: pa.Array) -> TextColumn | None:
     kind, is_utc = column.type, False
     if pa.types.is_integer(kind) and kind != pa.uint64():
         form, column = "int64", column.cast(pa.int64())
-    elif pa.types.is_floating(kind):
-        form, column = "double", column.cast(pa.float64())
+    elif kind == pa.float64():
+        form = "double"
     elif pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
         form, is_utc = kind.unit, kind.tz is not None
     else:
@@ -110,9 +119,14 @@ def _structs(column: pa.StructArray, name: str, broken: dict[int, str]) -> pa.Ar
     return _objects(names, [_inner_text(field, name, broken) for field in column.flatten()], len(column))
 
 
-def _lists(column: pa.Array, name: str, broken: dict[int, str],
-           write: Callable[[pa.Array, str, dict[int, str]], pa.Array]) -> pa.Array:  # fmt: skip
+def _lists(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -> pa.Array:
     """write: makes JSON of the items of all lists, those of null ones left out."""
+    joined = pc.binary_join(_of_items(column, name, broken, write), _COMMA)
+    return pc.binary_join_element_wise(_OPEN, joined, _CLOSE, EMPTY)
+
+
+def _of_items(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -> pa.LargeListArray:
+    """What is written of each item, as lists; null ones are empty."""
     lengths = pc.if_else(column.is_valid(), pc.list_value_length(column).cast(pa.int64()), _ZERO)
     ends = np.cumsum(np.frombuffer(lengths.buffers()[1], np.int64)[lengths.offset :][: len(column)])
     inner: dict[int, str] = {}
@@ -120,8 +134,7 @@ def _lists(column: pa.Array, name: str, broken: dict[int, str],
     for item, reason in inner.items():
         broken.setdefault(int(np.searchsorted(ends, item, side="right")), reason)
     starts = pa.Array.from_buffers(pa.int64(), len(ends) + 1, [None, pa.py_buffer(np.r_[0, ends])])
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(starts, items), _COMMA)
-    return pc.binary_join_element_wise(_OPEN, joined, _CLOSE, EMPTY)
+    return pa.LargeListArray.from_arrays(starts, items)
 
 
 def _items(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:

@@ -95,6 +95,7 @@ class QueueReader:
         self._tags = tags
         self._next: dict[int, int] = {}  # queue offset of each queue's next page
         self._given: dict[int, tuple[int, int]] = {}  # of each queue's last message: its phy and own queue offset
+        self._left_out: dict[int, int] = {}  # of each queue's last damaged message: its queue offset
         self.damaged = 0  # messages that were left out
         self.first_damage: CorruptFileError | None = None
 
@@ -104,6 +105,7 @@ class QueueReader:
         queues = self._store.topics().get(self._topic, {})
         # A cleaning may have ended a queue, which begins at 0 again.
         self._next = {queue_id: at for queue_id, at in self._next.items() if at <= queues.get(queue_id, (0, 0))[1]}
+        self._left_out = {queue_id: at for queue_id, at in self._left_out.items() if queue_id in self._next}
         chosen = [queue_id for queue_id in queues if self._queue_id in (None, queue_id)]
         streams = [self._of_queue(queue_id, *queues[queue_id], log_end) for queue_id in chosen]
         return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda message: message.phy_offset)
@@ -153,7 +155,9 @@ class QueueReader:
             except KeyError:
                 continue
             except CorruptFileError as error:
-                self._leave_out(error)
+                if queue_offset > self._left_out.get(queue_id, -1):  # not counted in an earlier look at this page
+                    self._left_out[queue_id] = queue_offset
+                    self._leave_out(error)
                 continue
             if wanted is None or (message.tags or "") in wanted:
                 yield message

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from rmq.cli import NOT_FOUND, printable
-from rmq.cli.arguments import TIME, form_option, store_argument
+from rmq.cli.arguments import TIME, form_option, no_topic, open_store, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
+from rmq.errors import RmqError
 from rmq.exporting import COMPRESSIONS, PARTITIONS
 from rmq.exporting import export as export_store
 
@@ -43,6 +45,8 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
     output = Output(form)
     try:
         config = StoreConfig.from_broker_conf(conf) if conf else None
+        if topics:
+            _note_missing(store, conf, topics)
         with byte_bar() as show:
             started = time.monotonic()
             done = export_store(
@@ -59,3 +63,11 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
          f"{people_size(done.size)} in {seconds:.1f} s")  # fmt: skip
     if not done.row_count:
         raise click.exceptions.Exit(NOT_FOUND)
+
+
+def _note_missing(store: Path, conf: Path | None, topics: tuple[str, ...]) -> None:
+    """Tell of topics that have no queue; the log may hold messages of them that are in none."""
+    with suppress(RmqError), open_store(store, conf) as opened:
+        for topic in topics:
+            if topic not in opened.topics():
+                note(no_topic(opened, topic))

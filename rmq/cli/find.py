@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from rmq.cli.arguments import (
     topic_argument,
 )
 from rmq.cli.output import FIELDS, TIME_FIELDS, Output, body_text, message_row, note, people_size, people_time
+from rmq.errors import UnsupportedFormatError
 from rmq.message import StoredMessage
 from rmq.store import Store
 
@@ -82,13 +84,23 @@ def get(store: Path, id: str, topic: str | None, template: str | None, conf: Pat
         try:
             message = _lookup(opened, id, topic)
         except (KeyError, ValueError):
+            _note_scan(opened, topic or "-")
             hint = no_topic(opened, topic) if topic is not None and topic not in opened.topics() else \
                 f"{opened.path}: no message has the id {id!r}{_length_hint(id)}"  # fmt: skip
             raise Fault(hint, NOT_FOUND) from None
+        if message.uniq_key == id:
+            _note_scan(opened, message.topic)
         if template is not None:
             output.messages([message])
         else:
             output.facts(message_row(message), _shown(message))
+
+
+def _note_scan(store: Store, topic: str) -> None:
+    """Tell of the part of the log that a look for a unique key had to scan."""
+    with suppress(ValueError, UnsupportedFormatError):
+        if not store.query(topic, "-", limit=1, complete=False).complete:
+            note("a part of the log is in no index file and was scanned")
 
 
 def _lookup(store: Store, id: str, topic: str | None) -> StoredMessage:

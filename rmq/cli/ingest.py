@@ -23,13 +23,15 @@ from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
-from rmq.cli.sources import Rows, Source, SourceError, Wanted
+from rmq.cli.rows import Rows, SourceError, Wanted
+from rmq.cli.sources import Source
 from rmq.cli.texts import EMPTY, NULL
-from rmq.columns import flags
+from rmq.columns import flags, integers
 from rmq.errors import IllegalMessageError
 from rmq.keys import encoded, hash_keys
 from rmq.store import Store
 
+_FALSE = pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\0")])[0]  # made without pandas: see texts
 SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
 
 
@@ -38,7 +40,7 @@ SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(readable=False, allow_dash=True))
 @click.option("--topic", required=True, help="Topic of the messages.")
 @click.option("--key-column", "key_columns", multiple=True, metavar="COLUMN",
-              help="Its text is a key of the message. May be given several times.")
+              help="Its text is a key of the message; a list's texts are several. May be given several times.")
 @click.option("--tags-column", metavar="COLUMN", help="Its text is the message's tag.")
 @click.option("--body-column", metavar="COLUMN", help="Its text or bytes are the body. Default: the row as JSON.")
 @click.option("--queues", type=click.IntRange(1, 65536), default=1, show_default=True,
@@ -58,9 +60,9 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     kept, and counted. So does Ctrl-C.
     """
     _check(topic, input_form, files, delimiter)
-    names = dict.fromkeys([*key_columns, *([tags_column] if tags_column else [])])
-    _check_columns(*names, *([body_column] if body_column else []))
-    wanted = Wanted(tuple(names), body_column)
+    names = dict.fromkeys([*key_columns, *([] if tags_column is None else [tags_column])])
+    _check_columns(*names, *([] if body_column is None else [body_column]))
+    wanted = Wanted(tuple(names), body_column, tuple(name for name in key_columns if name != tags_column))
     output = Output(form)
     started = time.monotonic()
     work = Ingest(topic, key_columns, tags_column, queues, skip_bad)
@@ -117,7 +119,7 @@ class Ingest:
         self._skip_bad = skip_bad
         self._began = False
         self._turn = 0
-        self._unseen = {*key_columns, *([tags_column] if tags_column else [])}
+        self._unseen = {*key_columns, *([] if tags_column is None else [tags_column])}
 
     def count(self) -> str:
         """What to say of an end before the end."""
@@ -134,8 +136,7 @@ class Ingest:
                             if interrupt.is_noted:
                                 return
                             self._put(store, source, rows)
-                            self._unseen -= {name for name, text in rows.columns.items()
-                                             if text.null_count < len(text)}  # fmt: skip
+                            self._unseen -= {name for name, texts in rows.columns.items() if _has_text(texts)}
                             show(source, self.stored)
                 except SourceError:
                     if not interrupt.is_noted:
@@ -185,30 +186,35 @@ class Ingest:
 
     def _messages(self, rows: Rows) -> pa.RecordBatch:
         columns: dict[str, Any] = {"body": rows.body}
-        keys = [_without_empty(rows.columns[name]) for name in self._key_columns]
-        if len(keys) == 1:
-            columns["keys"] = keys[0]
-        elif keys:
-            columns["keys"] = _lists(keys)
-        if self._tags_column:
+        found = [rows.columns[name] for name in self._key_columns]
+        if len(found) == 1 and not pa.types.is_large_list(found[0].type):
+            columns["keys"] = _without_empty(found[0])
+        elif found:
+            columns["keys"] = _lists(found)
+        if self._tags_column is not None:
             columns["tags"] = _without_empty(rows.columns[self._tags_column])
         if self._queues > 1:
-            columns["queue_id"] = _int64s(self._queue_ids(keys, len(rows.body)))
+            columns["queue_id"] = _int64s(self._queue_ids(columns.get("keys"), len(rows.body)))
         return pa.RecordBatch.from_pydict(columns)
 
-    def _queue_ids(self, keys: list[pa.Array], count: int) -> npt.NDArray[np.int64]:
+    def _queue_ids(self, keys: pa.Array | None, count: int) -> npt.NDArray[np.int64]:
         """Rows with a key by its Java hash, as RocketMQ's SelectMessageQueueByHash; the others in turn."""
         turns = (self._turn + np.arange(count)) % self._queues
         self._turn = (self._turn + count) % self._queues
-        if not keys:
+        if keys is None:
             return turns
-        first = pc.coalesce(*keys)
+        first = _first_of(keys) if pa.types.is_large_list(keys.type) else keys
         texts = pc.fill_null(first, EMPTY)
         hashed = hash_keys(texts).astype(np.int64)
         for row in np.flatnonzero(hashed == 0).tolist():  # the index takes 0 for -2^31, a queue selector does not
             hashed[row] = abs(java_hash(texts[row].as_py()))
         hashed %= self._queues
         return np.where(flags(first.is_null()), turns, hashed)
+
+
+def _has_text(column: pa.Array) -> bool:
+    texts = column.flatten() if pa.types.is_large_list(column.type) else column
+    return bool(texts.null_count < len(texts))
 
 
 def _without_empty(texts: pa.Array) -> pa.Array:
@@ -220,14 +226,26 @@ def _int64s(numbers: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
-def _lists(keys: list[pa.Array]) -> pa.Array:
-    """One list of the non-null keys for each row."""
-    count, width = len(keys[0]), len(keys)
-    order = np.arange(count * width).reshape(width, count).T.ravel()
-    flat = pa.concat_arrays(keys).take(_int64s(order))
-    valid = flags(flat.is_valid())
-    offsets = np.r_[0, np.cumsum(valid.reshape(count, width).sum(axis=1))]
-    return pa.LargeListArray.from_arrays(_int64s(offsets), flat.drop_null())
+def _lists(columns: list[pa.Array]) -> pa.Array:
+    """For each row one list of its texts, those of the first column first; null and empty ones are left out."""
+    parts, rows = [], []
+    for column in columns:
+        is_list = pa.types.is_large_list(column.type)
+        texts = column.flatten() if is_list else column
+        counts = np.diff(integers(column.offsets)) if is_list else np.ones(len(column), np.int64)
+        kept = pc.fill_null(pc.not_equal(texts, EMPTY), _FALSE)
+        parts.append(texts.filter(kept))
+        rows.append(np.repeat(np.arange(len(column)), counts)[flags(kept)])
+    row = np.concatenate(rows)
+    offsets = np.r_[0, np.cumsum(np.bincount(row, minlength=len(columns[0])))]
+    texts = pa.concat_arrays(parts).take(_int64s(np.argsort(row, kind="stable")))
+    return pa.LargeListArray.from_arrays(_int64s(offsets), texts)
+
+
+def _first_of(lists: pa.LargeListArray) -> pa.Array:
+    """The first text of each list, null of none."""
+    offsets, texts = integers(lists.offsets), pa.concat_arrays([lists.values, pa.nulls(1, pa.large_string())])
+    return texts.take(_int64s(np.where(np.diff(offsets) > 0, offsets[:-1], len(texts) - 1)))
 
 
 def _first_rows(rows: Rows, count: int) -> Rows:

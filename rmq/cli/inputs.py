@@ -65,6 +65,7 @@ class _Raw(io.RawIOBase):
         if stat.S_ISDIR(status.st_mode):
             os.close(self._descriptor)
             raise IsADirectoryError(f"{path}: Is a directory")
+        self.is_there = stat.S_ISREG(status.st_mode) and path != "-"
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0
         self._wake = -1 if self.size else wake
 
@@ -73,8 +74,10 @@ class _Raw(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if self._wake >= 0:
-            ready, _, _ = select.select([self._descriptor, self._wake], [], [])
-            if self._wake in ready:
+            poll = select.poll()
+            for descriptor in (self._descriptor, self._wake):
+                poll.register(descriptor, select.POLLIN)
+            if self._wake in dict(poll.poll()):
                 return 0
         return os.readv(self._descriptor, [buffer])
 
@@ -88,7 +91,8 @@ class _Raw(io.RawIOBase):
 
 
 class Input:
-    """The bytes, unpacked when the name ends in .gz. size: bytes of the file, 0 when nobody knows."""
+    """The bytes, unpacked when the name ends in .gz. size: bytes of the file, 0 when nobody knows. is_there: it can be
+    opened again."""
 
     def __init__(self, path: str, wake: int, *, packed: bool) -> None:
         if path == "-" and sys.stdin is None:
@@ -100,6 +104,7 @@ class Input:
         else:
             buffered = io.BufferedReader(raw, 1 << 20)
         self.size = raw.size if raw is not None else 0
+        self.is_there = raw is not None and raw.is_there
         self._raw = raw
         self.stream: BinaryIO = gzip.GzipFile(fileobj=buffered) if packed else buffered  # type: ignore[assignment]
         self.is_live = not self.size

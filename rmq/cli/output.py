@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli import printable
+from rmq.cli import complain, printable
 from rmq.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _FLUSH_SECONDS = 0.05  # lines that come more slowly are not kept back for more
 _GAP = 2  # columns between two of a table
 _WIDEST = 40  # of any column but the last
 _LEAST = 12  # of the last one and of those that may be cut; with less room each row becomes a block of lines
+_CELL_LIMIT = 400  # characters of a body
 _TEXTS = ("topic", "tags", "keys", "body")  # columns that may be cut
 
 Row = Mapping[str, Any]
@@ -97,7 +98,7 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """A remark about the answer, on stderr."""
-    click.echo(f"rmq: {printable(text)}", err=True)
+    complain(text)
 
 
 class Output:
@@ -144,6 +145,8 @@ class Output:
         if self._template is not None:
             return self._write_lines(self._template, messages)
         if self.form != "table":
+            if self.form == "csv":
+                self._write_header(FIELDS)
             return self._write_all(message_row(message) for message in messages)
         names = ["time (UTC)", *(["topic"] if show_topic else []), "queue", "offset", "tags", "keys", "body"]
         table = self._table = self._table or Table(names)
@@ -156,16 +159,24 @@ class Output:
     def _write_lines(self, template: str, messages: Iterable[StoredMessage]) -> int:
         count = 0
         for message in messages:
-            row = {name: " ".join(value) if isinstance(value, list) else "" if value is None else value
+            row = {name: self._harmless(" ".join(value) if isinstance(value, list) else "" if value is None else value)
                    for name, value in message_row(message).items()}  # fmt: skip
             try:
                 line = template.format_map(row)
-            except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-                raise click.UsageError(f"-f: {error}") from None
-            sys.stdout.write("\n".join(map(printable, line.split("\n"))) if self.is_terminal else line)
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError) as error:
+                raise click.UsageError(f"-f: {error or 'no memory for it'}") from None
+            sys.stdout.write(line)
             self._flush_if_due()
             count += 1
         return count
+
+    def _harmless(self, value: Any) -> Any:
+        """A value of -f as a terminal may show it; what the template itself says is the user's."""
+        if not self.is_terminal:
+            return value
+        if isinstance(value, dict):
+            return {printable(name): printable(text) for name, text in value.items()}
+        return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
 
     def facts(self, exact: Row, shown: Row) -> None:
         """One thing's facts: `exact` for programs, `shown` as lines of name and text for people."""
@@ -188,10 +199,13 @@ class Output:
             text = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
             sys.stdout.write(("".join(map(_json_printable, text)) if self.is_terminal else text) + "\n")
             return
+        self._write_header(row)
+        self._write_csv(row.values())
+
+    def _write_header(self, names: Iterable[str]) -> None:
         if not self._has_header:
             self._has_header = True
-            self._write_csv(row)
-        self._write_csv(row.values())
+            self._write_csv(names)
 
     def _write_csv(self, values: Iterable[Any]) -> None:
         line = io.StringIO()
@@ -278,9 +292,8 @@ def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[Stored
 
 
 def _message_cells(message: StoredMessage, show_topic: bool) -> list[str]:
-    body, encoding = body_text(message.body[:400]) if len(message.body) > 400 else body_text(message.body)
-    if encoding == "hex":
-        body = f"hex {body_text(message.body)[0][:400]}"
+    body, encoding = body_text(message.body)
+    body = f"{'hex ' if encoding == 'hex' else ''}{body[:_CELL_LIMIT]}"
     cells = [people_time(message.store_timestamp), *([message.topic] if show_topic else []), str(message.queue_id),
              str(message.queue_offset), message.tags or "", " ".join(message.keys) or message.uniq_key or "",
              body]  # fmt: skip

@@ -34,8 +34,8 @@ def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bo
     """
     if sidecar and (output or processes):
         raise click.UsageError("--sidecar goes with neither --output nor --processes")
-    config = StoreConfig.from_broker_conf(conf) if conf else None
     try:
+        config = StoreConfig.from_broker_conf(conf) if conf else None
         if sidecar:
             _sidecars(store, config, Output(form))
         else:

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq.cli.ahead import read_ahead
-from rmq.cli.bodies import json_objects, plain_text
+from rmq.cli.bodies import json_objects, key_texts, plain_text
 from rmq.cli.inputs import END, MASK, Blocks, Input
-from rmq.cli.texts import EMPTY, as_text, is_bytes, json_text, json_value, last_value, leave_out, may_hold_nan
+from rmq.cli.rows import Rows, SourceError, Wanted
+from rmq.cli.texts import (
+    EMPTY,
+    Texts,
+    as_text,
+    is_bytes,
+    json_text,
+    json_value,
+    last_value,
+    leave_out,
+    may_hold_nan,
+    text_array,
+)
 from rmq.cli.values import readable, repeated_field
 from rmq.columns import flags
 
@@ -42,39 +54,6 @@ _BOM = b"\xef\xbb\xbf"
 _TWO_VALUES = re.compile(rb"\}[ \t\r]*[{n]")
 
 
-class SourceError(Exception):
-    """A file that cannot be read as what it is said to be. row: counted from 1, without a CSV's header; or None."""
-
-    def __init__(self, path: str, row: int | None, reason: str) -> None:
-        where = f"{path}: row {row}" if row is not None else path
-        super().__init__(f"{where}: {reason}")
-        self.row = row
-
-
-@dataclass
-class Rows:
-    """Part of a file. numbers: row numbers, from 1; columns: text of the wanted columns; bad: (row, why) of rows that
-    are none, in order; those are not among the others."""
-
-    numbers: npt.NDArray[np.int64]
-    body: pa.Array
-    columns: dict[str, pa.Array]
-    bad: list[tuple[int, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What becomes of a row: the columns whose text is needed, and the body column (None: the whole row)."""
-
-    columns: tuple[str, ...]
-    body: str | None
-
-    def check(self, path: str, names: list[str]) -> None:
-        for name in (*self.columns, *([self.body] if self.body else [])):
-            if name not in names:
-                raise SourceError(path, None, f"no column {name!r}; there are: {', '.join(names)}")
-
-
 class Source:
     """One input file. rows() reads it once; `position` of `size` tells how far it is (0 of 0: nobody knows)."""
 
@@ -88,11 +67,20 @@ class Source:
         if self._form is None:
             raise SourceError(path, None, "the name tells no format; --format csv, jsonl or parquet does")
         self._delimiter = delimiter or ("\t" if ".tsv" in suffixes else ",")
-        self._input = Input(path, wake, packed=packed)
-        self.size = self._input.size
-        self.position = 0
+        self._is_packed = packed
+        self._open_input = partial(Input, path, wake, packed=packed)
+        self.size = self.position = 0
         self._names: list[str] = []
         self._integers: set[str] = set()  # fields of JSON that were integers last
+        self._open()
+        if self._input.is_there:  # of many files one is open at a time
+            self.close()
+
+    def _open(self) -> None:
+        """Open the file, and look at what it says of its columns."""
+        self._input = self._open_input()
+        self._is_open = True
+        self.size = self._input.size
         with self._reading():  # of pyarrow's readers only the one that is needed is loaded
             if self._form == "csv":
                 self._head = b""
@@ -100,25 +88,28 @@ class Source:
             elif self._form == "parquet":
                 import pyarrow.parquet
 
+                is_plain = self._input.is_there and not self._is_packed
                 self._file = pyarrow.parquet.ParquetFile(
-                    path if self.size and not packed else io.BytesIO(self._input.stream.read()),
+                    self.path if is_plain else io.BytesIO(self._input.stream.read()),
                     buffer_size=BUFFER_SIZE, pre_buffer=False)  # fmt: skip
                 self._names = self._file.schema_arrow.names
                 self.size = self._file.metadata.num_rows
                 if fault := repeated_field(self._file.schema_arrow, self._needed()):
-                    raise SourceError(path, None, fault)
+                    raise SourceError(self.path, None, fault)
         double = {name for name in self._names if self._names.count(name) > 1}
         if double:
-            raise SourceError(path, None, f"the header repeats {min(double)!r}")
+            raise SourceError(self.path, None, f"the header repeats {min(double)!r}")
         if self._names:
-            wanted.check(path, self._names)
+            self._wanted.check(self.path, self._names)
 
     def rows(self) -> Generator[Rows, None, None]:
-        readers: dict[str | None, Callable[[], Iterator[Rows]]] = {
+        readers: dict[str, Callable[[], Iterator[Rows]]] = {
             "csv": self._csv_rows, "jsonl": self._jsonl_rows, "parquet": self._parquet_rows,
         }  # fmt: skip
+        if not self._is_open:
+            self._open()
         with self._reading():
-            yield from readers[self._form]()
+            yield from readers[self._form or ""]()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -132,7 +123,9 @@ class Source:
             raise SourceError(self.path, None, " ".join(str(error).split())) from error  # Arrow's own
 
     def close(self) -> None:
+        """Let go of the file; rows() opens it again."""
         self._input.close()
+        self._head, self._file, self._is_open = b"", None, False
 
     # ---- CSV ----
 
@@ -259,7 +252,7 @@ class Source:
         kind = pa.large_binary()
         lines = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
         numbers = np.arange(first, first + len(lines))
-        names = [*self._wanted.columns, *([self._wanted.body] if self._wanted.body else [])]
+        names = [*self._wanted.columns, *([] if self._wanted.body is None else [self._wanted.body])]
         texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
         filled = pc.not_equal(texts, EMPTY)
         texts, numbers = texts.filter(filled), numbers[flags(filled)]
@@ -273,7 +266,7 @@ class Source:
         if table.num_rows != len(texts):
             raise pa.ArrowInvalid("not one object a line")
         columns = {name: table.column(name).combine_chunks().cast(pa.large_string()) for name in names}
-        body = columns[self._wanted.body] if self._wanted.body else texts
+        body = texts if self._wanted.body is None else columns[self._wanted.body]
         if body.null_count:
             raise pa.ArrowInvalid("a body is missing")
         return Rows(numbers, body.cast(kind), {name: columns[name] for name in self._wanted.columns})
@@ -301,7 +294,7 @@ class Source:
         """Rows line by line, where a field is no text or a line is no object."""
         numbers: list[int] = []
         bodies: list[bytes] = []
-        columns: dict[str, list[str | None]] = {name: [] for name in self._wanted.columns}
+        columns: dict[str, list[Texts]] = {name: [] for name in self._wanted.columns}
         bad: list[tuple[int, str]] = []
         for number, line in enumerate(lines, first):
             text = line.strip(b" \t\r")
@@ -318,10 +311,10 @@ class Source:
                 bodies.append(body)
                 for name, value in values.items():
                     columns[name].append(value)
-        arrays = {name: pa.array(texts, pa.large_string()) for name, texts in columns.items()}
+        arrays = {name: text_array(texts) for name, texts in columns.items()}
         return Rows(np.array(numbers, np.int64), pa.array(bodies, pa.large_binary()), arrays, bad)
 
-    def _of_line(self, text: bytes) -> tuple[bytes, dict[str, str | None]]:
+    def _of_line(self, text: bytes) -> tuple[bytes, dict[str, Texts]]:
         """Body and columns of one line; ValueError says why it is no row."""
         try:
             row = json_value(text)
@@ -336,7 +329,9 @@ class Source:
             return rows.body[0].as_py(), {name: column[0].as_py() for name, column in rows.columns.items()}
         if not isinstance(row, dict):
             raise ValueError("no JSON object")
-        values = {name: json_text(row.get(name), name) for name in self._wanted.columns}
+        values = {name: [json_text(item, name) for item in row[name]]
+                  if name in self._wanted.keys and isinstance(row.get(name), list) else json_text(row.get(name), name)
+                  for name in self._wanted.columns}  # fmt: skip
         if self._wanted.body is None:
             return text, values
         body = json_text(row.get(self._wanted.body), self._wanted.body)
@@ -371,7 +366,8 @@ class Source:
     def _of_table(self, columns: dict[str, pa.Array], numbers: npt.NDArray[np.int64], broken: dict[int, str],
                   bad: list[tuple[int, str]]) -> Rows:  # fmt: skip
         """Rows of readable columns; `broken`: positions of bad ones, and why."""
-        texts = {name: plain_text(columns[name], name, broken) for name in self._wanted.columns}
+        texts = {name: (key_texts if name in self._wanted.keys else plain_text)(columns[name], name, broken)
+                 for name in self._wanted.columns}  # fmt: skip
         if self._wanted.body is None:
             bodies = json_objects(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), broken)
         else:

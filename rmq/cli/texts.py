@@ -16,6 +16,7 @@ from rmq.columns import flags, text_scalar
 # A value of Python's among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
 EMPTY = text_scalar("")
 NULL = pa.nulls(1, pa.large_string())[0]
+Texts = str | list[str | None] | None  # of one field: of a list several
 _NO_NUMBER = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 
 
@@ -64,6 +65,14 @@ def json_value(text: bytes) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"no JSON: {constant} is no value")
+
+
+def text_array(values: list[Texts]) -> pa.Array:
+    """Texts as large_string; as lists of them when one of the values is a list."""
+    if not any(isinstance(value, list) for value in values):
+        return pa.array(values, pa.large_string())
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    return pa.array(lists, pa.large_list(pa.large_string()))
 
 
 def json_text(value: Any, name: str) -> str | None:

@@ -36,7 +36,7 @@ def written(column: pa.Array, name: str, broken: dict[int, str]) -> tuple[pa.Arr
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.large_string()), False
     if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_finite(column), column.cast(pa.float64()).cast(pa.large_string()), NULL), False
+        return pc.if_else(pc.is_finite(column), column.cast(pa.large_string()), NULL), False
     if pa.types.is_timestamp(kind):
         return _iso_times(_in_range(column, name, broken)), True
     if pa.types.is_date(kind) or pa.types.is_time(kind):

@@ -12,7 +12,18 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CharType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    NullType,
+    StringType,
+    StructType,
+    VarcharType,
+)
 
 from rmq._core._message import to_ms
 from rmq.config import StoreConfig
@@ -30,6 +41,8 @@ DEFAULT_SLOTS = 5_000_000
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 Times = npt.NDArray[np.int64]  # ms of each row
 PIECE_BYTES = 8 * 1024 * 1024  # of messages that a join hands to Spark at a time
+AS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+           pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_integer, pa.types.is_null)  # fmt: skip
 FEWER = "ask for fewer columns, or lower spark.sql.execution.arrow.maxRecordsPerBatch"
 ID = pa.schema([("store_host", pa.string()), ("phy_offset", pa.int64())])  # what an offset_msg_id says
 MESSAGE_COLUMNS = ("phy_offset", "queue_id", "queue_offset", "store_timestamp", "tags", "body")
@@ -109,7 +122,13 @@ def answered(keys: pa.Array, answer: Answer, begin: pa.Array | None = None,
 
 
 def as_text(values: pa.Array) -> pa.Array:
-    """The same as Arrow strings, which may hold bytes that are no UTF-8, as Spark's do. A literal NULL has no type."""
+    """The same as Arrow strings, which may hold bytes that are no UTF-8, as Spark's do. A literal NULL has no type.
+
+    TypeError for what Spark's own cast may make another text of.
+    """
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not any(is_it(kind) for is_it in AS_TEXT):
+        raise TypeError(f"keys must be texts, binary or integers, got {kind}: cast them to string")
     return values if pa.types.is_string(values.type) else values.cast(pa.string(), safe=False)
 
 
@@ -185,6 +204,8 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
     columns: of StoredMessage, in their order. The rest as of `offsets`; always exact.
     """
     names = checked_columns(columns)
+    if not names:
+        raise ValueError("columns: a struct of no columns is no type of Spark; ask `offsets` for how many there are")
     probe = Probe(path, topic, begin, end, limit, config)
     fields = struct_of(names)
 
@@ -274,6 +295,9 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     names = checked_columns(columns)
     if key not in df.columns:
         raise ValueError(f"key: df has no column {key!r}; it has {', '.join(df.columns)}")
+    kind = df.schema[key].dataType
+    if not isinstance(kind, StringType | CharType | VarcharType | BinaryType | IntegralType | NullType):
+        raise TypeError(f"key: column {key!r} must be string, binary or integer, not {kind.simpleString()}: cast it")
     both = sorted(set(names) & set(df.columns))
     if both:
         raise ValueError(f"columns: df has {', '.join(both)} too; rename them first")

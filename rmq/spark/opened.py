@@ -10,13 +10,15 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
+from rmq.geometry import check_readable
 from rmq.mirror import MirroredStore, Snapshot, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
-from rmq.paths import is_elsewhere, local_path
+from rmq.paths import StorePaths, is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
@@ -24,7 +26,7 @@ from rmq.windows import WindowedStore
 
 LIMIT = 16  # stores of a worker; the one not used for longest is closed
 
-Identity = tuple[int, int, int]
+Identity = tuple[int, ...]  # of a process and of the files that a directory's store began with
 Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
 
 _lock = threading.Lock()
@@ -116,13 +118,17 @@ def path_of(place: Place) -> str:
 
 def _identity(place: Place) -> Identity:
     if not isinstance(place, str):
-        return os.getpid(), 0, 0
+        return (os.getpid(),)
     try:
         found = os.stat(place)
     except OSError as error:
         raise ExecutorError(place, f"no store is to be read here: {error.strerror}; "
                             "all executors and the driver need it at this path") from None  # fmt: skip
-    return os.getpid(), found.st_dev, found.st_ino
+    identity = os.getpid(), found.st_dev, found.st_ino
+    with contextlib.suppress(OSError):  # a store that a broker made has none
+        meta = StorePaths(Path(place)).meta.stat()
+        return *identity, meta.st_ino, meta.st_mtime_ns
+    return identity
 
 
 @contextlib.contextmanager
@@ -177,6 +183,8 @@ def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
 def for_lookups(path: str, config: StoreConfig | None) -> Place:
     """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
     if not is_elsewhere(path):
+        given = (config or StoreConfig()).store_path_commit_log
+        check_readable(StorePaths(Path(local_path(path)).absolute(), given))
         return local_path(path)
     taken = Snapshot.take(Location.parse(path)).require_store()
     with planning(taken.of(), config) as store:
@@ -191,8 +199,8 @@ def forget(place: Place) -> None:
 
 
 def _close(key: Key) -> None:
-    (pid, _, _), store = _stores.pop(key)
-    if pid == os.getpid():
+    identity, store = _stores.pop(key)
+    if identity[0] == os.getpid():
         store.close()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rmq.config import StoreConfig
 from rmq.keys import encoded
 from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret
 from rmq.paths import is_elsewhere, local_path
@@ -111,6 +112,10 @@ def per_queue(name: str, value: Any, lowest: int = EARLIEST) -> Offsets:
     return offsets
 
 
+def _broker_conf(_: str, value: str) -> StoreConfig:
+    return StoreConfig.from_broker_conf(value)
+
+
 def _offsets(name: str, value: str) -> str | Offsets:
     if value.lower() in ("earliest", "latest"):
         return value.lower()
@@ -156,7 +161,7 @@ OPTIONS = (
     Option("failOnDataLoss", True, "false: go on behind damage, and without what was cleaned away", _bool),
     Option("io", "auto", "of a pass over the log: mmap: map whole segments; pread: read windows of them; auto: map, "
            "and read windows of what no room is for", _chosen("auto", "mmap", "pread")),
-    Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _text),
+    Option("brokerConf", None, "broker.conf, for a store whose geometry the files leave open", _broker_conf),
     Option("fs.endpoint", None, "s3:// only: where the object store answers, as http://host:port", _text),
     Option("fs.region", None, "s3:// only: region of the bucket; found out by default", _text),
     Option("fs.anonymous", False, "s3:// only: without credentials", _bool),
@@ -195,6 +200,7 @@ WRITE_OPTIONS = (
 OF_OBJECT_STORES = {option.name for option in OPTIONS if option.name.startswith("fs.")}
 OF_SPARK = {"checkpointlocation"}  # what Spark adds by itself
 ONE_OF = ("subscribe", "subscribePattern", "assign")
+LITE_TOPICS = "%LMQ%"  # their units point to messages of other topics
 NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table of the catalog loses its options: "
            "SELECT * FROM t WITH (path='...'), spark.read.option('path', ...).table('t'), or "
            "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
@@ -297,6 +303,9 @@ class ReadOptions:
             for other in (end, f"{end}ByTimestamp"):
                 if begin in self.given and other in self.given:
                     raise ValueError(f"options {begin} and {other}: only one of them can be given")
+        if self["subscribe"] == ():
+            raise ValueError("option subscribe: names no topic")
+        self._check_lite()
         if "keys" in self.given and "subscribe" not in self.given:
             raise ValueError("option keys: subscribe must say of which topics")
         if self["scanMode"] == "index" and "keys" not in self.given and self["table"] == "messages":
@@ -320,6 +329,14 @@ class ReadOptions:
             others = self.given - {"path", "paths", "table", "brokerConf"} - topics - OF_OBJECT_STORES
             if others:
                 raise ValueError(f"table={self['table']}: options {', '.join(sorted(others))} are not for it")
+
+    def _check_lite(self) -> None:
+        """ValueError for queues without messages of their own, when messages are asked for."""
+        named = [*(self["subscribe"] or ()), *(self["assign"] or ())] if self["table"] == "messages" else []
+        for topic in named:
+            if topic.startswith(LITE_TOPICS):
+                raise ValueError(f"option {'assign' if 'assign' in self.given else 'subscribe'}: {topic} is a light "
+                                 "queue of messages of other topics; Store.pull reads it")  # fmt: skip
 
     def _check_windows(self) -> None:
         if self.is_by_index:

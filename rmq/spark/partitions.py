@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.spark.opened import Place, check_version, forget, opened, using
+from rmq.spark.opened import Place, check_version, forget, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
 from rmq.spark.schema import in_pieces, kafka_batch, native_batch, sources_of
@@ -64,14 +66,14 @@ class NoPartition(InputPartition):
     """Nothing: Spark takes an empty list for one partition of None."""
 
 
-def store_of(path: str, options: ReadOptions) -> Store:
+def store_of(path: str, options: ReadOptions) -> AbstractContextManager[Store]:
     """The store, open in this worker."""
-    return opened(path, config_of(options))
+    return using(path, config_of(options))
 
 
 def config_of(options: ReadOptions) -> StoreConfig | None:
-    given = options["brokerConf"]
-    return None if given is None else StoreConfig.from_broker_conf(given)
+    found: StoreConfig | None = options["brokerConf"]
+    return found
 
 
 def partitions_of(path: str, store: Store, selection: Selection, ranges: list[tuple[int, int]], asked: ReadOptions,
@@ -139,20 +141,18 @@ def pulled(store: Store, partition: QueuePartition, columns: list[str],
 
 def queried(store: Store, partition: KeysPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Each message once, though it has several of the keys. Those of an inner batch have one phy offset."""
-    import pyarrow as pa
-
+    """Each message once, though it has several of the keys; those of an inner batch all."""
     keys, selection = partition.keys, partition.selection
-    names, seen = list(dict.fromkeys([*columns, "phy_offset", "queue_offset"])), set[tuple[int, int]]()
+    seen = np.empty(0, np.int64)
     for topic in selection.topics or ():
         for first in range(0, len(keys), KEYS_AT_ONCE):
             table = store.query_many(topic, list(keys[first : first + KEYS_AT_ONCE]), begin=selection.begin,
-                                     end=selection.end, limit=None, columns=names).table  # fmt: skip
-            for batch in table.to_batches(max_chunksize=asked["batchRows"]):
-                wanted = []
-                for place in zip(*(batch.column(name).to_pylist() for name in ("phy_offset", "queue_offset")),
-                                 strict=True):  # fmt: skip
-                    wanted.append(place[0] < partition.end and place not in seen)
-                    seen.add(place)
-                yield from in_pieces(batch.filter(pa.array(wanted, pa.bool_())), asked["batchBytes"])
+                                     end=selection.end, limit=None, columns=["phy_offset"]).table  # fmt: skip
+            found = table["phy_offset"].to_numpy()
+            wanted = np.setdiff1d(found[found < partition.end], seen)
+            seen = np.union1d(seen, wanted)
+            # query_many has looked at their CRCs.
+            for batch, _ in store._placed(wanted, columns, store.max_phy_offset, crc=False, limit=asked["batchBytes"]):
+                for start in range(0, len(batch), asked["batchRows"]):
+                    yield from in_pieces(batch.slice(start, asked["batchRows"]), asked["batchBytes"])
     check_begin(store, partition.begin, asked)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SMALL_SHARE = 0.2  # of the log's bytes: below it finding each message costs less than passing over the others
 SAMPLE = 64  # units of a queue whose sizes stand for those of all
 MOST_PARTITIONS = 1_000_000
-LITE_TOPICS = "%LMQ%"  # their units point to messages of other topics
 
 
 class Span(NamedTuple):
@@ -41,8 +40,6 @@ def reads_by_queue(store: Store, selection: Selection, ranges: list[tuple[int, i
     if asked["maxRecordsPerPartition"] is not None or asked["scanMode"] == "queue":
         return True
     if asked["scanMode"] == "log" or selection.bounds is None:
-        return False
-    if any(topic.startswith(LITE_TOPICS) for topic in selection.bounds):
         return False
     try:
         wanted = sum(count * size for count, size in _sizes(store, selection.bounds))
@@ -131,18 +128,18 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
         count = max(1, int(np.searchsorted(ends, asked["batchBytes"], side="right")))
         offsets, sizes = offsets[:count], sizes[:count]
         is_later = np.r_[True, offsets[1:] > offsets[:-1]]  # else a unit repeats a message
-        table = _found(store, offsets, names, asked, np.clip(sizes, 1, None))
-        kept = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["queue_id"], pa.scalar(queue, pa.int32())))
-        kept = pc.and_(kept, pa.array(is_later[table["place"].to_numpy()]))
-        table = table.filter(kept)
-        if len(table) < count:
-            missing = np.setdiff1d(np.arange(count), table["place"].to_numpy())
-            _lose(store, span, at + int(missing[0]), asked)
-        times = table["store_timestamp"].cast(pa.int64())
-        if low_time.is_valid or high_time.is_valid:
-            after = pc.fill_null(pc.greater_equal(times, low_time), True)
-            table = table.filter(pc.and_(after, pc.fill_null(pc.less_equal(times, high_time), True)))
-        yield from table.select(names).combine_chunks().to_batches()
+        is_missing = np.ones(count, np.bool_)
+        for batch, places in _found(store, offsets, names, asked, np.clip(sizes, 1, None)):
+            kept = pc.and_(pc.equal(batch["topic"], topic), pc.equal(batch["queue_id"], pa.scalar(queue, pa.int32())))
+            kept = pc.and_(kept, pa.array(is_later[places]))
+            is_missing[places[kept.to_numpy(zero_copy_only=False)]] = False
+            times = batch["store_timestamp"].cast(pa.int64())
+            if low_time.is_valid or high_time.is_valid:
+                kept = pc.and_(kept, pc.fill_null(pc.greater_equal(times, low_time), True))
+                kept = pc.and_(kept, pc.fill_null(pc.less_equal(times, high_time), True))
+            yield batch.filter(kept)
+        if is_missing.any():
+            _lose(store, span, at + int(is_missing.argmax()), asked)
         at += count
 
 
@@ -153,21 +150,21 @@ def _lose(store: Store, span: Span, at: int, asked: ReadOptions) -> None:
 
 
 def _found(store: Store, offsets: np.ndarray, columns: list[str], asked: ReadOptions,
-           sizes: np.ndarray | None = None) -> pa.Table:  # fmt: skip
-    """Records at phy offsets, read ahead when their sizes are told. With failOnDataLoss=false those that can be read,
-    one by one when it must be.
+           sizes: np.ndarray | None = None) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:  # fmt: skip
+    """Records at phy offsets with their places, read ahead when their sizes are told; compressed bodies are unpacked as
+    the batches are taken. With failOnDataLoss=false those that can be read, one by one when it must be.
     """
-    import pyarrow as pa
-
+    is_left = np.ones(len(offsets), np.bool_)
     try:
-        return store.lookup_many(offsets, columns=columns, check_crc=asked["verifyCrc"], sizes=sizes)
+        for batch, places in store._placed(offsets, columns, store.max_phy_offset, sizes, limit=asked["batchBytes"],
+                                           crc=asked["verifyCrc"]):  # fmt: skip
+            yield batch, places
+            is_left[places] = False
+        return
     except CorruptFileError:
         if asked["failOnDataLoss"]:
             raise
-    if len(offsets) == 1:
-        return store.lookup_many([], columns=columns)
-    half = len(offsets) // 2
-    parts = [_found(store, part, columns, asked) for part in (offsets[:half], offsets[half:])]
-    places = parts[1]["place"].to_numpy() + half
-    parts[1] = parts[1].set_column(0, "place", pa.array(places))
-    return pa.concat_tables(parts)
+    left = np.flatnonzero(is_left)
+    for part in np.array_split(left, 2) if len(offsets) > 1 else ():
+        for batch, places in _found(store, offsets[part], columns, asked):
+            yield batch, part[places]

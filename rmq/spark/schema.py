@@ -33,9 +33,10 @@ TABLES_DDL = {
 
 
 def ddl(columns: dict[str, str], with_store: bool) -> str:
-    """Schema text of Spark: name type, ..."""
+    """Schema text of Spark: name type, ... What `timestamp` is there spark.sql.timestampType says."""
     named = ({STORE: "string"} if with_store else {}) | columns
-    return ", ".join(f"`{name}` {kind}" for name, kind in named.items())
+    kinds = {"timestamp": "timestamp_ltz"}
+    return ", ".join(f"`{name}` {kinds.get(kind, kind)}" for name, kind in named.items())
 
 
 def native_ddl(columns: Sequence[str]) -> dict[str, str]:
@@ -57,7 +58,8 @@ def native_batch(batch: pa.RecordBatch, target: pa.Schema, store: str) -> pa.Rec
 
 
 def kafka_batch(batch: pa.RecordBatch, target: pa.Schema, store: str) -> pa.RecordBatch:
-    """The same in the shape of Spark's Kafka source. key: KEYS as stored, NULL when a message has none."""
+    """The same in the shape of Spark's Kafka source. key: its keys with a space
+    between them, NULL when a message has none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

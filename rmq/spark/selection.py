@@ -13,8 +13,8 @@ import numpy.typing as npt
 from rmq.errors import CorruptFileError
 from rmq.message import StoredMessage
 from rmq.pull import tag_set
-from rmq.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
-from rmq.spark.staging import pending_begin
+from rmq.spark.options import EARLIEST, LATEST, LITE_TOPICS, Offsets, ReadOptions
+from rmq.spark.staging import beside_appends
 from rmq.splits import time_ranges
 from rmq.store import Store
 
@@ -118,12 +118,14 @@ def chosen_topics(store: Store, options: ReadOptions) -> tuple[str, ...] | None:
     if options["assign"] is not None:
         return tuple(options["assign"])
     if options["subscribePattern"] is not None:
-        return tuple(name for name in store.topics() if options["subscribePattern"].fullmatch(name))
+        return tuple(name for name in store.topics() if chooses(options, name, 0))
     return None
 
 
 def chooses(options: ReadOptions, topic: str, queue: int) -> bool:
-    """Whether the options choose a queue, which the store may not have."""
+    """Whether the options choose a queue, which the store may not have. Light queues are left out."""
+    if topic.startswith(LITE_TOPICS):
+        return False
     if options["assign"] is not None:
         return queue in options["assign"].get(topic, ())
     if options["subscribePattern"] is not None:
@@ -136,12 +138,12 @@ def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
 
     What Spark is appending and has not committed is not counted.
     """
+    known, pending = beside_appends(str(store.path), store.topics)
     chosen: Bounds = {}
-    for name, queues in store.topics().items():
+    for name, queues in known.items():
         for number, place in queues.items():
             if chooses(options, name, number):
                 chosen.setdefault(name, {})[number] = place
-    pending = pending_begin(str(store.path))  # behind the ends: an append that begins now is in none of them
     if pending is None:
         return chosen
     return {name: {number: (low, first_behind(store, (name, number), range(low, high), pending))
@@ -213,8 +215,8 @@ def ranges(store: Store, selection: Selection) -> list[tuple[int, int]]:
 
 def log_bounds(store: Store) -> tuple[int, int]:
     """All of the log, less what Spark is appending and has not committed."""
-    pending = pending_begin(str(store.path))
-    return store.min_phy_offset, store.max_phy_offset if pending is None else min(pending, store.max_phy_offset)
+    end, pending = beside_appends(str(store.path), lambda: store.max_phy_offset)
+    return store.min_phy_offset, end if pending is None else min(pending, end)
 
 
 def _messages_at(store: Store, topic: str, queue: int, offset: int) -> list[StoredMessage]:

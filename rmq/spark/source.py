@@ -134,14 +134,14 @@ class MessageReader(DataSourceReader):
             if not isinstance(place, str):
                 parts += remote_partitions(path, place, asked)
                 continue
-            store = store_of(path, asked)
-            selection = select(store, asked)
-            if asked.is_by_index:
-                begin, end = log_bounds(store)
-                parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
-                continue
-            parts += partitions_of(path, store, selection, ranges(store, selection), asked,
-                                   -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
+            with store_of(path, asked) as store:
+                selection = select(store, asked)
+                if asked.is_by_index:
+                    begin, end = log_bounds(store)
+                    parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
+                    continue
+                parts += partitions_of(path, store, selection, ranges(store, selection), asked,
+                                       -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
         return parts or [NoPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -19,10 +19,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmq._core._putbatch import PutBatch
 from rmq.columns import put_chunks, put_rules
@@ -36,6 +36,7 @@ from rmq.store import open as open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Answer = TypeVar("Answer")
 OWN = Path("rmq", "spark")
 A_DAY = 86400.0
 MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
@@ -263,11 +264,17 @@ def _comparable(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 def commits(path: Path) -> list[Commit]:
     """What has happened in a directory, in its order."""
-    found = []
-    for marker in (path / OWN / "commits").glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
-            found.append(Commit.read(marker))
-    return sorted(found, key=lambda commit: commit.number)
+    known = _markers(path)
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            found = [Commit.read(marker) for marker in known]
+            if known == _markers(path):  # else a job came meanwhile, whose overwrite takes others away
+                return sorted(found, key=lambda commit: commit.number)
+        known = _markers(path)
+
+
+def _markers(path: Path) -> list[Path]:
+    return sorted((path / OWN / "commits").glob("*.json"))
 
 
 def last_overwrite(known: list[Commit]) -> int:
@@ -298,6 +305,21 @@ def pending_begin(path: str) -> int | None:
         with contextlib.suppress(FileNotFoundError):
             places.append(Intent.read(intent).begin)
     return min(places, default=None)
+
+
+def beside_appends(path: str, look: Callable[[], Answer]) -> tuple[Answer, int | None]:
+    """look(), and pending_begin of the appends that it may have seen in part."""
+    while True:
+        jobs = _names(path)
+        answer, pending = look(), pending_begin(path)
+        if jobs == _names(path):  # else an append may have ended between the two
+            return answer, pending
+
+
+def _names(path: str) -> set[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return set(os.listdir(Path(path) / OWN / "commits"))
+    return set()
 
 
 def finish_interrupted(path: Path) -> int:

@@ -73,15 +73,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- offsets ----
 
-    def _queues(self, path: str) -> tuple[Store, Bounds]:
-        store = store_of(path, self._asked)
-        return store, chosen_queues(store, self._asked)
-
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            self._initial = self._as_json({path: starts(*self._queues(path), self._asked)
-                                           for path in self._asked.paths})  # fmt: skip
+            self._initial = self._as_json({path: self._starts(path) for path in self._asked.paths})
         return self._initial
+
+    def _starts(self, path: str) -> Offsets:
+        with store_of(path, self._asked) as store:
+            return starts(store, chosen_queues(store, self._asked), self._asked)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if not self._is_pinned and start is not None and start == self._initial:
@@ -94,7 +93,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for path, known in self._of_json(start).items():
             first, last = places_left(path, known, ends[path], self._asked), ends[path]
             for bound in self._limits(limit):
-                last = limited_offsets(store_of(path, self._asked), first, last, bound)
+                with store_of(path, self._asked) as store:
+                    last = limited_offsets(store, first, last, bound)
             reached[path] = {topic: first.get(topic, {}) | last.get(topic, {}) for topic in [*first, *last]}
         return self._as_json(reached)
 
@@ -116,7 +116,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target_end = self._available()
 
     def _available(self) -> dict[str, Offsets]:
-        return {path: ends_of(self._queues(path)[1]) for path in self._asked.paths}
+        return {path: self._ends(path) for path in self._asked.paths}
+
+    def _ends(self, path: str) -> Offsets:
+        with store_of(path, self._asked) as store:
+            return ends_of(chosen_queues(store, self._asked))
 
     def _as_json(self, offsets: dict[str, Offsets]) -> dict[str, Any]:
         return {f"{prefix}/{topic}" if prefix else topic: {str(queue): place for queue, place in queues.items()}
@@ -144,13 +148,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts: list[InputPartition] = []
         begins, ends = self._of_json(start), self._of_json(end)
         for path in asked.paths:
-            store, queues = self._queues(path)
-            known = places_left(path, begins[path], ends_of(queues), asked)
-            bounds = batch_bounds(path, queues, known, ends[path], fail=asked["failOnDataLoss"])
-            selection = Selection.of_options(tuple(bounds), bounds, asked)
-            first, last = log_range(store, bounds)
-            parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
-                                   asked["minPartitions"])  # fmt: skip
+            with store_of(path, asked) as store:
+                queues = chosen_queues(store, asked)
+                known = places_left(path, begins[path], ends_of(queues), asked)
+                bounds = batch_bounds(path, queues, known, ends[path], fail=asked["failOnDataLoss"])
+                selection = Selection.of_options(tuple(bounds), bounds, asked)
+                first, last = log_range(store, bounds)
+                parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
+                                       asked["minPartitions"])  # fmt: skip
         return parts or [NoPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

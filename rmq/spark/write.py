@@ -67,7 +67,7 @@ class Task:
         """Put the rows of all batches; returns how many."""
         rows = 0
         for batch in batches:
-            put_many(self._messages(batch, rows), topic=self._topic, columns=self.columns)
+            put_many(self._messages(batch, rows), topic=self._topic)
             rows += len(batch)
         return rows
 
@@ -80,8 +80,9 @@ class Task:
         return None if "topic" in self.columns else self.asked["topic"]
 
     def _messages(self, batch: pa.RecordBatch, done: int) -> pa.RecordBatch:
-        """Fields of messages only; rows without a queue of their own go to `queues` queues in turn."""
-        batch = batch.select(list(dict.fromkeys(self.columns.values())))
+        """Fields of messages only, by their names; rows without a queue of their own go to `queues` queues in turn."""
+        batch = pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns.values()],
+                                           names=list(self.columns))  # fmt: skip
         if "queue_id" not in self.columns:
             numbers = np.arange(done, done + len(batch)) % self.asked["queues"]
             batch = batch.append_column("queue_id", pa.array(numbers, pa.int32()))

@@ -12,8 +12,9 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
-from rmq.marks import Manifest, Mark, Marks, holder_pid, read_manifest, read_meta
+from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, holder_pid, read_manifest, read_meta
 from rmq.paths import StorePaths
+from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
 
@@ -55,7 +56,11 @@ def read_mark(paths: StorePaths, report: Report) -> Mark | None:
     """The newest mark; cells that are neither whole nor unused are reported."""
     if not _is_there(paths.marks, report):
         return None
-    data = paths.marks.read_bytes()
+    try:
+        data = read_file(paths.marks, SMALL_FILE)
+    except CorruptFileError as error:
+        report.derived(paths.marks, error.offset, "own", f"{error.reason}; the store does not open with them")
+        return None
     if not data:
         report.note(paths.marks, 0, "leftover", EMPTY)
         return None
@@ -85,8 +90,8 @@ def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
     if not _is_there(paths.manifest, report):
         return None
     try:
-        json.loads(paths.manifest.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
+    except (CorruptFileError, OSError, ValueError, RecursionError):
         report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
         return None
     manifest = read_manifest(paths)
@@ -168,15 +173,21 @@ def judge_markers(paths: StorePaths, report: Report, state: str) -> None:
                 report.note(path, 0, "missing", "a closed store has this file; it is made again")
     if state == "closed" and paths.owner.exists():
         report.note(paths.owner, 0, "leftover", "names a writer, but the store is closed")
-    text = paths.lock.read_bytes()[:5] if _is_there(paths.lock, report) else b""
-    if text not in (b"", b"lock"):
+    if _is_there(paths.lock, report) and not _is_lock(paths.lock):
         report.note(paths.lock, 0, "name", "does not hold the text `lock`")
+
+
+def _is_lock(path: Path) -> bool:
+    try:
+        return read_file(path, SMALL_FILE)[:5] in (b"", b"lock")
+    except CorruptFileError:
+        return False
 
 
 def is_ours(paths: StorePaths) -> bool:
     """Whether the writer of an open store is this library: its owner file names the pid that `abort` names, if any."""
     try:
-        abort = paths.abort.read_text().strip()
-    except (OSError, ValueError):
+        abort = read_file(paths.abort, SMALL_FILE).decode().strip()
+    except (CorruptFileError, OSError, ValueError):
         return False
     return paths.owner.exists() and (not abort or abort == str(holder_pid(paths)))

@@ -151,3 +151,26 @@ def test_sliced_arrays_and_nulls_keep_their_places(store: Path, kind: pa.DataTyp
     assert found.to_pylist() == [one, None, two, None]
     assert answered(pa.array([], kind), probe.raw_offsets).to_pylist() == []
     assert answered(pa.array([None], kind), probe.raw_offsets).to_pylist() == [None]
+
+
+def test_a_join_for_no_columns_has_a_row_for_each_pair(store: Path, frame: Any) -> None:
+    with_one = rmq.spark.lookup_join(frame, str(store), "orders", key="key", columns=["phy_offset"])
+    none = rmq.spark.lookup_join(frame, str(store), "orders", key="key", columns=[])
+    assert none.columns == ["key"]
+    assert sorted(none.collect()) == sorted(with_one.select("key").collect())
+    with pytest.raises(ValueError, match="columns: a struct of no columns"):
+        rmq.spark.messages(str(store), "orders", columns=[])
+
+
+def test_keys_whose_text_spark_makes_in_another_way_are_a_type_error(spark: Any, store: Path) -> None:
+    offsets = rmq.spark.offsets(str(store), "orders")
+    for kind in ("7.0D", "cast(7 AS decimal(5,2))", "date'2020-01-01'", "true", "current_timestamp()"):
+        frame = spark.sql(f"SELECT {kind} key")
+        with pytest.raises(TypeError, match=r"column 'key' must be string, binary or integer, not .*: cast it"):
+            rmq.spark.lookup_join(frame, str(store), "orders", key="key")
+        with pytest.raises(Exception, match=r"TypeError: keys must be texts, binary or integers, got .*: cast them"):
+            frame.select(offsets("key")).collect()
+    for kind in ("7", "7L", "cast(7 AS tinyint)", "'7'", "X'37'", "cast('7' AS varchar(5))", "NULL"):
+        frame = spark.sql(f"SELECT {kind} key")
+        assert frame.select(offsets("key")).count() == 1
+        assert rmq.spark.lookup_join(frame, str(store), "orders", key="key").count() == 0

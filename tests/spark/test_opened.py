@@ -10,11 +10,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from test_processes import in_child
 
 import rmq
-from rmq.spark import opened
+from rmq.scan import schema_of
+from rmq.spark import opened, source
 from rmq.spark.opened import ExecutorError, check_seen, forget
+from rmq.spark.options import ReadOptions
 
 NO_ROOM = r"Cannot allocate memory; spark\.executor\.pyspark\.memory"
 
@@ -45,6 +48,32 @@ def test_a_store_that_was_closed_or_replaced_is_opened_anew(path: str, tmp_path:
     (tmp_path / "copy").rename(path)
     assert opened.opened(path) is not again
     assert again.closed
+
+
+def test_a_store_that_was_made_anew_in_the_same_directory_is_opened_anew(tmp_path: Path) -> None:
+    found = []
+    for size in (1 << 20, 1 << 16):
+        for item in (tmp_path / "s").glob("*"):
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+        with rmq.open(tmp_path / "s", "a", config=rmq.StoreConfig(mapped_file_size_commit_log=size)) as store:
+            store.put(rmq.Message("t", b"%d" % size))
+        asked = ReadOptions.parse({"path": str(tmp_path / "s"), "subscribe": "t"})
+        reader = source.MessageReader(asked, from_arrow_schema(schema_of(["body"])))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        found += [body for batch in batches for body in batch.column("body").to_pylist()]
+    assert found == [b"1048576", b"65536"]
+
+
+def test_a_plan_that_meets_damage_opens_the_store_anew_next_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise rmq.CorruptFileError("x", 0, "other files than were opened")
+
+    reader = source.MessageReader(ReadOptions.parse({"path": path}), from_arrow_schema(schema_of(["body"])))
+    store = opened.opened(path)
+    monkeypatch.setattr(source, "ranges", fail)
+    with pytest.raises(rmq.CorruptFileError):
+        reader.partitions()
+    assert store.closed
 
 
 def test_the_one_not_used_for_longest_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +88,11 @@ def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
     ({"maxRecordsPerPartition": "5", "subscribe": "a", "scanMode": "log"}, "scanMode=log: only queues tell"),
     ({"scanMode": "queue", "subscribe": "a", "keys": "k"}, "options keys and scanMode=queue: only one of them can be "
      "given; keys are found by the index or with scanMode=log"),
+    ({"subscribe": ""}, "option subscribe: names no topic"),
+    ({"subscribe": " , "}, "option subscribe: names no topic"),
+    ({"subscribe": "[]", "table": "topics"}, "option subscribe: names no topic"),
+    ({"subscribe": "a,%LMQ%b"}, "option subscribe: %LMQ%b is a light queue of messages of other topics"),
+    ({"assign": '{"%LMQ%b": [0]}'}, "option assign: %LMQ%b is a light queue"),
     ({"schemaMode": "kafka", "columns": "body"}, "the schema of schemaMode=kafka is fixed"),
     ({"table": "queues", "tags": "A"}, "table=queues: options tags are not for it"),
     ({"table": "index", "subscribe": "a"}, "table=index: options subscribe are not for it"),
@@ -105,4 +112,17 @@ def test_a_stream_has_no_end(options: dict[str, str]) -> None:
 @pytest.mark.parametrize(("text", "value"), [("a,b", ("a", "b")), (" a , ,b", ("a", "b")), ('["a,b"]', ("a,b",)),
                                              ("", ())])  # fmt: skip
 def test_lists_are_names_with_commas_between_or_json(text: str, value: Any) -> None:
-    assert parse(subscribe=text)["subscribe"] == value
+    assert parse(subscribe="t", keys=text)["keys"] == value
+
+
+def test_broker_conf_is_read_by_the_driver_alone(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("mappedFileSizeCommitLog=1048576\n")
+    asked = pickle.loads(pickle.dumps(parse(brokerConf=str(file))))
+    file.unlink()
+    config = asked["brokerConf"]
+    assert config.mapped_file_size_commit_log == 1048576
+    assert config.is_explicit("mapped_file_size_commit_log")
+    assert not config.is_explicit("max_index_num")
+    with pytest.raises(FileNotFoundError):
+        parse(brokerConf=str(file))

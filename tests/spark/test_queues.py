@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_foreign_formats import Builder
 
 import rmq
 from rmq.spark import source
@@ -223,3 +224,20 @@ def test_through_spark(spark: Any, store: Path) -> None:
     frame = spark.read.format("rmq").options(subscribe="orders", maxRecordsPerPartition="1500").load(str(store))
     assert frame.rdd.getNumPartitions() == 3
     assert frame.selectExpr("count(*)", "count(DISTINCT phy_offset)").first()[:] == (COUNT, COUNT)
+
+
+def test_light_queues_are_left_out(tmp_path: Path) -> None:
+    """Their messages come once, as those of their own topic."""
+    from pyspark.sql.types import StructType
+
+    made = Builder(tmp_path)
+    units = [(*made.record("T", b"%d" % number, b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x010\x02",
+                           queue_offset=number), 0) for number in range(2)]  # fmt: skip
+    for topic in ("T", "%LMQ%a"):
+        made.units(topic, 0, units)
+    path = made.finish()
+    for options in ({"scanMode": "queue"}, {"scanMode": "log"}, {"startingOffsets": "earliest"}):
+        assert [row["body"] for row in in_order(parts(path, subscribePattern=".*", **options))] == [b"0", b"1"]
+    reader = source.TableReader(ReadOptions.parse({"path": str(path), "table": "queues", "subscribe": "%LMQ%a"}),
+                                StructType.fromDDL("topic string"))  # type: ignore[arg-type]  # fmt: skip
+    assert sum(len(batch) for part in reader.partitions() for batch in reader.read(part)) == 2

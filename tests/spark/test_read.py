@@ -262,3 +262,14 @@ def test_spark_leaks_no_pushed_filters(spark: Any) -> None:
         assert frame.count() == 3
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_times_are_points_in_time_whatever_the_session_calls_a_timestamp(spark: Any, store: Path) -> None:
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        for options in ({}, {"schemaMode": "kafka"}, {"table": "index"}, {"table": "segments"}):
+            frame = spark.read.format("rmq").options(**options).load(str(store))
+            assert "timestamp" in {kind for _, kind in frame.dtypes}
+            assert frame.count() > 0
+    finally:
+        spark.conf.unset("spark.sql.timestampType")

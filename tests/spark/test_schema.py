@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import rmq
+from rmq.scan import schema_of
 from rmq.spark.options import ReadOptions
 from rmq.spark.schema import in_pieces
 
@@ -44,3 +47,27 @@ def test_messages_of_keys_come_in_batches_of_few_bytes(tmp_path: Path) -> None:
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert sorted(body[0] for batch in batches for body in batch.column("body").to_pylist()) == list(range(20))
     assert all(batch.nbytes <= 3 * LARGE for batch in batches)
+
+
+@pytest.mark.parametrize("how", [{"scanMode": "queue"}, {"keys": "k"}, {"keys": "k", "scanMode": "log"}], ids=str)
+def test_compressed_bodies_are_unpacked_a_batch_at_a_time(tmp_path: Path, how: dict[str, str]) -> None:
+    """1,000 bytes of the log are a MB in Arrow."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from rmq.spark.source import MessageReader
+
+    body = zlib.compress(bytes(LARGE))
+    with rmq.open(tmp_path / "s", "x") as made:
+        made.put_many([rmq.Message("t", body, keys="k", sys_flag=1)] * 40)
+    asked = {"path": str(tmp_path / "s"), "subscribe": "t", "batchBytes": str(2 * LARGE)} | how
+    reader = MessageReader(ReadOptions.parse(asked), from_arrow_schema(schema_of(["body", "queue_offset"])))
+    tracemalloc.start()
+    offsets, before = [], pa.total_allocated_bytes()
+    for batch in (batch for part in reader.partitions() for batch in reader.read(part)):
+        assert batch.nbytes <= 2 * LARGE + 100
+        assert pa.total_allocated_bytes() - before < 9 * LARGE
+        offsets += batch.column("queue_offset").to_pylist()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert offsets == list(range(40))
+    assert peak < 9 * LARGE

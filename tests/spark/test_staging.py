@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.parallel import plan_scan
 from rmq.spark import clean_staging
+from rmq.spark.opened import for_lookups
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import log_bounds, select
 from rmq.spark.staging import PUT_COLUMNS, Staging, Written, check_target, commits, pending_begin, roots
@@ -86,6 +89,20 @@ def test_shards_are_there_when_their_commit_is(tmp_path: Path) -> None:
     assert is_sound(tmp_path)
     assert nothing_is_staged(tmp_path)
     assert commits(tmp_path)[0].rows == 3
+
+
+def test_a_directory_of_shards_is_no_store(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path / "s"), "a-0000000007")
+    staging.commit_shards([stage(staging, 0, ["a"]), stage(staging, 1, ["b"])])
+    pattern = rf"{tmp_path}/s: no store, but a directory of 2 .*spark.read.*part-00000-a-0000000007"
+    calls: list[Callable[[], object]] = [partial(rmq.open, tmp_path / "s", mode) for mode in ("r", "r+", "a")]
+    calls += [partial(call, tmp_path / "s") for call in (rmq.verify, rmq.rebuild, plan_scan)]
+    calls += [partial(call, tmp_path / "s", tmp_path / "out") for call in (rmq.rebuild, rmq.export)]
+    calls.append(lambda: for_lookups(str(tmp_path / "s"), None))
+    for call in calls:
+        with pytest.raises(rmq.UnsupportedFormatError, match=pattern):
+            call()
+    assert bodies(tmp_path / "s") == ["a", "b"]
 
 
 def test_the_same_commit_twice_is_one(tmp_path: Path) -> None:

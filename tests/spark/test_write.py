@@ -221,3 +221,13 @@ def test_a_stream_writes_each_batch_once(spark: Any, store: Path, tmp_path: Path
     assert numbers(path) == list(range(4000))
     assert nothing_is_left(path)
     assert clean_staging(str(path), older_than=0) == []
+
+
+@pytest.mark.parametrize("mode", ["shards", "single"])
+def test_a_column_that_is_named_for_a_field_is_that_field_alone(spark: Any, tmp_path: Path, mode: str) -> None:
+    made = spark.sql("SELECT 'a' keys, 'b' queue_id, X'31' body")
+    write(made, tmp_path / "s", mode=mode, topic="t", columns='{"tags": "keys", "uniq_key": "queue_id"}')
+    write(made, tmp_path / "s", mode=mode, topic="t", columns='{"keys": "queue_id", "tags": "keys"}')
+    found = scanned(tmp_path / "s", "keys", "tags", "uniq_key", "queue_id")
+    assert sorted((row["keys"], row["tags"], row["uniq_key"], row["queue_id"]) for row in found) == \
+        [([], "a", "b", 0), (["b"], "a", None, 0)]  # fmt: skip

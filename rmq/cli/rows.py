@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a file of rows: bodies, and the text of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class SourceError(Exception):
+    """A file that cannot be read as what it is said to be. row: counted from 1, without a CSV's header; or None."""
+
+    def __init__(self, path: str, row: int | None, reason: str) -> None:
+        where = f"{path}: row {row}" if row is not None else path
+        super().__init__(f"{where}: {reason}")
+        self.row = row
+
+
+@dataclass
+class Rows:
+    """Part of a file. numbers: row numbers, from 1; columns: text of the wanted columns, lists of texts where keys are
+    lists; bad: (row, why) of rows that are none, in order; those are not among the others.
+    """
+
+    numbers: npt.NDArray[np.int64]
+    body: pa.Array
+    columns: dict[str, pa.Array]
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What becomes of a row: the columns whose text is needed, and the body column (None: the whole row).
+
+    keys: of the columns those whose lists are several texts.
+    """
+
+    columns: tuple[str, ...]
+    body: str | None
+    keys: tuple[str, ...] = ()
+
+    def check(self, path: str, names: list[str]) -> None:
+        for name in (*self.columns, *([] if self.body is None else [self.body])):
+            if name not in names:
+                raise SourceError(path, None, f"no column {name!r}; there are: {', '.join(names)}")

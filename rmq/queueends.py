@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which units of the queues count at an open: what is cut off their ends, and which queues have lost units."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+
+from rmq._core._consumequeue import unpack_units
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq.commitlog import CommitLog
+from rmq.consumequeue import ConsumeQueue
+from rmq.errors import CorruptFileError
+from rmq.marks import Manifest
+from rmq.query import messages_at
+from rmq.queueset import QueueSet
+
+logger = logging.getLogger("rmq")
+
+QueueKey = tuple[str, int]  # topic, queue id
+LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads as zeros
+TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
+
+
+def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int, phy_offset: int, size: int) -> bool:
+    """Whether a unit is its queue's: its record is, or was below `trusted` and has been damaged since.
+
+    One below `trusted` that points between records, or to another's, never was a record's: half of it was lost.
+    """
+    if phy_offset < log.min_phy_offset:
+        return True
+    message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
+    if message is not None and message.size == size:
+        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or queue.topic.startswith("%LMQ%")
+        is_placed = message.queue_offset == queue_offset or not queue.is_exact
+        return is_placed and (is_own or phy_offset + size <= trusted)
+    if message is not None or phy_offset + size > trusted:
+        return False
+    try:
+        return log.align(phy_offset, trusted) == phy_offset
+    except CorruptFileError:
+        return True
+
+
+def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0) -> list[QueueKey]:
+    """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
+
+    Units of records below `trusted` or below the log's begin stand, whatever has become of the records. Returns the
+    queues that lost units of records below `derived`: what follows these stays, as the sign, until all came again.
+    """
+    lost = []
+    for key, queue in queues.queues.items():
+        before = queue.max_offset
+        if queue.cut_where(max(limit, log.min_phy_offset), partial(_stands, log, queue, trusted),
+                           partial(_goes_on, log, queues, queue, derived)):  # fmt: skip
+            logger.warning("%s: unit %d is lost; deriving the queues from the whole log", queue.directory,
+                           queue.max_offset)  # fmt: skip
+            lost.append(key)
+            continue
+        queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
+        if queue.max_offset != before:
+            logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
+                           queue.directory, queue.max_offset, before - 1)  # fmt: skip
+    return lost
+
+
+def _goes_on(log: CommitLog, queues: QueueSet, queue: ConsumeQueue, derived: int) -> bool:
+    """Whether shortly behind a queue's end stand units of records below `derived`, of which none lacks its unit.
+
+    What a crash left there points to records behind `derived`, or to none.
+    """
+    if derived <= log.min_phy_offset:
+        return False
+    try:
+        data = queues.files.read(*queue.place_of(queue.max_offset), LOOK_BEHIND)
+    except FileNotFoundError:
+        return False
+    if not data:  # a mark tells without it what there must be, and power loss may leave it behind the mark
+        return not queues.bridges_gaps
+    phy_offset, size, _ = unpack_units(data)
+    is_below = (phy_offset >= log.min_phy_offset) & (size > 0) & (phy_offset <= derived - size.astype(np.int64))
+    offsets, sizes = phy_offset[is_below][:TRIED], size[is_below][:TRIED]
+    found = messages_at(log, offsets, derived)
+    return any(offset in found and found[offset].size == size for offset, size in zip(offsets, sizes, strict=True))
+
+
+def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[QueueKey]:
+    """Queues that have fewer units than the manifest knows of, or others at their ends: files are gone or wrong.
+
+    durable: the log was whole up to there; a unit that points to what is lost below it is no fault of the queue.
+    """
+    if manifest is None:
+        return []
+    extents = queues.extents()
+    lost = []
+    for key, (first, following) in manifest.queues.items():
+        own_first, own_following = extents.get(key, (following + 1, 0))
+        # Cleaning removes files in front, but only with the log.
+        is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)
+        ends = ((own_first, own_first + 1), (own_following - 1, own_following - 2))
+        if is_short or not all(_end_holds(log, queues.queues[key], *end, durable) for end in ends):
+            logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
+            lost.append(key)
+    return lost
+
+
+def _end_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, beside: int, durable: int) -> bool:
+    """_unit_holds; a record that names another queue may be damaged itself: the unit beside it decides."""
+    held = _unit_holds(log, queue, queue_offset, durable)
+    if held is None:
+        held = queue.first_offset <= beside < queue.max_offset and _unit_holds(log, queue, beside, durable) is True
+    return held
+
+
+def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool | None:
+    """Whether a unit of a store of ours points to its message, or to what is no longer in the log. None: to a record of
+    its size that names another queue or queue offset.
+    """
+    phy_offset, size, _ = queue.read(queue_offset, 1)
+    if not len(size):
+        return bool(queue.first_files(1))  # a listed file was cleaned away since, beside a reader; or none is left
+    if size[0] == UNIT_PRE_BLANK_SIZE:
+        return True
+    if 0 <= phy_offset[0] < log.min_phy_offset:  # nothing but its place tells
+        before = queue.read(queue_offset - 1, 1)[0]
+        return not len(before) or bool(before[0] < phy_offset[0])
+    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
+    if message is None:
+        return bool(phy_offset[0] >= 0 and size[0] > 0) and int(phy_offset[0]) + int(size[0]) <= durable
+    own = message.topic, message.queue_id, message.queue_offset
+    if message.size != size[0]:
+        return False
+    return True if own == (queue.topic, queue.queue_id, queue_offset) else None

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command writes of odd values, to whom, and when there is nothing to write."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from commandline import COMMAND, assert_error, call, environment, good, on_terminal
+
+import rmq
+from rmq.cli.output import FIELDS
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("output") / "s"
+    with rmq.open(path, "x") as opened:
+        opened.put(rmq.Message("T", ("a" + "\u00e9" * 300).encode(), keys="k1", tags="t\x1b[31m"))
+        opened.put(rmq.Message("T", b"\xff" * 300, keys="k2"))
+    return path
+
+
+def test_text_that_is_cut_within_a_character_is_text(store: Path) -> None:
+    _, first, second = good("cat", store, "T", "-o", "table").out.splitlines()
+    assert "a\u00e9" in first
+    assert "hex" not in first
+    assert "hex ffff" in second
+
+
+@pytest.mark.slow
+def test_a_template_s_own_tabs_and_escapes_are_the_user_s_on_a_terminal_too(store: Path) -> None:
+    done = on_terminal("query", store, "T", "k1", "-f", r"\x{keys}\t{tags}|{properties}".replace(r"\x", "\x1b[1m"))
+    line = done.out.splitlines()[0]
+    assert line.startswith("\x1b[1mk1\tt\\x1b[31m|")
+    assert line.count("\x1b") == 1
+
+
+def test_an_empty_csv_has_its_header(store: Path) -> None:
+    assert good("cat", store, "T", "--tags", "none", "-o", "csv").out == ",".join(FIELDS) + "\n"
+    assert good("cat", store, "T", "--tags", "none", "-o", "jsonl").out == ""
+
+
+@pytest.mark.parametrize("limit", ["all", "ALL", "All"])
+def test_all_is_a_limit_however_it_is_written(store: Path, limit: str) -> None:
+    assert len(good("cat", store, "T", "--limit", limit, "-o", "jsonl").rows) == 2
+
+
+def test_a_template_that_asks_for_more_than_memory_is_a_wrong_argument(store: Path) -> None:
+    assert_error(call("cat", store, "T", "-f", "{body:>99999999999999}"), 2, "-f: ")
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_can_read_keeps_its_exit_code(store: Path) -> None:
+    with Path("/dev/full").open("wb") as sink:
+        done = subprocess.run([*COMMAND, "info", str(store / "none")], stderr=sink, check=False, env=environment())
+    assert done.returncode == 4
+
+
+@pytest.mark.parametrize("verb", ["info", "rebuild", "verify", "clean"])
+def test_a_broker_conf_that_does_not_fit_is_a_wrong_argument(store: Path, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "broker.conf").write_text("mappedFileSizeCommitLog=abc\n")
+    assert_error(call(verb, store, "--conf", tmp_path / "broker.conf"), 2, "broker.conf, line 1")
+
+
+def test_an_export_tells_of_topics_that_are_not_there(store: Path, tmp_path: Path) -> None:
+    some = good("export", store, tmp_path / "some", "--topic", "T", "--topic", "t", "--processes", 1)
+    assert some.notes[0] == f"rmq: {store}: no topic 't'; did you mean 'T'?"
+    assert some.rows[0]["row_count"] == 2
+    none = call("export", store, tmp_path / "none", "--topic", "zzz", "--processes", 1)
+    assert (none.code, none.notes[0]) == (1, f"rmq: {store}: no topic 'zzz'")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rmq ingest` of many files, and of columns that hold several keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from commandline import assert_error, call, environment, good
+
+import rmq
+
+TOPIC = ("--topic", "T")
+
+
+def keys_of(store: Path) -> list[tuple[str, ...]]:
+    with rmq.open(store) as opened:
+        return [message.keys for message in opened.pull("T", 0, 0, 1000).messages]
+
+
+def ingest_with(descriptors: int, *arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """With so many descriptors at most."""
+    command = [sys.executable, "-m", "rmq", "ingest", *map(str, arguments)]
+    return subprocess.run(command, input=data, capture_output=True, check=False, env=environment(),
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors,) * 2))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_of_many_files_one_is_open_at_a_time(tmp_path: Path, form: str) -> None:
+    for number in range(60):
+        path = tmp_path / f"{number:03}.{form}"
+        if form == "parquet":
+            pa.parquet.write_table(pa.table({"k": [f"k{number}"]}), path)
+        else:
+            path.write_text(f"k\nk{number}\n" if form == "csv" else f'{{"k": "k{number}"}}\n')
+    done = ingest_with(50, tmp_path / "s", *sorted(tmp_path.glob(f"*.{form}")), *TOPIC, "--key-column", "k")
+    assert done.returncode == 0, done.stderr
+    assert keys_of(tmp_path / "s") == [(f"k{number}",) for number in range(60)]
+
+
+def test_every_file_is_looked_at_before_the_first_is_put(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    (tmp_path / "b.csv").write_text("other\n1\n")
+    assert_error(call("ingest", tmp_path / "s", tmp_path / "a.csv", tmp_path / "b.csv", *TOPIC, "--key-column", "k"), 2,
+                 "b.csv: no column 'k'")  # fmt: skip
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_pipe_may_have_any_descriptor(tmp_path: Path) -> None:
+    """select(2) knows those below 1,024 only."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
+        pytest.skip("no more descriptors to be had")
+    script = ("import os, sys; [os.dup(0) for _ in range(1100)]; from rmq.cli import main; "
+              f"main(['ingest', {os.fspath(tmp_path / 's')!r}, '-', '--format', 'csv', '--topic', 'T'])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], input=b"k\n1\n2\n", capture_output=True, check=False,
+                          env=environment(),
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)))
+    assert (done.returncode, len(keys_of(tmp_path / "s"))) == (0, 2), done.stderr
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    pa.parquet.write_table(pa.table(columns), path)
+    return path
+
+
+LISTS: list[list[str | None] | None] = [["a", "b"], [], None, ["c"], ["d", None, "", "e"]]
+EXPECTED = [("a", "b"), (), (), ("c",), ("d", "e")]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_view(pa.string())],
+                         ids=str)  # fmt: skip
+def test_texts_of_a_list_are_keys(tmp_path: Path, kind: pa.DataType) -> None:
+    path = parquet(tmp_path / "x.parquet", k=pa.array(LISTS, kind))
+    good("ingest", tmp_path / "s", path, *TOPIC, "--key-column", "k")
+    assert keys_of(tmp_path / "s") == EXPECTED
+
+
+def test_numbers_of_a_list_are_keys_too(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", k=pa.array([[1, 2], [3]]))
+    good("ingest", tmp_path / "s", path, *TOPIC, "--key-column", "k")
+    assert keys_of(tmp_path / "s") == [("1", "2"), ("3",)]
+
+
+def test_lists_and_texts_of_json_are_keys(tmp_path: Path) -> None:
+    values = [*LISTS, "f", 5]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"k": value, "n": "z"}) + "\n" for value in values))
+    good("ingest", tmp_path / "s", tmp_path / "x.jsonl", *TOPIC, "--key-column", "k")
+    assert keys_of(tmp_path / "s") == [*EXPECTED, ("f",), ("5",)]
+    good("ingest", tmp_path / "t", tmp_path / "x.jsonl", *TOPIC, "--key-column", "n", "--key-column", "k")
+    assert keys_of(tmp_path / "t") == [("z", *keys) for keys in [*EXPECTED, ("f",), ("5",)]]
+
+
+def test_the_first_key_of_a_list_chooses_the_queue(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", k=pa.array([[f"k{i % 7}", f"x{i}"] for i in range(50)]))
+    plain = parquet(tmp_path / "y.parquet", k=pa.array([f"k{i % 7}" for i in range(50)]))
+    for store, file in (("s", path), ("t", plain)):
+        good("ingest", tmp_path / store, file, *TOPIC, "--key-column", "k", "--queues", 4)
+    with rmq.open(tmp_path / "s") as lists, rmq.open(tmp_path / "t") as texts:
+        assert lists.scan(columns=["queue_id"]).read_all() == texts.scan(columns=["queue_id"]).read_all()
+
+
+def test_a_list_with_a_space_in_a_key_is_a_bad_row(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", k=pa.array([["a"], ["b c"], ["d"]]))
+    done = call("ingest", tmp_path / "s", path, *TOPIC, "--key-column", "k")
+    assert_error(done, 2, "row 2", "1 message stored before")
+
+
+def test_an_export_keeps_its_keys(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", b"body", keys=keys) for keys in (["a", "b"], [], ["c"])])
+    good("export", tmp_path / "s", tmp_path / "lake", "--partition-by", "none", "--processes", 1)
+    (path,) = (tmp_path / "lake").glob("*.parquet")
+    good("ingest", tmp_path / "t", path, *TOPIC, "--key-column", "keys", "--body-column", "body")
+    assert keys_of(tmp_path / "t") == [("a", "b"), (), ("c",)]
+    lines = call("cat", tmp_path / "s", "T", "-o", "jsonl").out
+    (tmp_path / "x.jsonl").write_text(lines)
+    good("ingest", tmp_path / "u", tmp_path / "x.jsonl", *TOPIC, "--key-column", "keys", "--body-column", "body")
+    assert keys_of(tmp_path / "u") == [("a", "b"), (), ("c",)]
+
+
+def test_a_number_of_32_bits_has_one_text(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", x=pa.array([0.1, 3.3, 1e-7, 65504.0], pa.float32()))
+    good("ingest", tmp_path / "s", path, *TOPIC, "--key-column", "x")
+    with rmq.open(tmp_path / "s") as store:
+        found = [(message.keys[0], message.body.decode()) for message in store.pull("T", 0, 0).messages]
+    assert found == [(text, f'{{"x":{text}}}') for text in ("0.1", "3.3", "1e-7", "65504")]
+
+
+@pytest.mark.parametrize("option", ["--body-column", "--tags-column", "--key-column"])
+def test_an_empty_name_is_that_of_no_column(tmp_path: Path, option: str) -> None:
+    (tmp_path / "x.csv").write_text("k\n1\n")
+    done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, option, "")
+    assert_error(done, 2, "no column ''; there are: k")
+    assert not (tmp_path / "s").exists()

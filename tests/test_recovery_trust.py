@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is derived again is not taken for what had been on disk: recoveries that are killed, then lose pages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+import rmq.dispatch
+from rmq.flushing import Flusher
+from rmq.indexfile import IndexFile
+
+SIZES: dict[str, Any] = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20 * 4096,
+                         "max_hash_slot_num": 97, "max_index_num": 500, "flush_interval_commit_log": 10**8}  # fmt: skip
+CONFIG = rmq.StoreConfig(**SIZES)
+COUNT = 1200
+PAGE = 4096
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Run it in a process that is killed at its end, or where it kills itself."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+def kill(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill(path: Path, config: rmq.StoreConfig = CONFIG) -> rmq.Store:
+    store = rmq.open(path, "x", config=config)
+    store.put_many([rmq.Message("T", b"%d" % i, keys=f"k{i}") for i in range(COUNT)])
+    store.flush()
+    return store
+
+
+def open_without_flush(path: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
+    """Killed at the end of the open's recovery, before anything of it is on disk."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Flusher, "flush", kill)
+        killed(lambda: rmq.open(path, "r+", **how))
+
+
+def assert_whole(path: Path) -> None:
+    keys = [f"k{i}" for i in range(COUNT)]
+    for mode in ("r", "r+"):
+        with rmq.open(path, mode) as store:
+            assert store.topics() == {"T": {0: (0, COUNT)}}
+            assert store.query_many("T", keys).table["key_index"].to_pylist() == list(range(COUNT)), mode
+            at = 0
+            while at < COUNT:
+                at = store.pull("T", 0, at, 500).next_queue_offset
+    assert rmq.verify(path).is_sound
+
+
+@pytest.mark.parametrize("how", ["an index file is gone", "repair"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_pages_of_an_index_that_was_derived_again_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str,
+                                                              number: int) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    fill(path).close()
+    if how != "repair":
+        min((path / "index").iterdir()).unlink()
+    open_without_flush(path, monkeypatch, repair=how == "repair")
+    with sorted((path / "index").iterdir())[number].open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(PAGE), PAGE)
+    assert_whole(path)
+
+
+@pytest.mark.parametrize("how", ["a queue is gone", "repair"])
+def test_pages_of_a_queue_that_was_derived_again_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             how: str) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    fill(path).close()
+    if how != "repair":
+        shutil.rmtree(path / "consumequeue/T")
+    open_without_flush(path, monkeypatch, repair=how == "repair")
+    with (path / f"consumequeue/T/0/{0:020d}").open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(PAGE), PAGE)
+    assert_whole(path)
+
+
+def repair_until_second_file(path: Path, reached: Callable[[], object]) -> None:
+    put_rows = IndexFile.put_rows
+
+    def stop(self: IndexFile, *arguments: Any) -> Any:
+        done = put_rows(self, *arguments)
+        if len(list((path / "index").iterdir())) == 2:
+            reached()
+        return done
+
+    rmq.dispatch.BATCH_ROWS = 100
+    IndexFile.put_rows = stop  # type: ignore[method-assign]
+    rmq.open(path, "r+", repair=True)
+
+
+def test_a_repair_that_was_killed_hides_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    killed(lambda: fill(path))
+    killed(lambda: repair_until_second_file(path, kill))
+    assert len(list((path / "index").iterdir())) == 2
+    assert_whole(path)
+
+
+def test_a_repair_under_way_hides_no_key_from_readers(tmp_path: Path) -> None:
+    path, keys = tmp_path / "s", [f"k{i}" for i in range(COUNT)]
+    killed(lambda: fill(path))
+    with rmq.open(path) as before:
+        assert before.query("T", "k1")
+        pid = os.fork()
+        if not pid:
+            repair_until_second_file(path, lambda: ((tmp_path / "reached").touch(), time.sleep(60)))
+        try:
+            while not (tmp_path / "reached").exists():
+                time.sleep(0.01)
+            with rmq.open(path) as meanwhile:
+                for reader in (before, meanwhile):
+                    assert len(reader.query_many("T", keys).table) == COUNT
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert len(before.query_many("T", keys).table) == COUNT
+    assert_whole(path)
+
+
+@pytest.mark.parametrize(("at", "form", "value"), [(24, ">q", 777), (24, ">q", 2**62), (36, ">i", 200), (36, ">i", 0),
+                                                   (0, ">q", 5), (16, ">q", 100_000)])  # fmt: skip
+def test_a_wrong_index_header_of_a_closed_store_is_made_right(tmp_path: Path, at: int, form: str, value: int) -> None:
+    path = tmp_path / "s"
+    fill(path).close()
+    with max((path / "index").iterdir()).open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack(form, value), at)
+    with rmq.open(path, "r+") as store:
+        store.put(rmq.Message("T", b"new", keys="new"))
+        keys = [f"k{i}" for i in range(COUNT)]
+        assert len(store.query_many("T", [*keys, "new"]).table) == COUNT + 1
+    assert rmq.verify(path).is_sound
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_last_unit_that_points_past_64_bits_is_derived_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path).close()
+    with (path / f"consumequeue/T/0/{0:020d}").open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack(">q", 2**63 - 1), 20 * (COUNT - 1))
+    assert_whole(path)
+
+
+def test_records_put_before_the_record_crc_was_turned_on_stand_after_a_crash(tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a NUL among their properties, which says of a record that lacks its CRC that a sector was lost."""
+    path = tmp_path / "s"
+
+    def put() -> None:
+        with rmq.open(path, "x", config=rmq.StoreConfig(**SIZES, flush_disk_type="SYNC_FLUSH")) as store:
+            for i in range(20):
+                store.put(rmq.Message("T", b"%d" % i, properties={"a": "x\0y"}))
+            kill()
+
+    killed(put)
+    open_without_flush(path, monkeypatch, config=rmq.StoreConfig(enabled_append_prop_crc=True))
+    with rmq.open(path, "r+") as store:
+        assert store.topics() == {"T": {0: (0, 20)}}
