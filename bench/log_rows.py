@@ -96,17 +96,22 @@ def whole(records: Records, log: WarmLog, source: Any) -> Round:
 
 def beside_memcpy(setting: Setting, records: Records, log: WarmLog, source: Any) -> Taken:
     """Pieces of 1 MiB of as many bytes as the columns have into a file of a segment's size; ns per record."""
+    with copying(setting, np.resize(records.pool, POOL_BYTES), SEGMENT, records.record_size) as copy:
+        return setting.interleaved({"memcpy of 1 MiB": copy, "rmq": whole(records, log, source)})
+
+
+@contextlib.contextmanager
+def copying(setting: Setting, source: Any, size: int, record_size: int) -> Iterator[Round]:
+    """The source again and again into a warm file of so many bytes; ns per record."""
     path = setting.place / "copied"
     with path.open("w+b") as file:
-        file.truncate(SEGMENT)
-        target = mmap.mmap(file.fileno(), SEGMENT)
+        file.truncate(size)
+        target = mmap.mmap(file.fileno(), size)
     np.frombuffer(target, np.uint8)[:] = 1
-    copy, pool, size = setting.floors.copy, np.resize(records.pool, POOL_BYTES), records.record_size
-    taken = setting.interleaved({"memcpy of 1 MiB": lambda _: size * copy(target, pool, PIECE),
-                                 "rmq": whole(records, log, source)})  # fmt: skip
+    copy, piece = setting.floors.copy, min(PIECE, len(source))
+    yield lambda _: record_size * copy(target, source, piece)
     target.close()
     path.unlink()
-    return taken
 
 
 def beside_rocketmq(setting: Setting, records: Records, log: WarmLog, source: Any, rows: list[str]) -> None:
@@ -138,11 +143,12 @@ def beside_rocketmq(setting: Setting, records: Records, log: WarmLog, source: An
 
 
 def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
-    """They get the records made, of the same few messages."""
+    """They get the records made, of the same few messages. What memcpy of these takes says what is in reach at all."""
     messages = records.messages(DISTINCT)
     passes = DATABASE_BYTES // (len(messages) * records.record_size)
     log.restart()
     log.append(messages)
+    source = np.fromfile(log.path, np.uint8, log.end)
     made = list(peers.split(log.path, 0, log.end)) * passes
     pairs = [(OFFSET.pack(number), record) for number, record in enumerate(made)]
     numbered = list(enumerate(made))
@@ -165,9 +171,10 @@ def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
     runs = {"sqlite executemany": timed(len(made), by_sqlite)}
     if find_spec("lmdb"):
         runs["lmdb putmulti"] = timed(len(made), by_lmdb)
-    taken = setting.interleaved({**runs, "rmq": timed(len(made), ours)})
+    with copying(setting, source, DATABASE_BYTES, records.record_size) as copy:
+        taken = setting.interleaved({**runs, "memcpy": copy, "rmq": timed(len(made), ours)})
     for name in runs:
-        setting.record("C4", f"{records.part}, {name.split()[0]}", taken["rmq"], {name: taken[name]})
+        setting.record("C4", f"{records.part}, {name.split()[0]}", taken["rmq"], {name: taken[name]}, taken["memcpy"])
     fresh.close()
 
 

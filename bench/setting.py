@@ -58,10 +58,11 @@ class Setting:
             return interleaved(contenders, QUICK_ROUNDS, QUICK_WARM)
         return interleaved(contenders)
 
-    def record(self, row: str, part: str, ours: list[float], anchors: Taken) -> None:
-        line = self.table.add(row, part, ours, anchors)
-        name = f"{row} {part}".strip()
-        self.note(f"{name}: {line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns, {ratio_text(line.ratio)}")
+    def record(self, row: str, part: str, ours: list[float], anchors: Taken, memcpy: list[float] | None = None) -> None:
+        line = self.table.add(row, part, ours, anchors, memcpy)
+        beside = f", memcpy {line.memcpy:.1f} ns" if line.memcpy else ""
+        times = f"{line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns{beside}"
+        self.note(f"{line.name}: {times}, {ratio_text(line.ratio)}")
 
     def settle(self) -> None:
         """What was written is on disk, and whatever serves the disk has come to rest."""

@@ -308,16 +308,21 @@ def test_a_signal_handler_that_uses_the_store_of_its_own_thread_is_told_not_to(t
     told: list[str] = []
     for turn in range(12):
         store = rmq.open(tmp_path / f"s{turn}", "a", config=workload.config())
-        before = signal.signal(signal.SIGALRM, lambda *_, store=store: calls[name](store))
-        put = 0
+
+        def handle(*_: object, store: rmq.Store = store) -> None:
+            calls[name](store)
+            signal.setitimer(signal.ITIMER_REAL, 0.002)  # not before: a signal must not come in the middle of this
+
+        before, put = signal.signal(signal.SIGALRM, handle), 0
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.0007 * turn, 0.002)
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.0007 * turn)
             while put < 3000:
                 store.put_many([message(put + n) for n in range(50)])
                 put += 50
         except (RuntimeError, rmq.StoreClosedError) as error:
             told.append(type(error).__name__)
         finally:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         store.close()

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import keyfiles
-from goals import CHECKED, GOALS, MARGIN, OPEN, ROWS, Table
+from goals import CHECKED, GOALS, MARGIN, MEMORY_SHARE, OPEN, ROWS, Table
 from rounds import Round, interleaved
 
 
@@ -62,6 +62,17 @@ def test_what_has_not_reached_its_goal_yet_is_shown_below_it_and_fails_no_check(
     line = table.add(row, part, [1.0], {"anchor": [0.001]})
     assert (line.verdict, table.short()) == ("BELOW", [])
     assert {(goal.row, goal.part) for goal in GOALS if goal.row in CHECKED} >= OPEN
+
+
+def test_where_memcpy_alone_takes_longer_than_a_goal_allows_half_of_its_speed_is_asked_for() -> None:
+    """C4 4 KiB, lmdb: 14 times as fast as lmdb, which memcpy of as many bytes may not be where memory is slow."""
+    slowest = 101 / (MEMORY_SHARE * MARGIN)
+    for ours, memcpy, verdict, is_short in ((99.0, 99.0, "R", False), (119.0, 99.0, "BELOW", True),
+                                            (slowest - 1, 101.0, "BELOW, memcpy takes 101 ns", False),
+                                            (slowest + 1, 101.0, "BELOW, memcpy takes 101 ns", True)):  # fmt: skip
+        table = Table()
+        line = table.add("C4", "4 KiB, lmdb", [ours], {"lmdb": [1400.0]}, [memcpy, 500.0])
+        assert (line.verdict, bool(table.short())) == (verdict, is_short)
 
 
 def test_of_two_runs_the_faster_counts_of_ours_and_of_the_anchor() -> None:
