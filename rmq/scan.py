@@ -200,26 +200,41 @@ class BatchMaker:
 def unwrapped(batch: RecordBatch) -> Iterator[RecordBatch]:
     """The batch with each inner batch replaced by its messages, each with its own queue offset."""
     if batch.has_inner_batches():
-        yield from unwrapped_rows(batch)
+        for _, part in unwrapped_rows(batch):
+            yield part
     else:
         yield batch
 
 
-def unwrapped_rows(batch: RecordBatch) -> Iterator[RecordBatch]:
-    """For each row a batch of its own: the messages of an inner batch, or the one message."""
+def unwrapped_rows(batch: RecordBatch) -> Iterator[tuple[int, RecordBatch]]:
+    """Each row, with batches of its own: the messages of an inner batch, or the one message."""
     for row in range(len(batch)):
         wrapper = batch.fields(row)
-        yield _adopted(inner_messages(wrapper) or [wrapper])
+        for part in _adopted(inner_messages(wrapper) or [wrapper]):
+            yield row, part
 
 
-def _adopted(items: list[tuple[Any, ...]]) -> RecordBatch:
-    data, places = bytearray(), []
-    for item in items:
-        places.append((len(data), item[4]))
-        data += _record_of(item)
-    own = RecordBatch(len(items))
-    own.adopt(bytes(data), places)
-    return own
+def _adopted(items: list[tuple[Any, ...]]) -> Iterator[RecordBatch]:
+    """Messages of one record, about BLOCK_BYTES of them together: each has the wrapper's topic, however long it is.
+
+    Raises CorruptFileError before the first, for all of them.
+    """
+    topic, phy_offset = items[0][0].encode(), items[0][3]
+    if len(topic) > 0xFFFF:
+        raise CorruptFileError(SOME_SEGMENT, phy_offset, "topic is no UTF-8 and too long to be shown")
+
+    def parts() -> Iterator[RecordBatch]:
+        data, places = bytearray(), []
+        for number, item in enumerate(items, 1):
+            places.append((len(data), item[4]))
+            data += _record_of(item, topic)
+            if len(data) >= BLOCK_BYTES or number == len(items):
+                own = RecordBatch(len(places))
+                own.adopt(bytes(data), places)
+                yield own
+                data, places = bytearray(), []
+
+    return parts()
 
 
 def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, tell: Tell) -> Iterator[RecordBatch]:
@@ -233,22 +248,19 @@ def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, tell: Tell) -> I
             items = inner_messages(wrapper) or [wrapper]
             for item in items if has_bodies else ():
                 plain_body(item[14], item[6], item[3])
-            own = _adopted(items)
+            parts = _adopted(items)
         except CorruptFileError as error:
             segment = log.segment_at(wrapper[3])
             assert segment is not None
             tell(segment.path, wrapper[3], wrapper[3] + wrapper[4], error.reason)
             continue
-        yield own
+        yield from parts
 
 
-def _record_of(fields: tuple[Any, ...]) -> bytes:
-    """A record in memory for one inner message: the wrapper's place, its own flag, body and properties."""
-    (topic, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host,
+def _record_of(fields: tuple[Any, ...], name: bytes) -> bytes:
+    """A record in memory for one message of a batch: the wrapper's place, its own flag, body and properties."""
+    (_, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host,
      reconsumed, prepared, crc, body, properties) = fields  # fmt: skip
-    name = topic.encode()
-    if len(name) > 0xFFFF:
-        raise CorruptFileError(SOME_SEGMENT, phy_offset, "topic is no UTF-8 and too long to be shown")
     tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
     tail += struct.pack(">H", len(properties)) + properties
     middle = born_host + struct.pack(">q", stored) + store_host
@@ -384,9 +396,12 @@ def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
             maker.append(batch)
             rows.append(order[positions])
         else:
-            for row, part in zip(order[positions].tolist(), unwrapped_rows(batch), strict=True):
+            places = order[positions]
+            for row, part in unwrapped_rows(batch):
+                if maker.data_size > limit:
+                    yield from finished()
                 maker.append(part)
-                rows.append(np.full(len(part), row, np.int64))
+                rows.append(np.full(len(part), places[row], np.int64))
         if maker.data_size > limit:
             yield from finished()
     yield from finished()

@@ -8,6 +8,8 @@ import os
 import pickle
 import shutil
 import struct
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -251,6 +253,23 @@ def test_an_inner_batch_that_breaks_the_format_costs_its_record(tmp_path: Path, 
         if table.num_rows == 1:
             with pytest.raises(rmq.CorruptFileError):
                 store.scan().read_all()
+
+
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
+def test_an_inner_batch_whose_topic_is_long_is_unpacked_in_parts(tmp_path: Path, on_damage: str) -> None:
+    """Each message has the topic of its record: 33 KB of log say 240 MB."""
+    packed = (struct.pack(">iiiii", 22, 0, 0, 0, 0) + bytes(2)) * 8000
+    record = oracle.encode_record("T" * 30_000, 0, 0, 0, zlib.compress(packed), sys_flag=0xC1)
+    (tmp_path / "s" / "commitlog").mkdir(parents=True)
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").write_bytes(record.ljust(2**16, b"\0"))
+    with rmq.open(tmp_path / "s", config=rmq.StoreConfig(mapped_file_size_commit_log=2**16)) as store:
+        tracemalloc.start()
+        try:
+            rows = [batch.num_rows for batch in store.scan(on_damage=on_damage, batch_bytes=2**21)]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (sum(rows), max(rows) * 30_000 < 2**22, peak < 2**25) == (8000, True, True)
 
 
 def test_a_range_of_the_log_may_begin_and_end_in_damage(log: Log) -> None:
