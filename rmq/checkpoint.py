@@ -40,6 +40,19 @@ class Checkpoint:
             values = _FIELDS.unpack_from(data) if data else values
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]
+        self.is_behind = not self.exists  # the file says less than the fields
+
+    def withdraw(self) -> None:
+        """Durably, before queues and index are derived again: until `flush` the file vouches for none of them. The
+        fields stay.
+        """
+        if self.exists:
+            logics, index = self.logics_msg_timestamp, self.index_msg_timestamp
+            self.logics_msg_timestamp = self.index_msg_timestamp = 0
+            try:
+                self.flush()
+            finally:
+                self.logics_msg_timestamp, self.index_msg_timestamp, self.is_behind = logics, index, True
 
     def flush(self) -> None:
         """Write and sync. What the fields say must be on disk before."""
@@ -55,4 +68,4 @@ class Checkpoint:
             os.close(descriptor)
         if not self.exists:
             sync_directory(self.path.parent)
-        self.exists = True
+        self.exists, self.is_behind = True, False

@@ -321,7 +321,7 @@ class Flusher:
         full = [file.end_timestamp for file in store.index.files if file.is_full]
         if full:
             checkpoint.index_msg_timestamp = full[-1]
-        if grown or not checkpoint.exists:
+        if grown or checkpoint.is_behind:
             checkpoint.flush()
 
     def _mark(self, end: int) -> Mark:

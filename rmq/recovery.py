@@ -154,12 +154,15 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
         else:
             keep += 1
             continue
+        checkpoint.withdraw()
         for lost in reversed(index.files[keep:]):
             lost.close()
             set_aside(paths, lost.path, f"{wrong}; derived again")
         index.files = index.files[:keep]
         break
-    _set_damaged_aside(paths, index)
+    if index.damaged:
+        checkpoint.withdraw()
+        _set_damaged_aside(paths, index)
     if index.files and index.files[-1].index_count <= 1 and not _is_new(index):
         _remove_files(index, index.files[-1:])
         keep = min(keep, len(index.files))
@@ -193,6 +196,14 @@ class OpenedStore:
     table: QueueTable
     dispatcher: Dispatcher[ConsumeQueue]
     checkpoint: Checkpoint
+
+
+def _withdraw(store: OpenedStore) -> None:
+    """Before queues or index are derived again: until all of it is on disk nothing vouches for them, also to a
+    broker that comes next.
+    """
+    void_manifest(store.paths)
+    store.checkpoint.withdraw()
 
 
 def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, clean: bool, repair: bool) -> None:
@@ -234,7 +245,7 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     log.position, log.tail.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest):
-        void_manifest(store.paths)
+        _withdraw(store)
         restored = restore_index(store.index, mark) if manifest is not None and not store.index.damaged else None
         if restored is not None and index_is_whole(store.index, mark, manifest):
             _continue(store, mark.derived_phy_offset, restored, manifest)
@@ -258,11 +269,12 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
         log.distrust(durable)
+        store.checkpoint.withdraw()  # it may be newer than the mark that the index goes back to
     derived = mark.derived_phy_offset
     lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived)
     index_begin = None if clean or manifest is None else restore_index(store.index, mark)
     if index_begin is None or not index_is_whole(store.index, None, manifest):
-        void_manifest(store.paths)
+        _withdraw(store)
         if not clean and manifest is None:  # files that were derived again may have lost pages since
             _remove_files(store.index, store.index.files)
         index_begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
@@ -292,7 +304,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
 def _repair(store: OpenedStore, mark: Mark | None) -> None:
     """The log up to its first damage; everything else anew from it."""
     log, index = store.log, store.index
-    void_manifest(store.paths)
+    _withdraw(store)
     end = find_end(log, log.min_phy_offset, log.max_phy_offset)
     end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
     cut_log(store.paths, log, end, True)
@@ -310,7 +322,7 @@ def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int,
     dispatcher, low = store.dispatcher, store.log.min_phy_offset
     lost = [*lost, *lost_queues(store.log, store.queues, manifest, queue_phy_offset)]
     if lost:
-        void_manifest(store.paths)
+        _withdraw(store)
     dispatcher.queue_phy_offset = low if lost else max(queue_phy_offset, low)
     store.queues.end_at_gaps(is_derived_again=dispatcher.queue_phy_offset == low)
     dispatcher.fills_gaps = dispatcher.fills_gaps or bool(lost)
@@ -319,7 +331,7 @@ def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int,
         dispatcher.advance(store.log.position)
     except QueueGapError as error:
         logger.warning("%s; deriving the queues from the whole log", error)
-        void_manifest(store.paths)
+        _withdraw(store)
         dispatcher.fills_gaps = True
         dispatcher.queue_phy_offset = low
         dispatcher.advance(store.log.position)

@@ -199,11 +199,7 @@ class BatchMaker:
 
 def unwrapped(batch: RecordBatch) -> Iterator[RecordBatch]:
     """The batch with each inner batch replaced by its messages, each with its own queue offset."""
-    if batch.has_inner_batches():
-        for _, part in unwrapped_rows(batch):
-            yield part
-    else:
-        yield batch
+    return (part for _, part in unwrapped_rows(batch)) if batch.has_inner_batches() else iter((batch,))
 
 
 def unwrapped_rows(batch: RecordBatch) -> Iterator[tuple[int, RecordBatch]]:
@@ -215,10 +211,7 @@ def unwrapped_rows(batch: RecordBatch) -> Iterator[tuple[int, RecordBatch]]:
 
 
 def _adopted(items: list[tuple[Any, ...]]) -> Iterator[RecordBatch]:
-    """Messages of one record, about BLOCK_BYTES of them together: each has the wrapper's topic, however long it is.
-
-    Raises CorruptFileError before the first, for all of them.
-    """
+    """Messages of one record, about BLOCK_BYTES together: each has its topic, however long. Raises before the first."""
     topic, phy_offset = items[0][0].encode(), items[0][3]
     if len(topic) > 0xFFFF:
         raise CorruptFileError(SOME_SEGMENT, phy_offset, "topic is no UTF-8 and too long to be shown")

@@ -9,13 +9,17 @@ import signal
 import struct
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agreement import assert_agreement, questions
+from rocketmq import RELEASES, RocketMQ
 
 import rmq
 import rmq.dispatch
+from rmq.checkpoint import Checkpoint
 from rmq.flushing import Flusher
 from rmq.indexfile import IndexFile
 
@@ -23,6 +27,7 @@ SIZES: dict[str, Any] = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_si
                          "max_hash_slot_num": 97, "max_index_num": 500, "flush_interval_commit_log": 10**8}  # fmt: skip
 CONFIG = rmq.StoreConfig(**SIZES)
 COUNT = 1200
+START = 1_700_000_000_000
 PAGE = 4096
 
 
@@ -175,3 +180,53 @@ def test_records_put_before_the_record_crc_was_turned_on_stand_after_a_crash(tmp
     open_without_flush(path, monkeypatch, config=rmq.StoreConfig(enabled_append_prop_crc=True))
     with rmq.open(path, "r+") as store:
         assert store.topics() == {"T": {0: (0, 20)}}
+
+
+@pytest.mark.parametrize("part", ["index", "consumequeue/T/0"])
+def test_the_checkpoint_does_not_vouch_for_what_a_repair_derives_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                       part: str) -> None:  # fmt: skip
+    """A broker's store has no other marks, and a broker that comes next asks nothing else."""
+    path, times = tmp_path / "s", count(START, 1000)
+    with rmq.open(path, "x", config=CONFIG, clock=lambda: next(times)) as store:
+        for i in range(COUNT):
+            store.put(rmq.Message("T", b"%d" % i, keys=f"k{i}"))
+    shutil.rmtree(path / "rmq")
+    open_without_flush(path, monkeypatch, repair=True)
+    found = Checkpoint(path / "checkpoint")
+    assert (found.physic_msg_timestamp > START, found.logics_msg_timestamp, found.index_msg_timestamp) == (True, 0, 0)
+    shutil.rmtree(path / "rmq")
+    with min((path / part).iterdir()).open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(PAGE), PAGE)
+    assert_whole(path)
+    found = Checkpoint(path / "checkpoint")
+    assert START < found.index_msg_timestamp < found.logics_msg_timestamp == found.physic_msg_timestamp
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("release", RELEASES)
+def test_rocketmq_finds_every_key_in_a_store_whose_repair_was_killed(tmp_path: Path, release: str) -> None:
+    """The second of its new index files was not full yet, but older than the last full one of before."""
+    path, times = tmp_path / "s", count(START, 20_000)
+    config = rmq.StoreConfig(**SIZES | {"mapped_file_size_commit_log": 1 << 14}, rocketmq_version=release)
+    with rmq.open(path, "x", config=config, clock=lambda: next(times)) as store:
+        for i in range(COUNT):
+            store.put(rmq.Message("T", b"%d" % i, keys=f"k{i}"))
+    killed(lambda: repair_until_second_file(path, kill))
+    judge = RocketMQ(release, tmp_path / "rocketmq")
+    asked = questions(path)
+    try:
+        answers = judge.open(path, config, asked).answers
+    finally:
+        judge.close()
+    with rmq.open(path) as store:
+        assert_agreement(store, asked, answers)
+        assert len(store.query_many("T", [f"k{i}" for i in range(COUNT)]).table) == COUNT
+
+
+def test_the_checkpoint_tells_times_again_after_a_recovery_with_nothing_to_derive(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    killed(lambda: fill(path))
+    told = (path / "checkpoint").read_bytes()
+    for how in ({}, {"repair": True}):
+        with rmq.open(path, "r+", **how):
+            assert (path / "checkpoint").read_bytes() == told
