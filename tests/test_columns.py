@@ -164,6 +164,15 @@ def test_properties_that_are_no_utf8_read_as_in_java(tmp_path: Path) -> None:
     assert row["raw_properties"] == stored.raw_properties == raw
 
 
+def test_property_names_that_read_alike_are_one(tmp_path: Path) -> None:
+    """Two names that are no UTF-8 and one that is: all read as U+FFFD, the last counts."""
+    raw = b"a\1x\2\xff\1one\2\xfe\1two\2" + "\ufffd\1three\2é\1y\2".encode()
+    with small(tmp_path / "s", rmq.Message("T", b"", raw_properties=raw)) as store:
+        (row,) = store.scan(columns=["properties"]).read_all().to_pylist()
+        assert row["properties"] == [("a", "x"), ("\ufffd", "three"), ("é", "y")]
+        assert store.lookup(0).properties == dict(row["properties"])
+
+
 # ---- limits ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 99, 100, 101, 2**31 - 1])

@@ -365,6 +365,7 @@ def test_subclasses_of_list_and_str_are_what_they_are(filled: rmq.IndexFile, tmp
         store.put(rmq.Message(np.str_("T"), b"x", keys="k"))
         assert type(rmq.Message(np.str_("T"), b"x").topic) is str
         assert store.select_phy_offset_many(np.str_("T"), Keys(["k"])).to_pylist() == [[0]]
+    assert (rmq.java_hash(np.str_("T#k")), rmq.index_key_hash(np.str_("T#k"))) == (81916, 81916)
 
 
 def test_no_keys_have_no_type(filled: rmq.IndexFile) -> None:

@@ -7,7 +7,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 cimport rmq._core._layout as L
-from rmq._core._javahash cimport rmq_utf16_units, rmq_utf8_repair
+from rmq._core._javahash cimport decode_utf8, rmq_utf16_units, rmq_utf8_repair
 from rmq._core._record cimport Property, RecordRow, born_host_of, next_key, next_property, store_host_of
 from rmq._core._recordbatch cimport RecordBatch
 
@@ -428,13 +428,14 @@ cdef class ColumnBuilder:
         cdef const uint8_t *end = cursor + row.properties_size
         cdef Property items[64]
         cdef Property item
-        cdef int count = 0, i
+        cdef int count = 0, i, malformed = 0
+        rmq_utf16_units(cursor, end - cursor, &malformed)   # names that differ may read alike then
         while next_property(&cursor, end, False, &item):
             i = 0
             while i < count and (items[i].name_size != item.name_size
                                  or memcmp(items[i].name, item.name, <size_t>item.name_size) != 0):
                 i += 1
-            if i == MAP_LIMIT:
+            if i == MAP_LIMIT or malformed:
                 return self._long_map(name_ends, names, value_ends, values, row)
             items[i] = item
             count = max(count, i + 1)
@@ -447,14 +448,15 @@ cdef class ColumnBuilder:
 
     cdef int _long_map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,
                        GrowingBuffer values, RecordRow *row) except -1 with gil:
-        """_map for more names than are looked through one by one."""
+        """_map for more names than are looked through one by one, and by what they read as."""
         cdef const uint8_t *cursor = row.base + row.properties_position
         cdef const uint8_t *end = cursor + row.properties_size
         cdef Property item
         cdef dict items = {}
         cdef bytes name, value
         while next_property(&cursor, end, False, &item):
-            items[(<const char *>item.name)[:item.name_size]] = (<const char *>item.value)[:item.value_size]
+            name = decode_utf8(item.name, item.name_size).encode()
+            items[name] = (<const char *>item.value)[:item.value_size]
         for name, value in items.items():
             self._text(names, <const uint8_t *><const char *>name, len(name))
             name_ends.add_i32(names.size)

@@ -68,12 +68,12 @@ def decode_text(const uint8_t[::1] data not None):
     return decode_utf8(&data[0], data.shape[0]) if data.shape[0] else ""
 
 
-def java_hash(str text not None):
+def java_hash(text):
     """Java's String.hashCode: int32 over UTF-16 code units. Cost: one pass. Source: java.lang.String#hashCode."""
     return hash_of_str(text, 0)
 
 
-def index_key_hash(str key not None):
+def index_key_hash(key):
     """Hash stored in an index entry for the whole index key: |java_hash|, 0 for -2^31.
 
     Source: RocketMQ IndexFile#indexKeyHashMethod.
