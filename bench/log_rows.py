@@ -95,21 +95,20 @@ def whole(records: Records, log: WarmLog, source: Any) -> Round:
 
 
 def beside_memcpy(setting: Setting, records: Records, log: WarmLog, source: Any) -> Taken:
-    """Pieces of 1 MiB of as many bytes as the columns have into a file of a segment's size; ns per record."""
-    with copying(setting, np.resize(records.pool, POOL_BYTES), SEGMENT, records.record_size) as copy:
+    with copying(setting, records) as copy:
         return setting.interleaved({"memcpy of 1 MiB": copy, "rmq": whole(records, log, source)})
 
 
 @contextlib.contextmanager
-def copying(setting: Setting, source: Any, size: int, record_size: int) -> Iterator[Round]:
-    """The source again and again into a warm file of so many bytes; ns per record."""
+def copying(setting: Setting, records: Records) -> Iterator[Round]:
+    """memcpy from as many bytes as the columns have into a warm file of a segment's size; ns per record."""
     path = setting.place / "copied"
     with path.open("w+b") as file:
-        file.truncate(size)
-        target = mmap.mmap(file.fileno(), size)
+        file.truncate(SEGMENT)
+        target = mmap.mmap(file.fileno(), SEGMENT)
     np.frombuffer(target, np.uint8)[:] = 1
-    copy, piece = setting.floors.copy, min(PIECE, len(source))
-    yield lambda _: record_size * copy(target, source, piece)
+    copy, pool = setting.floors.copy, np.resize(records.pool, POOL_BYTES)
+    yield lambda _: records.record_size * copy(target, pool, PIECE)
     target.close()
     path.unlink()
 
@@ -143,12 +142,11 @@ def beside_rocketmq(setting: Setting, records: Records, log: WarmLog, source: An
 
 
 def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
-    """They get the records made, of the same few messages. What memcpy of these takes says what is in reach at all."""
+    """They get the records made, of the same few messages. What memcpy takes, as in C1, says what is in reach."""
     messages = records.messages(DISTINCT)
     passes = DATABASE_BYTES // (len(messages) * records.record_size)
     log.restart()
     log.append(messages)
-    source = np.fromfile(log.path, np.uint8, log.end)
     made = list(peers.split(log.path, 0, log.end)) * passes
     pairs = [(OFFSET.pack(number), record) for number, record in enumerate(made)]
     numbered = list(enumerate(made))
@@ -171,7 +169,7 @@ def beside_databases(setting: Setting, records: Records, log: WarmLog) -> None:
     runs = {"sqlite executemany": timed(len(made), by_sqlite)}
     if find_spec("lmdb"):
         runs["lmdb putmulti"] = timed(len(made), by_lmdb)
-    with copying(setting, source, DATABASE_BYTES, records.record_size) as copy:
+    with copying(setting, records) as copy:
         taken = setting.interleaved({**runs, "memcpy": copy, "rmq": timed(len(made), ours)})
     for name in runs:
         setting.record("C4", f"{records.part}, {name.split()[0]}", taken["rmq"], {name: taken[name]}, taken["memcpy"])
