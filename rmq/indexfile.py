@@ -93,6 +93,12 @@ class IndexFile:
             raise StoreClosedError(f"{self.path}: index file is closed")
         return self._view
 
+    def has_header(self, header: bytes) -> bool:
+        """Whether its header is that one. RocketMQ's count of a file without entries is 0 when new, then 1."""
+        own, at = self.view.header(), L.INDEX_COUNT_OFFSET
+        counts = [max(1, int.from_bytes(each[at:], "big", signed=True)) for each in (own, header)]
+        return own[:at] == header[:at] and counts[0] == counts[1]
+
     def look(self) -> None:
         """Take up the sidecar of a full file. It may come later: looks are ever further apart."""
         view = self.view

@@ -80,7 +80,7 @@ def index_is_whole(index: Index, mark: Mark | None, manifest: Manifest | None) -
         return True
     if mark.index_name == 0:
         return not names
-    return bool(names) and int(names[-1]) == mark.index_name and index.files[-1].view.header() == mark.index_header
+    return bool(names) and int(names[-1]) == mark.index_name and index.files[-1].has_header(mark.index_header)
 
 
 def _remove_files(index: Index, files: list[IndexFile]) -> None:

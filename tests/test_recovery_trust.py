@@ -19,6 +19,7 @@ from rocketmq import RELEASES, RocketMQ
 
 import rmq
 import rmq.dispatch
+import rmq.recovery
 from rmq.checkpoint import Checkpoint
 from rmq.flushing import Flusher
 from rmq.indexfile import IndexFile
@@ -230,3 +231,16 @@ def test_the_checkpoint_tells_times_again_after_a_recovery_with_nothing_to_deriv
     for how in ({}, {"repair": True}):
         with rmq.open(path, "r+", **how):
             assert (path / "checkpoint").read_bytes() == told
+
+
+def test_an_index_file_without_entries_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ makes the file with the first message, whether it has keys or not."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"x"))
+    monkeypatch.setattr(rmq.recovery, "void_manifest", lambda _: pytest.fail("nothing is derived again"))
+    for _ in range(2):
+        with rmq.open(path) as store:
+            found = store.query("T", "k")
+            assert (found.complete, found.scanned_size) == (True, 0)
+        rmq.open(path, "r+").close()
