@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/performance.md from the figures of runs: python bench/report.py GOALS.json... Rules: README.md.
 
-GOALS: runs of bench/run.py --json; the medians of their ratios are told, beside another machine's (earlier.json).
+GOALS: runs of bench/run.py --json; the medians of their ratios are told, beside other machines' (earlier.json).
 build/growth.json and build/latency.json are taken when they are there. The text around the figures is
 bench/performance.md, pictures go to docs/performance/.
 """
@@ -36,16 +36,18 @@ def machines(runs: list[Run]) -> str:
 
 
 def goals(runs: list[Run]) -> Iterator[str]:
-    """One line for each goal: the ratios of all runs, their median and what it meets, and another machine's median."""
-    yield f"| Row | Ours / anchor | Ratio, median of {len(runs)} | Runs | R | M | Meets | On {EARLIER['machine']} |"
-    yield "|---|---|---|---|---|---|---|---|"
+    """One line for each goal: the ratios of all runs, their median and what it meets, and other machines' medians."""
+    others = " | ".join(f"On {other['machine']}" for other in EARLIER)
+    yield f"| Row | Ours / anchor | Ratio, median of {len(runs)} | Runs | R | M | Meets | {others} |"
+    yield "|---|---|---|---|---|---|---|" + "---|" * len(EARLIER)
     for goal in GOALS:
         lines = [line for run in runs for line in run["rows"]
                  if (line["goal"]["row"], line["goal"]["part"]) == (goal.row, goal.part)]  # fmt: skip
         ratios = [line["ratio"] for line in lines if not line["why_not"]]
         name = f"{goal.row} {goal.part}".strip()
         limits = f"{goal.realistic:g} | {goal.moonshot:g}"
-        earlier = f"{ratio_text(EARLIER['ratios'][name])}, {met(goal, EARLIER['ratios'][name])}"
+        elsewhere = [other["ratios"][name] for other in EARLIER]
+        earlier = " | ".join(f"{ratio_text(ratio)}, {met(goal, ratio)}" for ratio in elsewhere)
         if not ratios:
             why = lines[0]["why_not"] if lines else "no run has it"
             yield f"| {name} | {goal.what} | | | {limits} | not run: {why} | {earlier} |"
