@@ -140,3 +140,10 @@ def test_an_empty_name_is_that_of_no_column(tmp_path: Path, option: str) -> None
     done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, option, "")
     assert_error(done, 2, "no column ''; there are: k")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("delimiter", ["\t", r"\t"])
+def test_a_tab_may_be_written_as_two_characters(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "x.csv").write_text("n\tm\nk1\t4\n")
+    good("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, "--key-column", "n", "--delimiter", delimiter)
+    assert keys_of(tmp_path / "s") == [("k1",)]

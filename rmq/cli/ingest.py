@@ -47,7 +47,7 @@ SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
               help="Queues to spread over: by hash of the first key, in turn without one.")
 @click.option("--format", "input_form", type=click.Choice(("csv", "jsonl", "parquet")),
               help="Default: by the file's name.")
-@click.option("--delimiter", help="Of CSV. Default: a comma, in .tsv files a tab.")
+@click.option("--delimiter", help=r"Of CSV; \t is a tab. Default: a comma, in .tsv files a tab.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are broken or make no message, and count them.")
 @form_option
 def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[str, ...], tags_column: str | None,
@@ -59,6 +59,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     CSV and JSONL may end in .gz. At the end everything is on disk. A bad row stops the work: what stands before it is
     kept, and counted. So does Ctrl-C.
     """
+    delimiter = "\t" if delimiter == r"\t" else delimiter  # shells hand the two characters over
     _check(topic, input_form, files, delimiter)
     names = dict.fromkeys([*key_columns, *([] if tags_column is None else [tags_column])])
     _check_columns(*names, *([] if body_column is None else [body_column]))
