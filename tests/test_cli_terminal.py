@@ -409,7 +409,8 @@ def test_ctrl_c_stops_ingest_and_the_count_is_what_is_kept(tmp_path: Path, form:
     done = terminal.finish()
     assert done.code == 130
     last = done.out.rstrip("\n").split("\n")[-1]
-    stored = count_of(last, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages stored before$")
+    stored = count_of(last, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages stored before; ")
+    assert last.endswith(f"; --skip-rows {stored} goes on behind them")
     assert 0 < stored < 1_500_000
     assert_holds_the_first(tmp_path / "s", stored)
 
@@ -430,7 +431,7 @@ def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form
     finally:
         process.kill()
     done = finish(process)
-    stored = count_of(done.err, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages? stored before\n$")
+    stored = count_of(done.err, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages? stored before[;\n]")
     assert_holds_the_first(tmp_path / "s", stored)
 
 

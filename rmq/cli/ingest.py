@@ -49,15 +49,17 @@ SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
               help="Default: by the file's name.")
 @click.option("--delimiter", help=r"Of CSV; \t is a tab. Default: a comma, in .tsv files a tab.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are broken or make no message, and count them.")
+@click.option("--skip-rows", type=click.IntRange(0), default=0, metavar="N",
+              help="Leave out the first N rows, which an earlier run has stored or skipped.")
 @form_option
 def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[str, ...], tags_column: str | None,
            body_column: str | None, queues: int, input_form: str | None, delimiter: str | None, skip_bad: bool,
-           conf: Path | None, form: str | None) -> None:  # fmt: skip
+           skip_rows: int, conf: Path | None, form: str | None) -> None:  # fmt: skip
     """Put the rows of FILEs into STORE.
 
     FILE is CSV, JSONL or Parquet; the store is made when it is missing. FILE may be - for stdin (with --format), and
     CSV and JSONL may end in .gz. At the end everything is on disk. A bad row stops the work: what stands before it is
-    kept, and counted. So does Ctrl-C.
+    kept, and counted. So does Ctrl-C. --skip-rows goes on from there.
     """
     delimiter = "\t" if delimiter == r"\t" else delimiter  # shells hand the two characters over
     _check(topic, input_form, files, delimiter)
@@ -66,7 +68,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     wanted = Wanted(tuple(names), body_column, tuple(name for name in key_columns if name != tags_column))
     output = Output(form)
     started = time.monotonic()
-    work = Ingest(topic, key_columns, tags_column, queues, skip_bad)
+    work = Ingest(topic, key_columns, tags_column, queues, skip_bad, skip_rows)
     try:
         with Interrupt().installed() as interrupt:
             sources = [Source(path, input_form, delimiter, wanted, interrupt.wake) for path in files]
@@ -110,21 +112,27 @@ class Ingest:
     """Rows to messages, and the count of what became of them."""
 
     def __init__(self, topic: str, key_columns: tuple[str, ...], tags_column: str | None, queues: int,
-                 skip_bad: bool) -> None:  # fmt: skip
+                 skip_bad: bool, skip_rows: int) -> None:  # fmt: skip
         self.stored = 0
         self.skipped = 0
+        self._skip_rows = skip_rows
+        self._left = skip_rows  # of them
+        self._done = 0  # rows that need not be read again, those among them
         self._topic = topic
         self._key_columns = key_columns
         self._tags_column = tags_column
         self._queues = queues
         self._skip_bad = skip_bad
         self._began = False
-        self._turn = 0
+        self._turn = skip_rows % queues
         self._unseen = {*key_columns, *([] if tags_column is None else [tags_column])}
 
     def count(self) -> str:
         """What to say of an end before the end."""
-        return f"; {counted(self.stored, 'message')} stored before" if self._began else ""
+        if not self._began:
+            return ""
+        advice = f"; --skip-rows {self._done} goes on behind them" if self._done else ""
+        return f"; {counted(self.stored, 'message')} stored before{advice}"
 
     def run(self, store: Store, sources: list[Source], interrupt: Interrupt) -> None:
         """Put all rows, or those before Ctrl-C: what a reader gives after it may be cut, and is left."""
@@ -136,7 +144,7 @@ class Ingest:
                         for rows in parts:
                             if interrupt.is_noted:
                                 return
-                            self._put(store, source, rows)
+                            self._put(store, source, self._behind(rows))
                             self._unseen -= {name for name, texts in rows.columns.items() if _has_text(texts)}
                             show(source, self.stored)
                 except SourceError:
@@ -146,27 +154,47 @@ class Ingest:
                 source.close()
         if self._unseen and self.stored and not interrupt.is_noted:
             note(f"no row has a {' or a '.join(repr(name) for name in sorted(self._unseen))}")
+        if self._left and not interrupt.is_noted:
+            note(f"--skip-rows {self._skip_rows}: there are {counted(self._skip_rows - self._left, 'row')}")
+
+    def _behind(self, rows: Rows) -> Rows:
+        """Less those of the first rows that are to be left out, broken ones among them."""
+        if not self._left:
+            return rows
+        numbers = np.sort(np.r_[rows.numbers, np.array([number for number, _ in rows.bad], np.int64)])
+        passed = min(self._left, len(numbers))
+        self._left -= passed
+        self._done += passed
+        last = numbers[passed - 1] if passed else 0
+        first = int(np.searchsorted(rows.numbers, last, side="right"))
+        return _part(rows, slice(first, None), [(number, why) for number, why in rows.bad if number > last])
 
     def _put(self, store: Store, source: Source, rows: Rows) -> None:
         bad = rows.bad
         first_bad = None if self._skip_bad or not bad else bad[0]
         if first_bad is not None:  # what stands before it is kept
-            rows = _first_rows(rows, int(np.searchsorted(rows.numbers, first_bad[0])))
+            rows = _part(rows, slice(int(np.searchsorted(rows.numbers, first_bad[0]))), [])
         else:
             for number, reason in bad:
                 self._leave_out(source, number, reason)
         batch = self._messages(rows)
-        at = 0
-        while at < batch.num_rows:
-            try:
-                self._store(store, batch.slice(at))
-                break
-            except IllegalMessageError as error:
-                row, stored = error.row or 0, error.stored or 0
-                if row > stored:  # the rows of its chunk that stand before it
-                    self._store(store, batch.slice(at + stored, row - stored))
-                self._leave_out(source, int(rows.numbers[at + row]), str(error.args[0]))
-                at += row + 1
+        at, stored, illegal = 0, self.stored, 0
+        try:
+            while at < batch.num_rows:
+                try:
+                    self._store(store, batch.slice(at))
+                    break
+                except IllegalMessageError as error:
+                    row, before = error.row or 0, error.stored or 0
+                    if row > before:  # the rows of its chunk that stand before it
+                        self._store(store, batch.slice(at + before, row - before))
+                    self._leave_out(source, int(rows.numbers[at + row]), str(error.args[0]))
+                    at, illegal = at + row + 1, illegal + 1
+        finally:
+            done = self.stored - stored + illegal
+            end = np.inf if first_bad is None else first_bad[0]
+            following = rows.numbers[done] if done < len(rows.numbers) else end
+            self._done += done + sum(number < following for number, _ in bad)
         if first_bad is not None:
             self._leave_out(source, *first_bad)
 
@@ -249,8 +277,8 @@ def _first_of(lists: pa.LargeListArray) -> pa.Array:
     return texts.take(_int64s(np.where(np.diff(offsets) > 0, offsets[:-1], len(texts) - 1)))
 
 
-def _first_rows(rows: Rows, count: int) -> Rows:
-    return Rows(rows.numbers[:count], rows.body[:count], {name: text[:count] for name, text in rows.columns.items()})
+def _part(rows: Rows, part: slice, bad: list[tuple[int, str]]) -> Rows:
+    return Rows(rows.numbers[part], rows.body[part], {name: text[part] for name, text in rows.columns.items()}, bad)
 
 
 @contextmanager

@@ -169,8 +169,11 @@ class Source:
                 following = past
                 self.position = blocks.position()
                 for first in range(0, max(batch.num_rows, 1), BATCH_ROWS):
-                    part = slice(first, first + BATCH_ROWS)
-                    yield self._of_csv(batch.slice(first, BATCH_ROWS), numbers[part], due if first == 0 else [])
+                    part = numbers[first : first + BATCH_ROWS]
+                    behind = numbers[first + BATCH_ROWS] if first + BATCH_ROWS < batch.num_rows else past
+                    bad = [item for item in due if item[0] < behind]
+                    del due[: len(bad)]
+                    yield self._of_csv(batch.slice(first, BATCH_ROWS), part, bad)
         except pa.ArrowInvalid as error:
             if "straddling" not in str(error):
                 raise
