@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECO
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
-from rmq.keys import int64_array
 from rmq.message import SOME_SEGMENT, StoredMessage, inner_messages
 
 if TYPE_CHECKING:
@@ -79,29 +77,6 @@ class QueryManyResult:
     complete: bool
     truncated: bool
     truncated_keys: npt.NDArray[np.int64]
-
-
-def table_of(parts: Iterable[tuple[pa.RecordBatch,
-                                   npt.NDArray[np.int64]]]) -> tuple[pa.Table, npt.NDArray[np.int64]]:  # fmt: skip
-    """scan.placed_batches as a table in the order of the places, and the places as they came. ValueError over 2 GiB."""
-    import pyarrow as pa
-
-    batches, places = zip(*parts, strict=True)
-    placed, table = np.concatenate(places), pa.Table.from_batches(batches)
-    if (placed[1:] >= placed[:-1]).all():
-        return table, placed
-    try:
-        return table.take(pa.array(np.argsort(placed, kind="stable"))), placed
-    except pa.ArrowInvalid:  # of a column's chunks, which Arrow joins
-        raise ValueError(f"{len(placed)} messages have {table.nbytes >> 20} MiB, a look-up takes less than 2 GiB: ask "
-                         "for fewer columns, or for fewer messages at a time") from None  # fmt: skip
-
-
-def numbered(name: str, numbers: npt.NDArray[np.int64], table: pa.Table) -> pa.Table:
-    """The table behind a column of numbers; one without columns does not know how many rows it has."""
-    import pyarrow as pa
-
-    return table.add_column(0, name, pa.array(numbers)) if table.num_columns else pa.table({name: numbers})
 
 
 @dataclass(frozen=True)
@@ -319,14 +294,6 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
             next(iter(scan), None)
             if scan.phy_offset == phy_offset and scan.stop in CRC_STOPS:
                 raise log.damage(phy_offset, scan.stop)
-
-
-def loader(log: CommitLog, phy_offsets: npt.NDArray[np.int64], sizes: Any, *,
-           check_crc: bool) -> Callable[..., Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]:  # fmt: skip
-    """What loads records for a look-up. sizes: theirs, when they shall be read ahead."""
-    if sizes is not None:
-        log.read_ahead(phy_offsets, int64_array(sizes, "sizes"))
-    return partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
 
 
 def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:

@@ -38,6 +38,7 @@ from rmq.keys import (
     topic_names,
 )
 from rmq.lock import lock_holder
+from rmq.lookup import loader, numbered, placed_batches, table_of
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
@@ -48,16 +49,13 @@ from rmq.query import (
     Wanted,
     ambiguous_records,
     find,
-    loader,
     messages_at,
     messages_with,
     newest_with_id,
-    numbered,
     raise_with_file,
-    table_of,
 )
 from rmq.queueset import QueueSet
-from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, placed_batches, record_batches, teller
+from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
 
 if TYPE_CHECKING:

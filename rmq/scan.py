@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
@@ -63,7 +62,6 @@ class LostRange:
 
 Tell = Callable[[Path, int, int, str], None]
 Keep = Callable[[RecordBatch], object]
-Load = Callable[[npt.NDArray[np.int64], int, int], Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]
 
 
 def teller(on_damage: str, lost: list[LostRange] | None) -> Tell | None:
@@ -363,38 +361,3 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
         yield from maker.finish(batch_bytes)
     if damage is not None:
         raise damage
-
-
-def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int, columns: Sequence[str],
-                   limit: int = TABLE_BYTES) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
-    """Records at phy offsets in the order of the log, inner batches unwrapped, about `limit` bytes a batch, and of each
-    row the place of its phy offset.
-
-    load(ascending phy offsets, log_end, checks): batches, each with the positions of its rows.
-    """
-    maker = BatchMaker(columns)
-    order = np.argsort(phy_offsets)
-    rows: list[npt.NDArray[np.int64]] = []
-
-    def finished() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-        placed, first = np.concatenate([np.empty(0, np.int64), *rows]), 0
-        rows.clear()
-        for made in maker.finish(limit):
-            last = first + len(made) if columns else len(placed)
-            yield made, placed[first:last]
-            first = last
-
-    for batch, positions in load(phy_offsets[order], log_end, maker.checks):
-        if not batch.has_inner_batches():
-            maker.append(batch)
-            rows.append(order[positions])
-        else:
-            places = order[positions]
-            for row, part in unwrapped_rows(batch):
-                if maker.data_size > limit:
-                    yield from finished()
-                maker.append(part)
-                rows.append(np.full(len(part), places[row], np.int64))
-        if maker.data_size > limit:
-            yield from finished()
-    yield from finished()

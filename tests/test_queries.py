@@ -15,7 +15,7 @@ import rmq
 from rmq._core import _layout as L
 from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, SCAN_BAD_BODY_CRC
 from rmq._core._recordbatch import RecordBatch
-from rmq.query import table_of
+from rmq.lookup import table_of
 from rmq.segment import DirectoryWatch
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=1000)

@@ -2,7 +2,6 @@
 """Look-ups as Spark functions: the compiled index, called on Arrow batches of keys."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -95,6 +94,20 @@ class Probe:
         last = self.end if ends is None else np.minimum(ends, self.end)
         return self.ask(lambda store: store.query_many(
             self.topic, keys, begin=first, end=last, limit=self.limit, columns=columns).table)  # fmt: skip
+
+    def matches(self, keys: pa.Array,
+                columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+        """found for gigabytes: in the order of the log, about PIECE_BYTES at a time, with each one's key_index."""
+        check_version(self._version, self.path)
+        with using(self._place, self.config) as store:
+            table = store.query_many(self.topic, keys, begin=self.begin, end=self.end, limit=self.limit,
+                                     columns=["phy_offset"]).table  # fmt: skip
+            numbers, offsets = table["key_index"].to_numpy(), table["phy_offset"].to_numpy()
+            is_first = (np.diff(numbers, prepend=-1) != 0) | (np.diff(offsets, prepend=-1) != 0)
+            numbers, offsets = numbers[is_first], offsets[is_first]  # an inner batch has a row for each message
+            # query_many has looked at their CRCs.
+            for batch, places in store._placed(offsets, columns, store.max_phy_offset, crc=False, limit=PIECE_BYTES):
+                yield batch, numbers[places]
 
 
 Answer = Callable[[pa.Array, Times | None, Times | None], pa.ListArray]  # keys, begins, ends
@@ -312,11 +325,13 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
             asked = pc.is_valid(keys)
             readable = _utf8(keys)
             numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))
-            table = probe.found(keys.take(numbers), names).combine_chunks()
-            for part in chain.from_iterable(in_pieces(found, PIECE_BYTES) for found in table.to_batches()):
-                left = batch.take(numbers.take(part.column("key_index")))
-                right = native_batch(part.drop_columns(["key_index"]), target, path)
-                yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
-                                                 names=[*left.schema.names, *right.schema.names])  # fmt: skip
+            for found, places in probe.matches(keys.take(numbers), names):
+                rows, first = numbers.take(pa.array(places)), 0
+                for part in in_pieces(found, PIECE_BYTES):
+                    last = first + len(part) if names else len(rows)
+                    left, first = batch.take(rows.slice(first, last - first)), last
+                    right = native_batch(part, target, path)
+                    yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
+                                                     names=[*left.schema.names, *right.schema.names])  # fmt: skip
 
     return df.mapInArrow(join, schema)

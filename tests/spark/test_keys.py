@@ -7,12 +7,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 from test_foreign_formats import Builder, packed
 
 import rmq
 from rmq.scan import COLUMNS
+from rmq.spark import functions
 from rmq.spark.options import ReadOptions
 from rmq.spark.schema import native_ddl
 from rmq.spark.source import MessageReader
@@ -138,8 +140,6 @@ def test_damage_is_an_error_of_the_index_and_left_out_of_the_log(tmp_path: Path)
 
 def test_a_scan_by_keys_gives_what_query_many_gives(store: Path) -> None:
     """Of any topics, in log order; keys in any form that query_many takes."""
-    import pyarrow as pa
-
     with rmq.open(store) as opened:
         expected = opened.query_many("orders", ["c-7"], limit=None, columns=list(COLUMNS)).table.drop("key_index")
         for keys in (["c-7"], pa.array(["c-7"]), ("c-7", "c-7", "nix")):
@@ -153,3 +153,52 @@ def test_a_scan_by_keys_gives_what_query_many_gives(store: Path) -> None:
         for keys, kind in (("c-7", TypeError), ([1], TypeError), (["\ud800"], ValueError), (5, TypeError)):
             with pytest.raises(kind, match="key"):
                 opened.scan(keys=keys)
+
+
+@pytest.mark.parametrize("size", [1, 3000, 2**30])
+@pytest.mark.parametrize("limit", [None, 1, 7])
+def test_a_join_reads_what_query_many_finds_in_batches_of_bounded_size(
+    store: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, size: int
+) -> None:
+    """Of keys that share messages: each pair once."""
+    keys = ["c-7", "nix", "o-107", "o-3", "c-99", "c-7"]
+    probe = functions.Probe(str(store), "orders", None, None, limit, None)
+    expected = probe.found(pa.array(keys), ["phy_offset", "body"]).to_pylist()
+    monkeypatch.setattr(functions, "PIECE_BYTES", size)
+    parts = list(probe.matches(pa.array(keys), ["phy_offset", "body"]))
+    rows = [(key, row["phy_offset"], row["body"]) for batch, numbers in parts
+            for key, row in zip(numbers.tolist(), batch.to_pylist(), strict=True)]  # fmt: skip
+    assert sorted(rows) == sorted((row["key_index"], row["phy_offset"], row["body"]) for row in expected)
+    assert all(batch.nbytes < 2 * size + 100 for batch, _ in parts)
+    assert [len(list(probe.matches(pa.array(none, pa.string()), []))) for none in ([], ["nix"])] <= [1, 1]
+
+
+def test_a_join_with_an_inner_batch_has_each_of_its_messages_once_for_a_key(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    inner = packed((b"three", b"KEYS\1k3\2", 5), (b"", b"", -1), (b"five", b"KEYS\1k5\2TAGS\1t1\2", 7))
+    for number in range(2):
+        builder.record("BT", inner, b"INNER_BASE\1%d\2INNER_NUM\0013\2KEYS\1k3 k5\2" % (3 * number), sys_flag=0xC0,
+                       queue_offset=3 * number)  # fmt: skip
+    probe = functions.Probe(str(builder.finish()), "BT", None, None, None, None)
+    pairs = [(key, offset) for batch, numbers in probe.matches(pa.array(["k5", "k3"]), ["queue_offset"])
+             for key, offset in zip(numbers.tolist(), batch["queue_offset"].to_pylist(), strict=True)]  # fmt: skip
+    assert sorted(pairs) == [(key, offset) for key in range(2) for offset in range(6)]
+
+
+@pytest.mark.slow
+def test_a_join_may_find_more_than_2_gib_for_one_batch_of_keys(tmp_path: Path) -> None:
+    """One table of them, newest first, is more than Arrow joins."""
+    count, size = 520, 4 * 1024 * 1024 + 1024
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(max_message_size=size + 1024)) as made:
+        for number in range(count):
+            made.put(rmq.Message("t", number.to_bytes(2, "big") * (size // 2), keys="all"))
+    probe = functions.Probe(str(tmp_path / "s"), "t", None, None, None, None)
+    with pytest.raises(ValueError, match="520 messages have 2080 MiB, a look-up takes less than 2 GiB"):
+        probe.found(pa.array(["all"]), ["body"])
+    found, largest = [], 0
+    for batch, numbers in probe.matches(pa.array(["all"]), ["body"]):
+        assert not numbers.any()
+        largest = max(largest, batch.nbytes)
+        found += [bytes(body.as_buffer()[-2:]) for body in batch["body"]]
+    assert found == [number.to_bytes(2, "big") for number in range(count)]
+    assert largest < 2 * functions.PIECE_BYTES + size

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records at phy offsets as Arrow batches: of bounded size whatever lies there, each row with its place."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_foreign_formats import Builder, packed
+
+import rmq
+
+LARGEST = 200_000  # bytes of a body with all that its record has beside it
+COLUMNS = ("phy_offset", "queue_offset", "tags", "body")
+
+
+@pytest.fixture(params=[0, 9])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> rmq.Store:
+    """Bodies of 0 to LARGEST bytes, none or every ninth compressed; open for reading."""
+    chance = random.Random(1)
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=2**22)) as made:
+        for number in range(300):
+            body = chance.randbytes(chance.choice([0, 10, 1000, LARGEST - 1000]))
+            zipped = zlib.compress(b"x" * (LARGEST - 1000)) if request.param and number % request.param == 0 else None
+            made.put(rmq.Message("T", zipped or body, tags=f"t{number}", sys_flag=1 if zipped else 0))
+    return rmq.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize("limit", [1, 300_000, 2**21, 2**40])
+@pytest.mark.parametrize("columns", [COLUMNS, ("phy_offset",), ("body",), ()], ids=str)
+def test_a_batch_ends_soon_after_its_limit(store: rmq.Store, columns: tuple[str, ...], limit: int) -> None:
+    """Offsets in any order, some twice, some where no record starts: what comes is what was asked for, by its place."""
+    with store:
+        offsets = store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_numpy()
+        asked = np.random.default_rng(2).permutation(np.r_[offsets, offsets[:50], offsets[:9] + 1])
+        parts = list(store._placed(asked, columns, store.max_phy_offset, crc=True, limit=limit))
+        whole = store.lookup_many(asked, columns=columns)
+    assert all(batch.nbytes <= 2 * limit + LARGEST for batch, _ in parts)
+    places = np.concatenate([places for _, places in parts])
+    assert sorted(places.tolist()) == whole["place"].to_pylist() == np.flatnonzero(np.isin(asked, offsets)).tolist()
+    if columns:
+        assert [len(batch) for batch, _ in parts] == [len(places) for _, places in parts]
+        table = pa.Table.from_batches([batch for batch, _ in parts]).take(pa.array(np.argsort(places, kind="stable")))
+        assert table.to_pylist() == whole.drop_columns(["place"]).to_pylist()
+
+
+def test_messages_of_an_inner_batch_have_the_place_of_their_record(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    inner = packed(*((b"%d" % number, b"", number) for number in range(3)))
+    for number in range(4):
+        builder.record("BT", inner, b"INNER_BASE\1%d\2INNER_NUM\0013\2" % (3 * number), sys_flag=0xC0,
+                       queue_offset=3 * number)  # fmt: skip
+    with rmq.open(builder.finish()) as store:
+        offsets = np.unique(store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_numpy())
+        asked = offsets[[2, 0, 3]]
+        for limit in (1, 2**20):
+            parts = list(store._placed(asked, ["queue_offset"], store.max_phy_offset, crc=False, limit=limit))
+            rows = sorted((place, offset) for batch, places in parts for place, offset in
+                          zip(places.tolist(), batch["queue_offset"].to_pylist(), strict=True))  # fmt: skip
+            assert rows == [(place, 3 * number + row) for place, number in enumerate((2, 0, 3)) for row in range(3)]
+
