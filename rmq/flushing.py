@@ -32,6 +32,7 @@ logger = logging.getLogger("rmq")
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 DISPATCH_SOON = 500  # under SYNC_FLUSH: from then on they follow while a sync is under way
+HEARD_S = 0.1  # until a thread looks by itself whether a sync has ended: an interrupt may end it before it tells
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -149,7 +150,7 @@ class Flusher:
         try:
             with self._sync_lock:
                 while self._is_syncing and self._synced < end:
-                    self._sync_ends.wait()
+                    self._sync_ends.wait(HEARD_S)
                 if self._synced >= end:
                     return
                 is_mine = self._is_syncing = True
@@ -165,10 +166,9 @@ class Flusher:
                         self._store.log.drop_unsynced(segments)
                 target = position
         finally:
-            if is_mine:
+            if is_mine:  # without a call up to where the next may sync: an interrupt comes with a call
+                self._synced, self._is_syncing = target if target > self._synced else self._synced, False
                 with self._sync_lock:
-                    self._is_syncing = False
-                    self._synced = max(self._synced, target)
                     self._sync_ends.notify_all()
 
     def _sync_segments(self, files: Iterable[MappedFile]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -204,3 +206,50 @@ def test_an_interrupted_question_leaves_a_store_that_answers(tmp_path: Path, mod
         ]
         for question in questions:
             assert everywhere(question, lambda where: seen.check(store, 0), 7) > 5
+
+
+class Interrupting:
+    """A lock that the main thread is interrupted at where it takes it for the `number`th time."""
+
+    def __init__(self, lock: Any, number: int) -> None:
+        self.lock, self.left = lock, number
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+def test_a_sync_that_is_interrupted_before_it_tells_leaves_others_to_sync(tmp_path: Path) -> None:
+    """A thread that waits for it finds out by itself, and the next put syncs."""
+    config = rmq.StoreConfig(flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=FAR)
+    with rmq.open(tmp_path / "s", "a", config=config) as store:
+        store.put(message(0))
+        flusher, lock = store._flusher, store._flusher._sync_lock
+        waiting, later = (threading.Thread(target=lambda n=n: store.put(message(n)), daemon=True) for n in (2, 3))
+        real = flusher._sync_segments
+
+        def while_another_waits(files: Any) -> None:
+            flusher._sync_segments = real
+            waiting.start()
+            while not flusher._sync_ends._waiters:
+                time.sleep(0.01)
+            real(files)
+
+        flusher._sync_segments = while_another_waits
+        flusher._sync_lock = Interrupting(lock, 2)
+        with pytest.raises(KeyboardInterrupt):
+            store.put(message(1))
+        flusher._sync_lock = lock
+        later.start()
+        for thread in (waiting, later):
+            thread.join(10)
+            assert not thread.is_alive()
+        assert flusher._synced == store.max_phy_offset
+    with rmq.open(tmp_path / "s") as store:
+        assert len(store.scan().read_all()) == 4
