@@ -298,6 +298,8 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
             queues.touch(queue)
     queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
+    if clean and min(queue_end, begin[0]) < log.position:  # files are gone that the checkpoint vouches for
+        _withdraw(store)
     _continue(store, queue_end if clean else min(start, log.position), begin, None, lost)
 
 

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
 from agreement import assert_agreement, questions
 from rocketmq import RELEASES, RocketMQ
@@ -21,6 +22,7 @@ import rmq
 import rmq.dispatch
 import rmq.recovery
 from rmq.checkpoint import Checkpoint
+from rmq.dispatch import Dispatcher
 from rmq.flushing import Flusher
 from rmq.indexfile import IndexFile
 
@@ -47,9 +49,10 @@ def kill(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fill(path: Path, config: rmq.StoreConfig = CONFIG) -> rmq.Store:
-    store = rmq.open(path, "x", config=config)
-    store.put_many([rmq.Message("T", b"%d" % i, keys=f"k{i}") for i in range(COUNT)])
+def fill(path: Path, config: rmq.StoreConfig = CONFIG, **how: Any) -> rmq.Store:
+    store = rmq.open(path, "x", config=config, **how)
+    for first in range(0, COUNT, 100):
+        store.put_many([rmq.Message("T", b"%d" % i, keys=f"k{i}") for i in range(first, first + 100)])
     store.flush()
     return store
 
@@ -201,6 +204,89 @@ def test_the_checkpoint_does_not_vouch_for_what_a_repair_derives_again(tmp_path:
     assert_whole(path)
     found = Checkpoint(path / "checkpoint")
     assert START < found.index_msg_timestamp < found.logics_msg_timestamp == found.physic_msg_timestamp
+
+
+def crash(path: Path) -> None:
+    killed(lambda: rmq.open(path, "r+").put(rmq.Message("U", b"x")))
+
+
+def append_as_a_broker(path: Path) -> None:
+    with rmq.open(path) as store:
+        end = store.max_phy_offset
+    with max((path / "commitlog").iterdir()).open("r+b") as file:
+        os.pwrite(file.fileno(), oracle.encode_record("U", 0, 0, end, b"x"), end - int(Path(file.name).name))
+
+
+def without_marks(path: Path) -> None:
+    shutil.rmtree(path / "rmq")
+
+
+def lose_first_index_file(path: Path) -> None:
+    min((path / "index").iterdir()).unlink()
+
+
+def lose_last_index_file(path: Path) -> None:
+    max((path / "index").iterdir()).unlink()
+
+
+def lose_index(path: Path) -> None:
+    shutil.rmtree(path / "index")
+
+
+def damage_index_file(path: Path, which: Callable[..., Path] = min) -> None:
+    with which((path / "index").iterdir()).open("r+b") as file:
+        os.pwrite(file.fileno(), b"\x7f" * 40, 0)
+
+
+def damage_last_index_file(path: Path) -> None:
+    damage_index_file(path, max)
+
+
+def lose_queue(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue/T")
+
+
+def lose_last_units(path: Path) -> None:
+    max((path / "consumequeue/T/0").iterdir()).unlink()
+
+
+LOSSES = (lose_first_index_file, lose_last_index_file, lose_index, lose_queue, lose_last_units)
+DAMAGE = (damage_index_file, damage_last_index_file)  # a reopen of a closed store of our own does not look for it
+
+
+@pytest.mark.parametrize("steps", [
+    *([loss] for loss in LOSSES), *([without_marks, loss] for loss in LOSSES + DAMAGE),
+    [crash], [crash, lose_index], [crash, without_marks, lose_queue],
+    [append_as_a_broker, lose_index], [append_as_a_broker, lose_first_index_file],
+    ], ids=lambda steps: ", ".join(step.__name__ for step in steps))  # fmt: skip
+def test_the_checkpoint_vouches_for_nothing_before_anything_is_derived_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Callable[[Path], None]]
+) -> None:
+    """Killed where a file is set aside, or else before what was derived is on disk."""
+    path, times = tmp_path / "s", count(START, 100_000)
+    sizes = SIZES | {"mapped_file_size_consume_queue": 20 * 500, "mapped_file_size_commit_log": 1 << 14}
+    fill(path, rmq.StoreConfig(**sizes), clock=lambda: next(times)).close()
+    for step in steps:
+        step(path)
+    assert Checkpoint(path / "checkpoint").logics_msg_timestamp > 0
+    real = Dispatcher.advance
+
+    def killing(self: Dispatcher, end: int) -> None:
+        is_behind = min(self.queue_phy_offset, self.index_phy_offset) < end
+        real(self, end)
+        if is_behind:
+            kill()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Dispatcher, "advance", killing)
+        patched.setattr(rmq.recovery, "set_aside", kill)
+        killed(lambda: rmq.open(path, "r+"))
+    found = Checkpoint(path / "checkpoint")
+    assert (found.logics_msg_timestamp, found.index_msg_timestamp) == (0, 0)
+    with rmq.open(path, "r+") as store:
+        assert store.query_many("T", [f"k{i}" for i in range(COUNT)]).table["key_index"].to_pylist() == [*range(COUNT)]
+        assert store.topics()["T"] == {0: (0, COUNT)}
+    assert rmq.verify(path).is_sound
 
 
 @pytest.mark.interop
