@@ -17,6 +17,7 @@ from pathlib import Path
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.groupcommit import GroupCommit
 from rmq.indexfile import IndexFile
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
@@ -32,7 +33,6 @@ logger = logging.getLogger("rmq")
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 DISPATCH_SOON = 500  # under SYNC_FLUSH: from then on they follow while a sync is under way
-HEARD_S = 0.1  # until a thread looks by itself whether a sync has ended: an interrupt may end it before it tells
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -56,11 +56,7 @@ class Flusher:
         self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=self._distrust)
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
-        # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` does.
-        self._sync_lock = threading.Lock()
-        self._sync_ends = threading.Condition(self._sync_lock)
-        self._is_syncing = False
-        self._synced = store.log.position
+        self._group = GroupCommit(store.log.position)
         self._flushed = store.log.position
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._dispatch_failure: OSError | CorruptFileError | None = None
@@ -146,30 +142,20 @@ class Flusher:
 
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
-        is_mine, target = False, -1
-        try:
-            with self._sync_lock:
-                while self._is_syncing and self._synced < end:
-                    self._sync_ends.wait(HEARD_S)
-                if self._synced >= end:
-                    return
-                is_mine = self._is_syncing = True
-            with self._log_lock:
-                self._raise_failure()
+        self._group.sync(end, self._sync_log)
+
+    def _sync_log(self) -> int:
+        with self._log_lock:
+            self._raise_failure()
+            with self._put_lock:
+                position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
+            if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
+                self.preparer.wake()
+            self._sync_segments(segment.file for segment in segments)
+            if segments != self._store.log.segments[-1:]:  # it stays: it may have new records
                 with self._put_lock:
-                    position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
-                if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
-                    self.preparer.wake()
-                self._sync_segments(segment.file for segment in segments)
-                if segments != self._store.log.segments[-1:]:  # it stays: it may have new records
-                    with self._put_lock:
-                        self._store.log.drop_unsynced(segments)
-                target = position
-        finally:
-            if is_mine:  # without a call up to where the next may sync: an interrupt comes with a call
-                self._synced, self._is_syncing = target if target > self._synced else self._synced, False
-                with self._sync_lock:
-                    self._sync_ends.notify_all()
+                    self._store.log.drop_unsynced(segments)
+        return position
 
     def _sync_segments(self, files: Iterable[MappedFile]) -> None:
         """Nobody else's sync of a segment returns before a failure of this one is known. Raises OSError."""
@@ -235,9 +221,7 @@ class Flusher:
             if closing:
                 store.log.following.remove()
             self._flushed = end
-            with self._sync_lock:
-                self._synced = max(self._synced, end)
-                self._sync_ends.notify_all()
+            self._group.note(end)
             for index_file in index_files:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)

@@ -19,6 +19,7 @@ from test_syncs import Disk
 from workload import message
 
 import rmq
+from rmq.groupcommit import GroupCommit
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +31,13 @@ class Interrupter:
     """Raises KeyboardInterrupt at one of the places where the interpreter looks for signals: at the begin of a function
     of rmq, and behind each C function that such a one calls."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, folder: str = PACKAGE) -> None:
         self.left = number
         self.where = ""
+        self._folder = folder
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        if self.left and event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+        if self.left and event in ("call", "c_return") and frame.f_code.co_filename.startswith(self._folder):
             self.left -= 1
             if not self.left:
                 name = os.path.relpath(frame.f_code.co_filename, PACKAGE)
@@ -230,26 +232,56 @@ def test_a_sync_that_is_interrupted_before_it_tells_leaves_others_to_sync(tmp_pa
     config = rmq.StoreConfig(flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=FAR)
     with rmq.open(tmp_path / "s", "a", config=config) as store:
         store.put(message(0))
-        flusher, lock = store._flusher, store._flusher._sync_lock
+        flusher, group = store._flusher, store._flusher._group
         waiting, later = (threading.Thread(target=lambda n=n: store.put(message(n)), daemon=True) for n in (2, 3))
         real = flusher._sync_segments
 
         def while_another_waits(files: Any) -> None:
             flusher._sync_segments = real
             waiting.start()
-            while not flusher._sync_ends._waiters:
+            while not group._waiting:
                 time.sleep(0.01)
             real(files)
 
         flusher._sync_segments = while_another_waits
-        flusher._sync_lock = Interrupting(lock, 2)
+        lock, group._lock = group._lock, Interrupting(group._lock, 2)
         with pytest.raises(KeyboardInterrupt):
             store.put(message(1))
-        flusher._sync_lock = lock
+        group._lock = lock
         later.start()
         for thread in (waiting, later):
             thread.join(10)
             assert not thread.is_alive()
-        assert flusher._synced == store.max_phy_offset
+        assert group.synced == store.max_phy_offset
     with rmq.open(tmp_path / "s") as store:
         assert len(store.scan().read_all()) == 4
+
+
+def test_an_interrupt_anywhere_in_waiting_for_a_sync_harms_nobody_else() -> None:
+    """In functions that the wait calls too; what comes out is that interrupt."""
+    number, is_done = 0, False
+    while not is_done:
+        number += 1
+        group, began, failed = GroupCommit(0), threading.Event(), []
+
+        def sync(group: GroupCommit = group, began: threading.Event = began, failed: list[Any] = failed) -> None:
+            def work() -> int:
+                began.set()
+                time.sleep(0.02)
+                return 10
+
+            try:
+                group.sync(10, work)
+            except BaseException as error:
+                failed.append(error)
+
+        other = threading.Thread(target=sync, daemon=True)
+        other.start()
+        began.wait(10)
+        interrupter = Interrupter(number, folder="")
+        is_done = interrupter.run(lambda group=group: group.sync(10, lambda: 10))
+        other.join(10)
+        assert (other.is_alive(), failed, group.synced, group._lock.locked()) == (False, [], 10, False)
+        group.sync(20, lambda: 20)
+        assert group.synced == 20
+    assert number > 3
