@@ -296,7 +296,7 @@ class Store(StoreReader):
             if isinstance(error, RowError) and error.row is not None:
                 error.row += stored
             with contextlib.suppress(AttributeError):  # a caller's own error may take none
-                error.stored = stored  # type: ignore[attr-defined]
+                error.stored = stored + vars(error).pop("not_synced", 0)  # type: ignore[attr-defined]
             raise
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
@@ -321,7 +321,11 @@ class Store(StoreReader):
             self._marks.show(end)
             must_sync = flusher.put_done(count, timestamp, waits=waits)
         if must_sync:
-            flusher.sync_put(end)
+            try:
+                flusher.sync_put(end)
+            except OSError as error:
+                error.not_synced = count  # type: ignore[attr-defined]  # stored all the same
+                raise
         if len(self._log.unsynced) > self._log.unsynced_limit:
             flusher.relieve()
         return answer

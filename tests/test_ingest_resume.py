@@ -15,6 +15,7 @@ import pytest
 from commandline import assert_error, bodies, call, good
 
 import rmq
+from rmq.mappedfile import MappedFile
 
 ADVICE = re.compile(r"; --skip-rows (\d+) goes on behind them\n$")
 COUNT, BAD = 40, {3, 17, 18, 39}  # rows from 0; those that are broken
@@ -106,6 +107,53 @@ def test_a_disk_that_was_full_loses_no_row_and_repeats_none(tmp_path: Path, form
     found = ADVICE.search(done.err)
     assert ingest(tmp_path / "s", path, "--skip-bad", "--skip-rows", found[1] if found else 0).code == 0
     assert numbers(tmp_path / "s") == [n for n in range(COUNT) if n not in BAD]
+
+
+@pytest.mark.parametrize("advised", [20, 25])
+def test_a_run_that_stops_again_among_the_rows_it_leaves_out_advises_no_fewer(tmp_path: Path, advised: int) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"n":%d,"k":"k"}\n' % n for n in range(COUNT)))[:-9])
+    done = ingest(tmp_path / "s", path, "--skip-rows", COUNT + advised)
+    assert_error(done, 2, f"; 0 messages stored before; --skip-rows {COUNT + advised} goes on behind them")
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_what_a_failed_sync_left_in_the_log_is_not_stored_again(tmp_path: Path, number: int,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Each part is put, then synced."""
+    store, path = tmp_path / "s", file_of(tmp_path / "x.parquet", list(range(COUNT)), set())
+    (tmp_path / "broker.conf").write_text("flushDiskType=SYNC_FLUSH\n")
+    real, left = MappedFile.sync, number
+
+    def sync(self: MappedFile) -> None:
+        nonlocal left
+        left -= "commitlog" in self.path.parts
+        if not left:
+            raise OSError(5, "Input/output error")
+        real(self)
+
+    rmq.open(store, "x").close()
+    with monkeypatch.context() as patched:
+        patched.setattr(MappedFile, "sync", sync)
+        done = ingest(store, path, "--conf", tmp_path / "broker.conf")
+    found = ADVICE.search(done.err)
+    assert done.code == 4, done
+    assert ingest(store, path, "--skip-rows", found[1] if found else 0).code == 0
+    assert numbers(store) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_illegal_rows_are_told_in_their_order_whatever_rule_they_break(tmp_path: Path, skips: bool) -> None:
+    """A put names a bad key before a body that is too large in an earlier row."""
+    rows = [{"n": n, "k": "a b" if n == 4 else "k", "x": "x" * (5_000_000 if n in (2, 5) else 1)} for n in range(7)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = ingest(tmp_path / "s", tmp_path / "x.jsonl", *(["--skip-bad"] if skips else []))
+    if skips:
+        assert (done.code, numbers(tmp_path / "s")) == (0, [0, 1, 3, 6])
+        assert [note.split(": ")[2] for note in done.notes] == ["row 3", "row 5", "row 6"]
+    else:
+        assert_error(done, 2, "x.jsonl: row 3: body has ", "; 2 messages stored before; --skip-rows 2 goes on")
+        assert numbers(tmp_path / "s") == [0, 1]
 
 
 def test_queues_are_taken_in_turn_as_if_nothing_had_stopped(tmp_path: Path) -> None:

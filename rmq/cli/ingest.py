@@ -117,7 +117,7 @@ class Ingest:
         self.skipped = 0
         self._skip_rows = skip_rows
         self._left = skip_rows  # of them
-        self._done = 0  # rows that need not be read again, those among them
+        self._done = skip_rows  # rows that need not be read again
         self._topic = topic
         self._key_columns = key_columns
         self._tags_column = tags_column
@@ -164,7 +164,6 @@ class Ingest:
         numbers = np.sort(np.r_[rows.numbers, np.array([number for number, _ in rows.bad], np.int64)])
         passed = min(self._left, len(numbers))
         self._left -= passed
-        self._done += passed
         last = numbers[passed - 1] if passed else 0
         first = int(np.searchsorted(rows.numbers, last, side="right"))
         return _part(rows, slice(first, None), [(number, why) for number, why in rows.bad if number > last])
@@ -178,18 +177,19 @@ class Ingest:
             for number, reason in bad:
                 self._leave_out(source, number, reason)
         batch = self._messages(rows)
-        at, stored, illegal = 0, self.stored, 0
+        at, ends, stored, illegal = 0, [(batch.num_rows, "")], self.stored, 0
         try:
-            while at < batch.num_rows:
+            while ends:
                 try:
-                    self._store(store, batch.slice(at))
-                    break
-                except IllegalMessageError as error:
-                    row, before = error.row or 0, error.stored or 0
-                    if row > before:  # the rows of its chunk that stand before it
-                        self._store(store, batch.slice(at + before, row - before))
-                    self._leave_out(source, int(rows.numbers[at + row]), str(error.args[0]))
-                    at, illegal = at + row + 1, illegal + 1
+                    self._store(store, batch.slice(at, ends[-1][0] - at))
+                except IllegalMessageError as error:  # a row before that one may be illegal too
+                    ends.append((at + (error.row or 0), str(error.args[0])))
+                    at += error.stored or 0
+                    continue
+                at, reason = ends.pop()
+                if ends:
+                    self._leave_out(source, int(rows.numbers[at]), reason)
+                    at, illegal = at + 1, illegal + 1
         finally:
             done = self.stored - stored + illegal
             end = np.inf if first_bad is None else first_bad[0]
