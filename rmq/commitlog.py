@@ -338,16 +338,16 @@ class CommitLog:
         if segment is None:
             start = phy_offset - phy_offset % self.segment_size
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
-        if stop in (SCAN_BLANK, SCAN_ZERO) and segment.ends_with_blank(phy_offset - segment.start):
+        is_last = stop == SCAN_BLANK and self._known_segment(segment.end) is None
+        if is_last or (stop in (SCAN_BLANK, SCAN_ZERO) and segment.ends_with_blank(phy_offset - segment.start)):
             return self.damage(segment.end, SCAN_ZERO)
         return CorruptFileError(segment.path, phy_offset - segment.start, SCAN_REASONS.get(stop, "no record"))
 
     def no_record(self, phy_offset: int, reason: str) -> CorruptFileError:
         """The error for a place that something points to, naming file and byte."""
         segment = self._known_segment(phy_offset)
-        if segment is None:
-            return self.damage(phy_offset, SCAN_ZERO)
-        return CorruptFileError(segment.path, phy_offset - segment.start, reason)
+        return (self.damage(phy_offset, SCAN_ZERO) if segment is None
+                else CorruptFileError(segment.path, phy_offset - segment.start, reason))  # fmt: skip
 
     def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
              capacity: int = 8192) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip

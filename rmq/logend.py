@@ -84,8 +84,12 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
     """Judge what lies behind the end: a torn tail, or damage in what had been durable.
 
     durable: every byte below was on disk. durable_time: a record stored up to then was on disk; None: every record was.
+    A segment that is missing between others is damage: no crash takes one off.
     """
-    end.is_damage = end.phy_offset < durable
+    last = log.segment_at(end.phy_offset) if end.stop == SCAN_BLANK else None
+    following = end.phy_offset if last is None else last.end
+    is_gone = log.min_phy_offset <= following < log.max_phy_offset and log.segment_at(following) is None
+    end.is_damage = is_gone or end.phy_offset < durable
     if end.stop in (SCAN_LIMIT, SCAN_BLANK) and not end.is_damage:
         return end
     for start in [segment.start for segment in log.segments if segment.end > end.phy_offset]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import oracle
 import pyarrow.compute as pc
 import pytest
-from conftest import Golden
+from conftest import Golden, copy_store
 
 import rmq
 from rmq.indexfile import IndexFile
@@ -200,3 +200,28 @@ def test_crash_image_reads_like_the_closed_store(small_golden: Golden, tmp_path:
         assert crashed.scan().read_all().equals(closed.scan().read_all())
         for key in ("k1", "warm-4"):
             assert crashed.query("Exact", key, limit=None) == closed.query("Exact", key, limit=None)
+
+
+@pytest.mark.parametrize("place", ["second", "middle"])
+def test_a_segment_that_a_copy_of_a_crashed_store_lacks_hides_no_other(small_golden: Golden, tmp_path: Path,
+                                                                       place: str) -> None:  # fmt: skip
+    """Its checkpoint tells nothing: RocketMQ writes that now and then, and a copy may have an old one or none."""
+    path = copy_store(small_golden.directory / "crash", tmp_path / "s")
+    with rmq.open(path, config=small_golden.store_config) as store:
+        sound = store.scan(columns=["phy_offset"], on_damage="skip").read_all()["phy_offset"].to_pylist()
+    segments = sorted((path / "commitlog").iterdir())
+    missing = segments[1 if place == "second" else len(segments) // 2]
+    begin, end = int(missing.name), int(missing.name) + missing.stat().st_size
+    assert any(begin <= offset < end for offset in sound)
+    missing.unlink()
+    left = [offset for offset in sound if not begin <= offset < end]
+    for without in ((), ("checkpoint",)):
+        for name in without:
+            (path / name).unlink(missing_ok=True)
+        with rmq.open(path, config=small_golden.store_config) as store:
+            found = store.scan(columns=["phy_offset"], on_damage="skip").read_all()["phy_offset"].to_pylist()
+            assert found == left
+            with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
+                store.scan().read_all()
+            assert Path(error.value.path).name == missing.name
+            assert store.lookup(left[-1]).phy_offset == left[-1]
