@@ -143,8 +143,11 @@ def test_what_a_failed_sync_left_in_the_log_is_not_stored_again(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_illegal_rows_are_told_in_their_order_whatever_rule_they_break(tmp_path: Path, skips: bool) -> None:
+def test_illegal_rows_are_told_in_their_order_whatever_rule_they_break(
+    tmp_path: Path, skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A put names a bad key before a body that is too large in an earlier row."""
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 2**22)
     rows = [{"n": n, "k": "a b" if n == 4 else "k", "x": "x" * (5_000_000 if n in (2, 5) else 1)} for n in range(7)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = ingest(tmp_path / "s", tmp_path / "x.jsonl", *(["--skip-bad"] if skips else []))
