@@ -23,6 +23,7 @@ from rmq.segment import make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
+NO_LOG = "the commit log has no segments, but other files do"
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 
@@ -106,6 +107,22 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
 def has_segments(paths: StorePaths) -> bool:
     """Whether the commit log has any segment."""
     return next(_segments(paths.commit_logs), None) is not None
+
+
+def has_lost_log(paths: StorePaths) -> bool:
+    """Whether queues have files and the commit log has none: it was not copied, or is not mounted."""
+    return not has_segments(paths) and any(path.is_file() for path in paths.consume_queue.glob("*/*/*"))
+
+
+def is_own_store(paths: StorePaths, meta: dict[str, Any] | None) -> bool:
+    """Whether we made the store, or make it now. CorruptFileError for one that has lost its log, before a file of ours
+    says anything of it.
+    """
+    if meta is not None:
+        return bool(meta.get("origin") == "rmq")
+    if has_lost_log(paths):
+        raise CorruptFileError(paths.commit_logs[0], 0, NO_LOG)
+    return not has_segments(paths)
 
 
 def _common_size(segments: Iterator[tuple[int, int]]) -> int:

@@ -280,7 +280,9 @@ def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int
 
 def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
                checks: int = 0) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
-    """CommitLog.load, and at its end CorruptFileError when a record there is whole but for a CRC."""
+    """CommitLog.load, and at its end CorruptFileError when a record there is whole but for a CRC, or its segment is
+    missing.
+    """
     is_left_out = np.ones(len(phy_offsets), np.bool_)
     count = 0
     for batch, positions in log.load(phy_offsets, log_end, checks=checks | CHECK_CRC):
@@ -294,6 +296,8 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
             next(iter(scan), None)
             if scan.phy_offset == phy_offset and scan.stop in CRC_STOPS:
                 raise log.damage(phy_offset, scan.stop)
+        elif log.min_phy_offset <= phy_offset < log_end:
+            raise log.damage(phy_offset, SCAN_ZERO)
 
 
 def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:

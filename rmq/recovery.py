@@ -21,6 +21,7 @@ from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
+from rmq.geometry import NO_LOG
 from rmq.index import Index
 from rmq.indexfile import IndexFile
 from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
@@ -217,7 +218,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     store.queues.load()
     if not log.segments:
         if (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
-            raise CorruptFileError(log.directories[0], 0, "the commit log has no segments, but other files do")
+            raise CorruptFileError(log.directories[0], 0, NO_LOG)
         _set_damaged_aside(store.paths, store.index)
         return
     if repair:

@@ -40,6 +40,7 @@ from rmq.geometry import (
     foreign_index,
     foreign_queues,
     has_segments,
+    is_own_store,
     make_root,
     require_store,
     settle_config,
@@ -183,7 +184,7 @@ class Store(StoreReader):
         meta = read_meta(self._paths)
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
-        is_own = meta.get("origin") == "rmq" if meta is not None else not has_segments(self._paths)
+        is_own = is_own_store(self._paths, meta)
         new_meta = {"origin": "rmq" if is_own else "rocketmq",
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         is_told = is_own if meta is None else {name: meta.get(name) for name in new_meta} == new_meta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 from pathlib import Path
 
 import oracle
@@ -225,3 +226,41 @@ def test_a_segment_that_a_copy_of_a_crashed_store_lacks_hides_no_other(small_gol
                 store.scan().read_all()
             assert Path(error.value.path).name == missing.name
             assert store.lookup(left[-1]).phy_offset == left[-1]
+
+
+@pytest.mark.parametrize("image", ["store", "crash"])
+def test_a_backup_whose_log_was_not_copied_is_refused_untouched_and_whole_with_it(
+    small_golden: Golden, tmp_path: Path, image: str
+) -> None:
+    source = small_golden.directory / image
+    path = copy_store(source, tmp_path / "s")
+    shutil.rmtree(path / "commitlog")
+    before = sorted(path.rglob("*"))
+    for how in ({"mode": "r+"}, {"mode": "a"}, {"mode": "r+", "repair": True}):
+        with pytest.raises(rmq.CorruptFileError, match="the commit log has no segments, but other files do"):
+            rmq.open(path, config=small_golden.store_config, **how)
+        assert set(path.rglob("*")) - set(before) <= {path / "lock"}
+    for is_there in (False, True):
+        if is_there:
+            (path / "commitlog").mkdir()
+        found = rmq.verify(path, config=small_golden.store_config)
+        assert any("the commit log has no segments" in item.reason for item in found if item.severity == "damage")
+    (path / "commitlog").rmdir()
+    copy_store(source / "commitlog", path / "commitlog")
+    with rmq.open(path) as store, rmq.open(source) as whole:
+        assert store.scan().read_all().equals(whole.scan().read_all())
+
+
+def test_an_id_in_a_segment_that_is_missing_is_an_error_that_names_it(small_golden: Golden, tmp_path: Path) -> None:
+    path = copy_store(small_golden.directory / "store", tmp_path / "s")
+    with rmq.open(path) as store:
+        places = store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+    missing = sorted((path / "commitlog").iterdir())[2]
+    missing.unlink()
+    (gone, *_) = [place for place in places if int(missing.name) <= place]
+    with rmq.open(path) as store:
+        for ask in (lambda: store.lookup(gone), lambda: store.lookup_many([gone])):
+            with pytest.raises(rmq.CorruptFileError, match="segment is missing"):
+                ask()
+        with pytest.raises(KeyError):
+            store.lookup(store.max_phy_offset)

@@ -15,7 +15,16 @@ import numpy as np
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
-from rmq.geometry import check_readable, foreign_index, foreign_queues, require_store, segment_sizes, settle_config
+from rmq.geometry import (
+    NO_LOG,
+    check_readable,
+    foreign_index,
+    foreign_queues,
+    has_lost_log,
+    require_store,
+    segment_sizes,
+    settle_config,
+)
 from rmq.lock import lock_holder
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
@@ -143,6 +152,8 @@ class _Verification:
         judge_markers(paths, report, state)
         for begin, end in list_segments(log, report, is_live=is_live):
             ground.add_blind(begin, end)
+        if not is_live and has_lost_log(paths):
+            report.damage(log.directories[0], 0, "missing", NO_LOG)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
             ground.is_own = was_left_alone(log, mark) if ground.is_closed else is_ours(paths)
         return ground
