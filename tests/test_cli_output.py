@@ -70,3 +70,22 @@ def test_an_export_tells_of_topics_that_are_not_there(store: Path, tmp_path: Pat
     assert some.rows[0]["row_count"] == 2
     none = call("export", store, tmp_path / "none", "--topic", "zzz", "--processes", 1)
     assert (none.code, none.notes[0]) == (1, f"rmq: {store}: no topic 'zzz'")
+
+
+def test_a_time_between_two_milliseconds_bounds_what_lies_inside(tmp_path: Path) -> None:
+    begin = 1_700_000_000_000
+    times = iter(range(begin, begin + 10))
+    with rmq.open(tmp_path / "s", "x", clock=lambda: next(times)) as store:
+        for number in range(5):
+            store.put(rmq.Message("T", b"%d" % number, keys="k"))
+    low, high = (f"2023-11-14T22:13:20.{digits}Z" for digits in ("0014999", "0035"))
+    for verb, bounds in ((("cat",), ("--from", "--until")), (("query",), ("--begin", "--end"))):
+        asked = (*verb, tmp_path / "s", "T", *(["k"] if verb == ("query",) else []), bounds[0], low, bounds[1], high)
+        assert sorted(row["body"] for row in good(*asked, "-o", "jsonl").rows) == ["2", "3"]
+    done = call("cat", tmp_path / "s", "T", "--from", "\uff11\uff12\uff13")
+    assert_error(done, 2, "is no time")
+
+
+def test_an_output_in_the_store_is_refused_without_other_advice(tmp_path: Path) -> None:
+    rmq.open(tmp_path / "s", "x").close()
+    assert "lies in the store (see " in call("rebuild", tmp_path / "s", "--output", tmp_path / "s" / "new").err

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,14 +20,18 @@ from rmq.store import Store
 from rmq.store import open as open_any
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_AGO = re.compile(r"-(?:\d{1,19}(?:ms|[smhdw]))+")
+_AGO = re.compile(r"-(?:[0-9]{1,19}(?:ms|[smhdw]))+")
 _AGO_PART = re.compile(r"(\d+)(ms|[smhdw])")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _INT64 = 2**63
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TimeType(click.ParamType):  # type: ignore[type-arg]
-    """Ms since 1970, ISO 8601 (UTC when it names no zone), a span before now such as -2h, or `now`."""
+    """Ms since 1970, ISO 8601 (UTC when it names no zone), a span before now such as -2h, or `now`.
+
+    Between two ms: the first behind it for `begin`, else the last before it.
+    """
 
     name = "time"
 
@@ -38,7 +42,7 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
         now = time.time_ns() // 1_000_000
         if text == "now":
             return now
-        if re.fullmatch(r"0*\d{1,19}", text) and int(text[-19:]) < _INT64:
+        if re.fullmatch(r"0*[0-9]{1,19}", text) and int(text[-19:]) < _INT64:
             return int(text[-19:])
         if _AGO.fullmatch(text):
             ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _AGO_PART.findall(text))
@@ -48,7 +52,8 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             self.fail(f"{value!r} is no time: ms since 1970, ISO 8601 such as 2026-11-21T05:00Z, or -2h, -30m, -7d",
                       param, ctx)  # fmt: skip
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        micros = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+        return -(-micros // 1000) if param is not None and param.name == "begin" else micros // 1000
 
 
 class LimitType(click.ParamType):  # type: ignore[type-arg]

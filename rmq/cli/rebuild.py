@@ -41,7 +41,8 @@ def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bo
         else:
             _queues_and_index(store, output, config, processes, Output(form))
     except ValueError as error:
-        raise click.UsageError(f"{error}{'' if conf else '; --conf FILE can tell'}") from error
+        hint = "" if conf or str(error).startswith("output ") else "; --conf FILE can tell"
+        raise click.UsageError(f"{error}{hint}") from error
 
 
 def _queues_and_index(store: Path, target: Path | None, config: StoreConfig | None, processes: int | None,
