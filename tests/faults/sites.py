@@ -133,16 +133,14 @@ class Session:
         before = len(self.errors)
         chunks = [[message(row, b"x" * (row * 7 % 300)) for row in group] for group in groups]
         self.attempt(how, self.store, chunks)
-        stored = groups
-        if len(self.errors) > before:
-            done = getattr(self.errors[-1], "stored", None) or 0
-            stored = groups[: next(n for n in range(len(groups) + 1) if sum(map(len, groups[:n])) == done)]
-            if len(stored) < len(groups) and not isinstance(self.errors[-1], rmq.StoreReadOnlyError):
-                self.groups += [(group, "stored") for group in stored]
-                self.groups.append((groups[len(stored)], raised))
-                stored = ()
-            self.check(self.store)
+        failed = len(self.errors) > before
+        done = getattr(self.errors[-1], "stored", None) or 0 if failed else sum(map(len, groups))
+        stored = groups[: next(n for n in range(len(groups) + 1) if sum(map(len, groups[:n])) == done)]
         self.groups += [(group, "stored") for group in stored]
+        if failed:
+            if len(stored) < len(groups) and not isinstance(self.errors[-1], rmq.StoreReadOnlyError):
+                self.groups.append((groups[len(stored)], raised))
+            self.check(self.store)
 
     def fresh(self, count: int, step: int = 1) -> list[int]:
         """Numbers of messages that nobody has put."""
