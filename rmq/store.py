@@ -243,7 +243,7 @@ class Store(StoreReader):
         """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
 
         Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
-        then nothing was stored. Source: RocketMQ CommitLog#asyncPutMessage.
+        nothing was stored then, unless its sync failed (SYNC_FLUSH). Source: RocketMQ CommitLog#asyncPutMessage.
         """
         if self._putter is not None and (result := self._putter.put(message)) is not None:
             return result

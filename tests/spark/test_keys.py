@@ -170,7 +170,8 @@ def test_a_join_reads_what_query_many_finds_in_batches_of_bounded_size(
             for key, row in zip(numbers.tolist(), batch.to_pylist(), strict=True)]  # fmt: skip
     assert sorted(rows) == sorted((row["key_index"], row["phy_offset"], row["body"]) for row in expected)
     assert all(batch.nbytes < 2 * size + 100 for batch, _ in parts)
-    assert [len(list(probe.matches(pa.array(none, pa.string()), []))) for none in ([], ["nix"])] <= [1, 1]
+    for none in ([], ["nix"]):
+        assert sum(len(numbers) for _, numbers in probe.matches(pa.array(none, pa.string()), [])) == 0
 
 
 def test_a_join_with_an_inner_batch_has_each_of_its_messages_once_for_a_key(tmp_path: Path) -> None:
