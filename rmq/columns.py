@@ -155,8 +155,10 @@ class ColumnReader:
         import pyarrow as pa
 
         column = batch.column(self._places["keys"])
+        if pa.types.is_fixed_size_list(column.type):
+            column = column.cast(pa.large_list(column.type.value_type))
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            starts, first, count = _list_starts(column)
+            column, starts, first, count = _list_starts(column)
             return text_column(_as_text(column.values.slice(first, count), "keys")), starts
         return text_column(_as_text(column, "keys")), None
 
@@ -169,7 +171,7 @@ class ColumnReader:
 
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
-        starts, first, count = _list_starts(column)
+        column, starts, first, count = _list_starts(column)
         names = text_column(_as_text(column.keys.slice(first, count), "properties"))
         values = text_column(_as_text(column.items.slice(first, count), "properties"))
         return names, values, starts
@@ -309,9 +311,11 @@ def text_column(array: pa.Array, width: int = 0) -> TextColumn:
                       first=array.offset, count=count)  # fmt: skip
 
 
-def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
-    """Item numbers at which the rows start and the last ends, counted from the first item that is used; the number of
-    that item, and how many are used. A null row is empty. A slice of a large table pays for its own items only."""
+def _list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int, int]:
+    """The column whose items are meant (another one where nulls hid items); item numbers at which the rows start and
+    the last ends, counted from the first item that is used; the number of that item, and how many are used. A null row
+    is empty. A slice of a large table pays for its own items only.
+    """
     offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
     if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
         column = column.take(np.arange(len(column)))
@@ -320,7 +324,7 @@ def _list_starts(column: pa.Array) -> tuple[npt.NDArray[np.int64], int, int]:
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")
     first = int(offsets[0])
-    return offsets - first, first, int(offsets[-1]) - first
+    return column, offsets - first, first, int(offsets[-1]) - first
 
 
 def put_chunks(messages: Any, topic: str | None, queue_id: int | None,

@@ -127,6 +127,58 @@ def test_a_struct_that_is_null_is_a_row_without_a_body(store: rmq.Store) -> None
         store.put_many(masked[1:], topic="T")
 
 
+# ---- items that no row shows ---------------------------------------------------------------------------------------
+
+KEY_LISTS = pa.array([["a"], ["b", "c"], ["d"]])
+KEYS_AS = {"list": KEY_LISTS, "large list": KEY_LISTS.cast(pa.large_list(pa.large_string()))}
+
+
+def hidden(column: pa.Array, row: int) -> pa.Array:
+    """The column with that row null, its items still there."""
+    valid = pa.array([number != row for number in range(len(column))])
+    buffers = column.buffers()
+    children = [column.values if not pa.types.is_map(column.type) else
+                pa.StructArray.from_arrays([column.keys, column.items], fields=[column.type.key_field,
+                                                                                column.type.item_field])]  # fmt: skip
+    return pa.Array.from_buffers(column.type, len(column), [valid.buffers()[1], buffers[1]], children=children)
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("row", [0, 1, 2])
+@pytest.mark.parametrize("kind", KEYS_AS)
+def test_a_null_list_with_items_beneath_it_has_no_keys(store: rmq.Store, kind: str, row: int, begin: int) -> None:
+    keys = hidden(KEYS_AS[kind], row)
+    wanted = [["a"], ["b", "c"], ["d"]]
+    wanted[row] = []
+    store.put_many(pa.table({"body": [b""] * 3, "keys": keys}).slice(begin), topic="T")
+    assert column(store, "keys") == wanted[begin:]
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_null_map_with_items_beneath_it_has_no_properties(store: rmq.Store, row: int, begin: int) -> None:
+    wanted = [[("p", "1")], [("q", "2"), ("r", "3")], [("s", "4")]]
+    maps = hidden(pa.array(wanted, pa.map_(pa.string(), pa.string())), row)
+    wanted[row] = []
+    store.put_many(pa.table({"body": [b""] * 3, "properties": maps}).slice(begin), topic="T")
+    assert column(store, "properties") == wanted[begin:]
+
+
+def test_keys_of_a_null_struct_are_no_other_row_s(store: rmq.Store) -> None:
+    structs = pa.StructArray.from_arrays([KEY_LISTS, pa.array(["x", "y", "z"])], ["keys", "tags"],
+                                         mask=pa.array([True, False, False]))  # fmt: skip
+    keys, tags = structs.flatten()
+    store.put_many(pa.table({"body": [b""] * 3, "keys": keys, "tags": tags}), topic="T")
+    assert column(store, "keys") == [[], ["b", "c"], ["d"]]
+    assert column(store, "tags") == [None, "y", "z"]
+
+
+def test_lists_of_one_size_are_keys(store: rmq.Store) -> None:
+    keys = pa.array([["a", "b"], None, ["c", "d"]], pa.list_(pa.string(), 2))
+    store.put_many([pa.table({"body": [b""] * 3, "keys": keys}).slice(begin) for begin in (0, 1)], topic="T")
+    assert column(store, "keys") == [["a", "b"], [], ["c", "d"], [], ["c", "d"]]
+
+
 # ---- errors between two tables ---------------------------------------------------------------------------------------
 
 
