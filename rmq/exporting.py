@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rmq.config import StoreConfig
 from rmq.parallel import ScanTask, plan_scan
-from rmq.paths import StorePaths, directory_here
+from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, in_processes
 from rmq.scan import checked_columns
 from rmq.segment import sync_directory, sync_file
@@ -146,7 +146,7 @@ def checked_target(target: str | os.PathLike[str], store: str | os.PathLike[str]
                    config: StoreConfig | None = None) -> Path:  # fmt: skip
     """The target's real path. It must be absent or an empty directory, and not lie in the store."""
     place = Path(os.path.realpath(directory_here(target, "target")))
-    paths = StorePaths(Path(store).absolute(), config.store_path_commit_log if config is not None else None)
+    paths = StorePaths(store_root(store).absolute(), config.store_path_commit_log if config is not None else None)
     roots = {Path(os.path.realpath(root)) for root in (paths.root, *paths.commit_logs)}
     if roots & {place, *place.parents}:
         raise ValueError(f"target {place} lies in the store")

@@ -84,6 +84,8 @@ class Location:
         s3_only = [name for name in ("endpoint", "region", "anonymous") if name in asked]
         if scheme != "s3" and s3_only:
             raise ValueError(f"{text.partition('?')[0]}: fs.{s3_only[0]} is for s3:// only")
+        if scheme == "s3" and not parts.netloc:
+            raise ValueError(f"{text.partition('?')[0]} names no bucket: s3://bucket/path")
         return cls(f"{scheme}://{parts.netloc}{unquote(parts.path).rstrip('/')}", values["endpoint"], values["region"],
                    values["anonymous"] == "true", values["cacheDirectory"], int(values["cacheBytes"]))  # fmt: skip
 

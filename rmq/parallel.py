@@ -57,7 +57,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     with open_store(path, config=config) as store:
         store.scan(begin_phy_offset=0, end_phy_offset=0, **options)  # raises for what is wrong with them
         ranges = time_ranges(store, options.get("begin"), options.get("end"))
-    splits = plan(os.path.abspath(path), ranges, split_bytes=split_bytes, min_partitions=min_partitions)
+    splits = plan(os.path.abspath(store.path), ranges, split_bytes=split_bytes, min_partitions=min_partitions)
     return [ScanTask(split, config, options) for split in splits]
 
 

@@ -7,11 +7,12 @@ import os
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 SEGMENT_NAME = re.compile(r"\d{20}")
 INDEX_NAME = re.compile(r"\d{17}")
-URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1
 
 
@@ -94,12 +95,21 @@ def next_index_name(name: str, ms: int) -> str:
 
 def is_elsewhere(path: str) -> bool:
     """Whether a path is the URI of what is not among this machine's files."""
-    return URI.match(path) is not None and not path.lower().startswith("file://")
+    return URI.match(path) is not None and FILE_URI.fullmatch(path) is None
 
 
 def local_path(path: str) -> str:
-    """A file:// URI as a path; others as they are."""
-    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
+    """A URI such as file:/a or file:///a as a path, with `#` and `?` as they stand; others as they are."""
+    uri = FILE_URI.fullmatch(path)
+    return path if uri is None else unquote(uri[1])
+
+
+def store_root(path: str | os.PathLike[str]) -> Path:
+    """A store's directory; FileNotFoundError for the URI of what is not among this machine's files."""
+    text = os.fspath(path)
+    if isinstance(text, str) and is_elsewhere(text):
+        raise FileNotFoundError(f"{text}: no directory of this machine; Spark reads stores on object stores")
+    return Path(local_path(text) if isinstance(text, str) else text)
 
 
 def directory_here(path: str | os.PathLike[str], name: str) -> Path:

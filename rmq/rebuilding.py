@@ -27,7 +27,7 @@ from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
-from rmq.paths import StorePaths, directory_here, sidecar_path
+from rmq.paths import StorePaths, directory_here, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
@@ -81,8 +81,9 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
                config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
     """`rebuild` with tasks that run elsewhere."""
     asked = config or StoreConfig()
-    paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
-    require_store(Path(path), paths)
+    root = store_root(path)
+    paths = StorePaths(root.absolute(), asked.store_path_commit_log)
+    require_store(root, paths)
     if not paths.looks_like_store():
         raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
     check_readable(paths)
@@ -327,8 +328,9 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
     index files do not change. Raises CorruptFileError, UnsupportedFormatError, ValueError as `rmq.open`, OSError.
     """
     asked = config or StoreConfig()
-    paths = StorePaths(Path(path).absolute(), asked.store_path_commit_log)
-    require_store(Path(path), paths)
+    root = store_root(path)
+    paths = StorePaths(root.absolute(), asked.store_path_commit_log)
+    require_store(root, paths)
     check_readable(paths)
     known, damaged = settle_config(paths, asked, read_meta(paths))
     slots, entries = known.max_hash_slot_num, known.max_index_num

@@ -50,7 +50,7 @@ from rmq.lock import StoreLock
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
-from rmq.paths import StorePaths, is_elsewhere
+from rmq.paths import StorePaths, store_root
 from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
@@ -83,9 +83,7 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
         raise TypeError(f"repair must be bool, got {type(repair).__name__}")
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
-    if isinstance(path, str) and is_elsewhere(path):
-        raise FileNotFoundError(f"{path}: no directory of this machine; Spark reads stores on object stores")
-    return Store(path, mode, config or StoreConfig(), clock or system_clock, repair)
+    return Store(store_root(path), mode, config or StoreConfig(), clock or system_clock, repair)
 
 
 class Store(StoreReader):

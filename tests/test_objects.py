@@ -8,24 +8,31 @@ import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import s3server
+from click.testing import CliRunner
 from objectstore import COUNT, Bucket, make_store
 
 import rmq
+from rmq.cli import main
 from rmq.mirror import MirroredStore, Snapshot
 from rmq.objects import Location, ObjectChangedError, Objects, ObjectStoreError
 from rmq.paths import is_elsewhere, local_path
+from rmq.rebuilding import rebuild_sidecars
 
 SEGMENT = 65536
 
 
 @pytest.mark.parametrize(("path", "elsewhere"), [("/a/b", False), ("a", False), ("file:///a", False),
-                                                 ("FILE:///a", False), ("s3://b/a", True), ("s3a://b/a", True),
+                                                 ("FILE:///a", False), ("file:/a", False),
+                                                 ("file://localhost/a", False), ("file://host/a", True),
+                                                 ("file:a", False), ("hdfs:/a", True), ("s3://b/a", True),
+                                                 ("file:////a", False), ("s3a://b/a", True),
                                                  ("abfs://a@b/c", True),
                                                  ("C://x", False), ("a:b", False), ("", False)])  # fmt: skip
 def test_a_uri_of_another_scheme_is_elsewhere(path: str, elsewhere: bool) -> None:
@@ -33,8 +40,44 @@ def test_a_uri_of_another_scheme_is_elsewhere(path: str, elsewhere: bool) -> Non
 
 
 def test_a_file_uri_is_a_path() -> None:
-    assert local_path("file:///a%20b/c") == "/a b/c"
+    for scheme in ("file://", "file:", "File:", "file://localhost"):
+        assert local_path(f"{scheme}/a%20b/c#1?d\n") == "/a b/c#1?d\n"
     assert local_path("/a%20b") == "/a%20b"
+    assert local_path("file:a") == "file:a"
+
+
+def of_open(path: Any) -> Any:
+    with rmq.open(path) as store:
+        return store.max_phy_offset
+
+
+def count_rows(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+EVERY_WAY_IN: dict[str, Callable[[Any, Path], Any]] = {
+    "open": lambda path, target: of_open(path),
+    "verify": lambda path, target: rmq.verify(path).record_count,
+    "rebuild": lambda path, target: rmq.rebuild(path, target, processes=1).unit_count,
+    "sidecars": lambda path, target: [file.size for file in rebuild_sidecars(path)],
+    "export": lambda path, target: rmq.export(path, target, processes=1).row_count,
+    "scan_map": lambda path, target: sum(rmq.scan_map(path, count_rows, processes=1)),
+    "info": lambda path, target: CliRunner().invoke(main, ["topics", str(path)]).output,
+}
+
+
+@pytest.mark.parametrize("way", EVERY_WAY_IN)
+def test_every_way_in_takes_file_uris_and_no_others(way: str, tmp_path: Path) -> None:
+    look, place = EVERY_WAY_IN[way], tmp_path / "a store#1?"
+    with rmq.open(place, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT)) as store:
+        store.put(rmq.Message("T", b"x"))
+    wanted = look(place, tmp_path / "0")
+    for number, uri in enumerate((f"file:{place}", f"file://{place}", f"file:{tmp_path}/a%20store%231%3F"), 1):
+        assert look(uri, tmp_path / str(number)) == wanted
+        assert look(Path(uri), tmp_path / f"{number}-path") == wanted
+    if way != "info":
+        with pytest.raises(FileNotFoundError, match=r"^hdfs:/a: no directory of this machine"):
+            look("hdfs:/a", tmp_path / "elsewhere")
 
 
 def test_a_fetch_that_fails_writes_nothing_more_once_it_has_told(tmp_path: Path,
@@ -92,6 +135,7 @@ def test_settings_stand_behind_the_path_or_beside_it() -> None:
     ("s3://bucket/a?regoin=secret@", "no setting regoin"),
     ("s3://bucket/a?regoin=x", "no setting regoin; there are endpoint, region"),
     ("s3://bucket/a#b", "no setting #"),
+    ("s3:/bucket/a", "s3:/bucket/a names no bucket"),
     ("s3://bucket/a?anonymous=yes", "fs.anonymous: 'yes' is none of"),
     ("s3://bucket/a?cacheBytes=1e9", "fs.cacheBytes: '1e9' is no number"),
     ("gs://bucket/a?region=x", "fs.region is for s3:// only"),

@@ -13,6 +13,7 @@ from rmq.cli import printable
 from rmq.cli.arguments import short_form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.config import StoreConfig
+from rmq.paths import store_root
 from rmq.rebuilding import rebuild as rebuild_store
 from rmq.rebuilding import rebuild_sidecars
 
@@ -59,7 +60,7 @@ def _queues_and_index(store: Path, target: Path | None, config: StoreConfig | No
 def _sidecars(store: Path, config: StoreConfig | None, output: Output) -> None:
     done = list(rebuild_sidecars(store, config))
     output.rows([file._asdict() for file in done], lambda row: {
-        "size": people_size(row["size"]), "file": printable(os.path.relpath(row["path"], store.absolute())),
+        "size": people_size(row["size"]), "file": printable(os.path.relpath(row["path"], store_root(store).absolute())),
         "not made because": row["reason"]})  # fmt: skip
     made = [file for file in done if not file.reason]
     note(f"{counted(len(made), 'sidecar')}, {people_size(sum(file.size for file in made))}" if done else

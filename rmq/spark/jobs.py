@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from rmq.config import StoreConfig
 from rmq.exporting import ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
+from rmq.paths import store_root
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
 from rmq.spark.opened import check_seen, check_version, having_room, using
@@ -31,7 +32,7 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
 
     path: of the store. What the tasks read and write must be seen by all executors at the same path.
     """
-    root = os.path.abspath(path)
+    root = os.path.abspath(store_root(path))
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         planned_by = __version__

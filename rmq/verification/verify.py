@@ -29,7 +29,7 @@ from rmq.lock import lock_holder
 from rmq.logend import fits, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, read_manifest
-from rmq.paths import StorePaths
+from rmq.paths import StorePaths, store_root
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -113,8 +113,9 @@ def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[St
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     given = config or StoreConfig()
-    paths = StorePaths(Path(path).absolute(), given.store_path_commit_log)
-    require_store(Path(path), paths)
+    root = store_root(path)
+    paths = StorePaths(root.absolute(), given.store_path_commit_log)
+    require_store(root, paths)
     check_readable(paths)
     if not paths.looks_like_store():
         raise UnsupportedFormatError(path, "no message store", "it has no commitlog directory")

@@ -238,7 +238,8 @@ def test_object_stores_are_neither_written_nor_streams() -> None:
     with pytest.raises(ValueError, match="stream reads stores on mounted disks"):
         ReadOptions.parse({"path": "s3://a/b"}).check_stream()
     assert WriteOptions.parse({"path": "file:///a/b"}).path == "/a/b"
-    assert ReadOptions.parse({"paths": "file:///a,/b"}).paths == ("/a", "/b")
+    assert WriteOptions.parse({"path": "file:/a/b"}).path == "/a/b"
+    assert ReadOptions.parse({"paths": "file:///a,file:/c,/b"}).paths == ("/a", "/c", "/b")
 
 
 def test_tables_need_no_more_than_they_show(bucket: Bucket) -> None:
