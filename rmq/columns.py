@@ -32,6 +32,7 @@ _INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # what pandas adds for an in
 _TICKS_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 _PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
 CHUNK_ROWS = 8192
+CHUNK_BYTES = 64 * 1024 * 1024  # of bodies that an iterator gave and that wait for their chunk to be full
 Chunk = tuple[int, Callable[[PutBatch], None]]
 _TRANSACTION_MASK = 0xC
 _EMPTY = np.empty(0, np.uint8)
@@ -348,10 +349,25 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
 
 
 def _list_chunks(source: list[Message] | Iterator[Message]) -> Iterator[Chunk]:
-    first = 0
-    while chunk := source[first : first + CHUNK_ROWS] if isinstance(source, list) else list(islice(source, CHUNK_ROWS)):
-        first += len(chunk)
+    for chunk in _collected(source):
         yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
+
+
+def _collected(source: list[Message] | Iterator[Message]) -> Iterator[list[Message]]:
+    """CHUNK_ROWS messages at a time; of an iterator fewer with CHUNK_BYTES: nobody else may hold them."""
+    first, size = 0, 0
+    while isinstance(source, list) and (chunk := source[first : first + CHUNK_ROWS]):
+        first += len(chunk)
+        yield chunk
+    chunk = []
+    for message in () if isinstance(source, list) else source:
+        chunk.append(message)
+        size += len(message.body) if type(message) is Message else 0  # another is an error, told by its row
+        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None,

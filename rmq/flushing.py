@@ -342,9 +342,10 @@ class Flusher:
 
     def start(self) -> None:
         """Flush every flush_interval_commit_log ms what was put meanwhile, in the thread rmq-flush."""
-        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval),
-                                        name="rmq-flush", daemon=True)  # fmt: skip
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval), name="rmq-flush",
+                                  daemon=True)  # fmt: skip
+        thread.start()
+        self._thread = thread  # one that could not start is not waited for
         self.preparer.start()
         _running.add(self)
 

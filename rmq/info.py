@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
-from rmq.query import messages_at
 from rmq.queueset import QueueSet
 
 Version = tuple[int, int, int]
@@ -34,6 +33,21 @@ class VersionSign:
     first: Version = _FIRST
     last: Version = _LAST
     fact: str
+
+
+class Sample(NamedTuple):
+    """What the signs need of a record: no body, of which some thousand queues may have large ones."""
+
+    topic: str
+    sys_flag: int
+    store_timestamp: int
+    properties_end: int | None
+
+    @classmethod
+    def of(cls, batch: RecordBatch, row: int) -> Sample:
+        message = StoredMessage(batch.fields(row))
+        raw = message.raw_properties
+        return cls(message.topic, message.sys_flag, message.store_timestamp, raw[-1] if raw else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +112,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
         max_phy_offset=log_end,
         segment_count=len(log.segments),
         begin_timestamp=head[0].store_timestamp if head else None,
-        end_timestamp=max((message.store_timestamp for message in tails), default=None),
+        end_timestamp=max((sample.store_timestamp for sample in tails), default=None),
         topic_count=len({topic for topic, _ in used}),
         queue_count=len(used),
         message_count=sum(queue.max_offset - queue.min_offset for queue in used.values()),
@@ -158,33 +172,38 @@ def _index_signs(index: Index) -> Iterator[VersionSign]:
         yield VersionSign(first=(4, 7, 1), fact="index headers count used slots")
 
 
-def _record_signs(samples: list[StoredMessage]) -> Iterator[VersionSign]:
+def _record_signs(samples: list[Sample]) -> Iterator[VersionSign]:
     flags = 0
-    for message in samples:
-        flags |= message.sys_flag
-    if any(len(message.topic.encode("utf-16-le")) // 2 > L.TOPIC_UNITS_V1_LIMIT for message in samples):
+    for sample in samples:
+        flags |= sample.sys_flag
+    if any(len(sample.topic.encode("utf-16-le")) // 2 > L.TOPIC_UNITS_V1_LIMIT for sample in samples):
         yield VersionSign(first=(5, 1, 0), fact="records of version 2")
     if flags & (L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6):
         yield VersionSign(first=(4, 6, 0), fact="IPv6 hosts in records")
     if flags & (L.SYS_FLAG_COMPRESSION_MASK | L.SYS_FLAG_INNER_BATCH):
         yield VersionSign(first=(5, 0, 0), fact="bodies in LZ4 or zstd, or inner batches")
-    ends = {message.raw_properties[-1] == L.PROPERTY_END for message in samples if message.raw_properties}
+    ends = {sample.properties_end == L.PROPERTY_END for sample in samples if sample.properties_end is not None}
     if ends == {False}:
         yield VersionSign(first=(4, 9, 1), last=(5, 1, 4), fact="properties end without a separator")
 
 
-def _first_messages(log: CommitLog, log_end: int) -> list[StoredMessage]:
+def _first_messages(log: CommitLog, log_end: int) -> list[Sample]:
     for batch in log.records(log.min_phy_offset, log_end, batch=RecordBatch(SAMPLE_ROWS)):
-        return [StoredMessage(batch.fields(row)) for row in range(len(batch))]
+        return _samples([batch])
     return []
 
 
-def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[StoredMessage]:
+def _samples(batches: Iterable[RecordBatch]) -> list[Sample]:
+    return [Sample.of(batch, row) for batch in batches for row in range(len(batch))]
+
+
+def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[Sample]:
     """The last message of each queue; of a log whose messages are in none, its last."""
     if log.segments and not queues:
-        last: list[StoredMessage] = []
+        last: list[Sample] = []
         for batch in log.records(max(log.min_phy_offset, log_end - 1 - (log_end - 1) % log.segment_size), log_end):
-            last = [StoredMessage(batch.fields(len(batch) - 1))]
+            last = [Sample.of(batch, len(batch) - 1)]
         return last
     places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues]
-    return list(messages_at(log, np.concatenate([np.empty(0, np.int64), *places]), log_end).values())
+    offsets = np.unique(np.concatenate([np.empty(0, np.int64), *places]))
+    return _samples(batch for batch, _ in log.load(offsets, log_end))

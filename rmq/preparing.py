@@ -44,8 +44,9 @@ class Preparer:
     def start(self) -> None:
         if self._log.segment_size >= SMALLEST:
             self.due_at = self._log.position + 1
-            self._thread = threading.Thread(target=self._run, name="rmq-prepare", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="rmq-prepare", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """End the thread; a step under way is finished."""

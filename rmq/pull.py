@@ -56,14 +56,15 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
         removed = removed or bool(gone.any())
         chosen = np.flatnonzero(~gone)
-        if hashes is None:
-            chosen = chosen[: limit - len(messages)]
-        else:
+        if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
             passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
             chosen = chosen[passes[chosen]]
-        stored = messages_at(log, offsets[chosen], log_end, check_crc=True)
         following = at + len(offsets)
+        if len(chosen) > limit - len(messages):  # no more messages in memory than are asked for
+            chosen = chosen[: limit - len(messages)]
+            following = at + int(chosen[-1]) + 1
+        stored = messages_at(log, offsets[chosen], log_end, check_crc=True)
         for number in chosen.tolist():
             place = int(offsets[number]), int(sizes[number])
             if place[0] not in stored and 0 <= place[0] < log.min_phy_offset and place[1] > 0:

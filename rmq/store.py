@@ -115,6 +115,8 @@ class Store(StoreReader):
             else:
                 self._open_to_write(config, repair, undo)
             self._foreign_queues, self._foreign_index = foreign_queues(self._paths), foreign_index(self._paths)
+            if mode != "r":
+                self._flusher.start()
         except BaseException as error:
             if not getattr(error, "failed_sync", False):  # else the next open must recover
                 with contextlib.suppress(OSError):
@@ -123,8 +125,6 @@ class Store(StoreReader):
                 self._release.close()
             raise
         self._closed = False
-        if mode != "r":
-            self._flusher.start()
 
     # ---- opening ----
 
@@ -216,6 +216,7 @@ class Store(StoreReader):
         self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
                                 known_queues=0 if is_own else len(self._table))  # fmt: skip
+        self._release.callback(self._flusher.stop)
         self._marks.show(self._log.position)
         self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
@@ -276,10 +277,10 @@ class Store(StoreReader):
                  columns: Mapping[str, str] | None = None, results: bool = True) -> PutResults | int:  # fmt: skip
         """Append many messages: an iterable of Message, anything Arrow with message columns, an iterable of such.
 
-        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller) with one store
-        timestamp and contiguous. A chunk is checked whole before its first byte is written: a bad row raises with .row
-        and .stored (messages stored before; every error has it), and nothing of its chunk is kept. topic, queue_id: for
-        every row; columns: message field -> column name. results=False returns the count only.
+        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller; of an iterator 64
+        MiB of bodies) with one store timestamp and contiguous. A chunk is checked whole before its first byte is
+        written: a bad row raises with .row and .stored (messages stored before; every error has it), nothing of its
+        chunk is kept. topic, queue_id: for every row; columns: message field -> column name. results=False: the count.
         """
         parts: list[PutResults] = []
         stored = 0

@@ -218,9 +218,8 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_p
     if not parent:
         store = rmq.open(tmp_path / "s", "a", config=CONFIG)
         store.put(message(0))
-        child = os.fork()
-        if child:
-            os.write(writing, child.to_bytes(4, "big"))
+        if not os.fork():
+            os.write(writing, os.getpid().to_bytes(4, "big"))  # once it runs it has let go of the lock
         time.sleep(60)
         store.close()
         os._exit(0)

@@ -312,3 +312,27 @@ def test_a_call_during_which_the_store_was_closed_has_no_answer(tmp_path: Path, 
     monkeypatch.setattr(reader, "_refresh", closed_meanwhile)
     with pytest.raises(rmq.StoreClosedError):
         ask(reader)
+
+
+@pytest.mark.parametrize("name", ["rmq-flush", "rmq-prepare"])
+@pytest.mark.parametrize("mode", ["x", "r+"])
+def test_an_open_without_room_for_a_thread_leaves_the_store_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   mode: str, name: str) -> None:  # fmt: skip
+    start, config = threading.Thread.start, rmq.StoreConfig(mapped_file_size_commit_log=64 << 20)
+    if mode == "r+":
+        with rmq.open(tmp_path / "store", "x", config=config) as store:
+            store.put(rmq.Message("T", b"x"))
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            rmq.open(tmp_path / "store", mode, config=config)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rmq-")]
+    assert not (tmp_path / "store" / "abort").exists()
+    with rmq.open(tmp_path / "store", "r+") as store:
+        assert store.put(rmq.Message("T", b"y")).queue_offset == (mode == "r+")
