@@ -96,6 +96,8 @@ def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, dur
     extents = queues.extents()
     lost = []
     for key, (first, following) in manifest.queues.items():
+        if key in queues.damage:
+            continue  # told by itself
         own_first, own_following = extents.get(key, (following + 1, 0))
         # Cleaning removes files in front, but only with the log.
         is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)

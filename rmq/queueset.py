@@ -26,19 +26,24 @@ class QueueSet:
         self._segment_size = segment_size
         self._writable = writable
         self._dirty: set[ConsumeQueue] = set()
+        self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
         self.bridges_gaps = self.judges_files = False  # as of ConsumeQueue
 
     def load(self) -> None:
-        """Open every queue that has a directory. Source: ConsumeQueueStore#load."""
+        """Open every queue that has a directory. Source: ConsumeQueueStore#load.
+
+        A reader leaves out those whose files are damaged, and says so in `damage`: the log needs no queue.
+        """
         known = dict(self.queues)
         for attempt in range(LOOKS, 0, -1):
             before = self._identity()
+            self.damage = {}
             try:
                 self._load()
                 if self._writable or self._identity() == before:
                     return
-            except (FileNotFoundError, CorruptFileError):
+            except FileNotFoundError:
                 if self._writable or attempt == 1:
                     raise
             if attempt > 1:  # a rebuild has put another directory here, or a topic was removed
@@ -59,7 +64,18 @@ class QueueSet:
                 if not queue.name.isascii() or not queue.name.isdigit() or len(queue.name) > 10:
                     logger.warning("%s: no queue's directory, skipped", queue)
                     continue
-                self.open(topic.name, int(queue.name))
+                try:
+                    self.open(topic.name, int(queue.name))
+                except CorruptFileError as error:
+                    if self._writable:
+                        raise
+                    self.damage[topic.name, int(queue.name)] = error
+
+    def check(self) -> None:
+        """For readers: CorruptFileError when queues are left out."""
+        for error in self.damage.values():
+            raise CorruptFileError(error.path, error.offset, f"{error.reason}; what needs no queues can be read, "
+                                   "`rmq rebuild` makes them again")  # fmt: skip
 
     def end_in_files(self) -> int:
         """For readers: behind the last record of which a queue file has the unit by now."""
@@ -73,7 +89,7 @@ class QueueSet:
         for queue in self.queues.values():
             for path in queue.first_files():
                 self.files.forget(path)
-        self.queues = {}
+        self.queues, self.damage = {}, {}
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""

@@ -349,9 +349,10 @@ class StoreReader(ABC):
         key, name = encoded(uniq_key, "id"), None if topic is None else encoded(topic, "topic")
 
         def hashes() -> npt.NDArray[np.int32]:
-            if topic is None and self._foreign_queues is None:
+            if topic is None and self._foreign_queues is None and not self._queues.damage:
                 self._derive()  # a reader learns of topics that are newer than its open
-            topics = sorted({name for name, _ in list(self._queues.queues)}) if topic is None else [topic]
+            known = {name for name, _ in [*self._queues.queues, *self._queues.damage]}
+            topics = sorted(known) if topic is None else [topic]
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
         log_end, uncovered, (_, offsets) = self._candidates(hashes)

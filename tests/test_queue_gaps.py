@@ -324,10 +324,13 @@ def test_without_marks_a_missing_file_is_an_error_unless_it_is_repaired(tmp_path
     shutil.rmtree(tmp_path / "s/rmq")
     lost = queue_files(tmp_path / "s")[1]
     lost.unlink()
-    for mode in ("r", "r+"):
-        with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
-            rmq.open(tmp_path / "s", mode, config=CONFIG)
-        assert error.value.path == str(lost)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        assert store.scan().read_all().num_rows  # needs no queue
+        asks: list[Callable[[], object]] = [store.topics, store.info, lambda: store.pull("A")]
+        for ask in [*asks, lambda: rmq.open(tmp_path / "s", "r+", config=CONFIG)]:
+            with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
+                ask()
+            assert error.value.path == str(lost)
     assert_whole(tmp_path / "s", repair=True)
     assert [int(file.name) for file in queue_files(tmp_path / "s")] == [*range(0, COUNT * 20 + 1, 200)]
 

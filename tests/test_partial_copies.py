@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of stores of which a part is damaged or missing: what can be read of the rest, and what tells of the part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import rmq
+from rmq.cli import DAMAGE, main
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=200, max_hash_slot_num=100,
+                         max_index_num=1000)  # fmt: skip
+COUNT = 60
+UNIQ = "AC11000100002A9F000000000000002A"
+
+
+@pytest.fixture(params=["closed", "not closed", "a broker's"])
+def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Topics A and B of one queue each, six queue files of ten units."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for number in range(COUNT):
+            for topic in "AB":
+                store.put(rmq.Message(topic, f"{topic}{number}".encode(), keys=f"k{number}",
+                                      uniq_key=UNIQ if (topic, number) == ("A", 7) else None))  # fmt: skip
+    if request.param == "not closed":
+        (tmp_path / "s/abort").touch()
+    if request.param == "a broker's":
+        shutil.rmtree(tmp_path / "s/rmq")
+    return tmp_path / "s"
+
+
+def queue_file(store: Path, number: int) -> Path:
+    return store / "consumequeue/A/0" / f"{number * 200:020d}"
+
+
+WAYS: dict[str, Callable[[Path], Path]] = {}
+
+
+def way(damage: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    WAYS[damage.__name__] = damage
+    return damage
+
+
+@way
+def cut_short(store: Path) -> Path:
+    file = queue_file(store, 2)
+    file.write_bytes(file.read_bytes()[:90])
+    return file
+
+
+@way
+def last_cut_short(store: Path) -> Path:
+    file = queue_file(store, 5)
+    file.write_bytes(file.read_bytes()[:90])
+    return file
+
+
+@way
+def misnamed(store: Path) -> Path:
+    return queue_file(store, 2).rename(store / "consumequeue/A/0/backup")
+
+
+@pytest.mark.parametrize("damage", WAYS)
+def test_a_damaged_queue_file_stops_only_what_needs_queues(copy: Path, damage: str) -> None:
+    damaged = WAYS[damage](copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with rmq.open(copy, config=CONFIG) as store:
+        table = store.scan(columns=["topic", "body", "phy_offset"]).read_all()
+        assert table["body"].to_pylist() == [f"{topic}{number}".encode() for number in range(COUNT) for topic in "AB"]
+        assert [message.body for message in store.query("A", "k7")] == [b"A7"]
+        assert store.query_many("B", ["k1", "k2"]).table["body"].to_pylist() == [b"B1", b"B2"]
+        assert store.lookup(UNIQ).body == b"A7"
+        assert store.lookup(table["phy_offset"][3].as_py()).body == b"B1"
+        asks: list[Callable[[], Any]] = [
+            store.topics, store.info, lambda: store.pull("A"), lambda: store.units("A", 0, 0, 1),
+            lambda: store.search_offset("A", 0, 0), lambda: store.table("queues"), lambda: store.table("topics"),
+            lambda: store.lookup(("A", 0, 0)), lambda: store.clean(dry_run=True)]  # fmt: skip
+        for ask in asks:
+            for _ in range(2):
+                with pytest.raises(rmq.CorruptFileError) as caught:
+                    ask()
+                assert caught.value.path == str(damaged)
+        with pytest.raises(rmq.CorruptFileError, match="`rmq rebuild` makes them again"):
+            store.pull("B")
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    with pytest.raises(rmq.CorruptFileError) as caught:
+        rmq.open(copy, "r+", config=CONFIG)
+    assert caught.value.path == str(damaged)
+
+
+@pytest.mark.parametrize("damage", WAYS)
+def test_the_command_line_finds_beside_a_damaged_queue_file(copy: Path, damage: str, tmp_path: Path) -> None:
+    damaged = WAYS[damage](copy)
+    conf = tmp_path / "broker.conf"
+    conf.write_text("mappedFileSizeCommitLog=65536\nmappedFileSizeConsumeQueue=200\n")
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(main, [arguments[0], str(copy), *arguments[1:], "--conf", str(conf)])
+
+    found = run("query", "A", "k7", "-f", "{body}")
+    assert (found.exit_code, found.stdout) == (0, "A7\n")
+    assert run("query", "A", "nothing").exit_code == DAMAGE
+    told = run("topics")
+    assert told.exit_code == DAMAGE
+    assert str(damaged) in told.stderr
+    assert run("export", str(tmp_path / "out"), "--processes", "1").exit_code == 0
+    assert pq.read_table(tmp_path / "out").num_rows == 2 * COUNT
+
+
+def test_rebuild_makes_a_damaged_queue_again(copy: Path, tmp_path: Path) -> None:
+    cut_short(copy)
+    made = rmq.rebuild(copy, tmp_path / "made", config=CONFIG, processes=1)
+    assert made.unit_count == 2 * COUNT
+    shutil.rmtree(copy / "consumequeue")
+    shutil.move(tmp_path / "made/consumequeue", copy)
+    with rmq.open(copy, config=CONFIG) as store:
+        assert [message.body for message in store.pull("A", 0, 20, 2).messages] == [b"A20", b"A21"]
