@@ -17,7 +17,7 @@ from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.message import LARGEST_BASE
 from rmq.paths import SEGMENT_NAME
-from rmq.segment import opened
+from rmq.segment import is_hidden, opened
 
 
 class BatchConsumeQueue:
@@ -30,7 +30,7 @@ class BatchConsumeQueue:
         self.queue_id = queue_id
         parts: list[npt.NDArray[np.int64]] = []
         self._firsts: list[tuple[int, Path]] = []  # number of the first unit of each file
-        for path in sorted(path for path in directory.iterdir() if path.is_file()):
+        for path in sorted(path for path in directory.iterdir() if path.is_file() and not is_hidden(path.name)):
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
             self._firsts.append((sum(len(part) for part in parts), path))

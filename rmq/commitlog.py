@@ -38,7 +38,7 @@ from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment, SegmentMaps
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import DirectoryWatch, close_all, make_directory, remove_file
+from rmq.segment import DirectoryWatch, close_all, is_hidden, make_directory, remove_file
 
 logger = logging.getLogger("rmq")
 
@@ -138,7 +138,7 @@ class CommitLog:
                 continue
             for entry in entries:
                 path = Path(entry.path)
-                if entry.is_dir():
+                if entry.is_dir() or (not self.writable and is_hidden(entry.name)):
                     if self.writable and SEGMENT_NAME.fullmatch(entry.name):
                         raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
                     continue

@@ -82,7 +82,7 @@ class ConsumeQueue:
 
         is_last: a missing file is no file that another process has just removed.
         """
-        self._starts, empty = sized_files(self.directory, self._segment_size)
+        self._starts, empty = sized_files(self.directory, self._segment_size, skip_hidden=not self._writable)
         for start in [] if self._writable else [*self._starts, *empty]:
             self._files.forget(self._path(start))  # a recovery may have made another file of that name
         self.not_its_own = empty if self._bridges_gap else []

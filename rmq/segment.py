@@ -105,7 +105,12 @@ def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) 
     sync(path.parent)
 
 
-def sized_files(directory: Path, size: int) -> tuple[list[int], list[int]]:
+def is_hidden(name: str) -> bool:
+    """Whether a name is one of those that copying and desktops leave in directories; a broker makes none."""
+    return name.startswith(".")
+
+
+def sized_files(directory: Path, size: int, *, skip_hidden: bool) -> tuple[list[int], list[int]]:
     """Numbers that name a directory's files, in order: of those of `size` bytes, and of empty ones.
 
     CorruptFileError for a file of another size, or whose name is no multiple of it. No directory: no files.
@@ -113,7 +118,8 @@ def sized_files(directory: Path, size: int) -> tuple[list[int], list[int]]:
     sized: list[int] = []
     empty: list[int] = []
     try:
-        entries = [entry for entry in os.scandir(directory) if not entry.is_dir()]
+        entries = [entry for entry in os.scandir(directory)
+                   if not entry.is_dir() and not (skip_hidden and is_hidden(entry.name))]  # fmt: skip
     except FileNotFoundError:
         return sized, empty
     for entry in entries:
@@ -161,10 +167,10 @@ class DirectoryWatch:
 
 
 def _listing(directory: str) -> list[tuple[str, int]]:
-    """(name, inode) of what lies in a directory, in the file system's order; [] when there is no directory."""
+    """(name, inode) of what is not hidden in a directory, in the file system's order; [] when there is none."""
     try:
         with os.scandir(directory) as entries:
-            return [(entry.name, entry.inode()) for entry in entries]
+            return [(entry.name, entry.inode()) for entry in entries if not is_hidden(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -122,3 +122,28 @@ def test_rebuild_makes_a_damaged_queue_again(copy: Path, tmp_path: Path) -> None
     shutil.move(tmp_path / "made/consumequeue", copy)
     with rmq.open(copy, config=CONFIG) as store:
         assert [message.body for message in store.pull("A", 0, 20, 2).messages] == [b"A20", b"A21"]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._00000000000000000000", ".nfs000000000012d687", f".{0:020d}.Qx1f9a"])
+@pytest.mark.parametrize("directory", ["commitlog", "consumequeue/A/0", "index", "."])
+def test_readers_pass_over_hidden_files_and_writers_refuse_them(copy: Path, directory: str, name: str) -> None:
+    with rmq.open(copy, config=CONFIG) as store:
+        (copy / directory / name).write_bytes(b"left by a copy")
+        for reader in (store, rmq.open(copy, config=CONFIG)):
+            with reader:
+                assert reader.scan().read_all().num_rows == 2 * COUNT
+                assert [message.body for message in reader.pull("A", 0, 20, 1).messages] == [b"A20"]
+                assert len(reader.query("A", "k7")) == 1
+    if directory.startswith("co"):
+        with pytest.raises(rmq.CorruptFileError, match="name is no"):
+            rmq.open(copy, "r+", config=CONFIG)
+    assert (copy / directory / name).read_bytes() == b"left by a copy"
+
+
+def test_a_reader_of_a_directory_with_a_hidden_file_lists_it_no_more_often(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b""))
+    (tmp_path / "s/commitlog/.DS_Store").touch()
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        store.scan().read_all()
+        assert store._log._watch.is_unchanged(store._log.segments)
