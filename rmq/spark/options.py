@@ -69,6 +69,14 @@ def _list(name: str, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _some(name: str, value: str) -> tuple[str, ...]:
+    """_list, of which an empty one is an error: it is asked for by mistake."""
+    items = _list(name, value)
+    if not items:
+        raise ValueError(f"option {name}: {value!r} names none")
+    return items
+
+
 def _json(name: str, value: str) -> Any:
     try:
         return json.loads(value)
@@ -77,7 +85,7 @@ def _json(name: str, value: str) -> Any:
 
 
 def _columns(name: str, value: str) -> tuple[str, ...]:
-    return checked_columns(_list(name, value))
+    return checked_columns(_some(name, value))
 
 
 def _pattern(name: str, value: str) -> re.Pattern[str]:
@@ -93,6 +101,8 @@ def _assigned(name: str, value: str) -> dict[str, tuple[int, ...]]:
         isinstance(ids, list) and all(type(number) is int and number >= 0 for number in ids) for ids in found.values()
     ):
         raise ValueError(f'option {name}: {value!r} is not of the form {{"topic": [0, 1]}}')
+    if not found:
+        raise ValueError(f"option {name}: {value!r} names none")
     return {topic: tuple(ids) for topic, ids in found.items()}
 
 
@@ -147,7 +157,7 @@ OPTIONS = (
     Option("endingOffsetsByTimestamp", None, "for each queue the time before which it ends; not for streams", _times),
     Option("tags", None, "tags of which a message has one, as `A || B`", _text),
     Option("keys", None, "keys of which a message has one, found by the index unless scanMode=log; needs subscribe",
-           _list),
+           _some),
     Option("splitBytes", SPLIT_BYTES, "bytes of the log that a partition reads", _number(SMALLEST_SPLIT)),
     Option("minPartitions", 1, "as many partitions, when the log has as many bytes", _number(1, 1_000_000)),
     Option("maxRecordsPerPartition", None, "messages of a partition at most; needs topics or queues, read by queue",

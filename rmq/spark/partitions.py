@@ -122,14 +122,15 @@ def scanned(store: Store, partition: SplitPartition, columns: list[str],
                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
                          on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
-    check_begin(store, split.begin, asked)  # behind the scan, which has fixed by now where it begins
+    check_range(store, (split.begin, split.end), asked)  # behind the scan, which has fixed by now where it begins
     yield from batches
 
 
-def check_begin(store: Store, begin: int, asked: ReadOptions) -> None:
-    """DataLossError when the log has lost what it had at `begin` when the read was planned."""
-    if asked["failOnDataLoss"] and begin < store.min_phy_offset:
-        raise DataLossError(f"{store.path}: the log begins at {store.min_phy_offset} by now, the read at {begin}; load "
+def check_range(store: Store, planned: tuple[int, int], asked: ReadOptions) -> None:
+    """DataLossError when the log has lost some of the bytes [begin, end) that it had when the read was planned."""
+    (begin, end), low, high = planned, store.min_phy_offset, store.max_phy_offset
+    if asked["failOnDataLoss"] and (begin < low or end > high):
+        raise DataLossError(f"{store.path}: the log has bytes {low} to {high} by now, the read {begin} to {end}; load "
                             "anew, or failOnDataLoss=false reads what is left")  # fmt: skip
 
 
@@ -155,4 +156,4 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
             for batch, _ in store._placed(wanted, columns, store.max_phy_offset, crc=False, limit=asked["batchBytes"]):
                 for start in range(0, len(batch), asked["batchRows"]):
                     yield from in_pieces(batch.slice(start, asked["batchRows"]), asked["batchBytes"])
-    check_begin(store, partition.begin, asked)
+    check_range(store, (partition.begin, partition.end), asked)

@@ -43,6 +43,11 @@ def native_ddl(columns: Sequence[str]) -> dict[str, str]:
     return {name: DDL[KINDS[name]] for name in columns}
 
 
+def may_be_null(column: str, kind: str) -> bool:
+    """Whether rows lack a column of a Spark type: texts that messages may not have, times beyond Spark's."""
+    return kind == "timestamp" or column == "key" or KINDS.get(column) == "nullable text"
+
+
 def kafka_ddl(include_headers: bool) -> dict[str, str]:
     return KAFKA_DDL | (HEADERS_DDL if include_headers else {})
 

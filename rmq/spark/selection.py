@@ -178,6 +178,10 @@ def _bounds(store: Store, options: ReadOptions) -> Bounds:
             if options["failOnDataLoss"] and begin < low:
                 raise DataLossError(f"startingOffsets: {topic} queue {queue} begins at {low}, {begin} is gone; "
                                     "failOnDataLoss=false reads what is left")  # fmt: skip
+            if options["failOnDataLoss"] and max(begin, end) > high:
+                raise DataLossError(f"{'startingOffsets' if begin > high else 'endingOffsets'}: {topic} queue {queue} "
+                                    f"ends at {high}, before {max(begin, end)}; failOnDataLoss=false reads what is "
+                                    "there")  # fmt: skip
             bounds.setdefault(topic, {})[queue] = max(begin, low), min(end, high)
     return bounds
 

@@ -30,7 +30,7 @@ from rmq.spark.partitions import (
     store_of,
 )
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
-from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, native_batch, native_ddl
+from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, may_be_null, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
 from rmq.spark.stream import StreamReader
@@ -97,9 +97,13 @@ def offered(asked: ReadOptions) -> dict[str, str]:
 
 
 def check_subset(schema: StructType, asked: ReadOptions) -> None:
-    """ValueError for a user's schema with columns or types that there are not, or without any: it has no rows."""
+    """ValueError for a user's schema with columns or types that there are not, NOT NULL of what may be NULL, a column
+    twice, or without any: it has no rows.
+    """
     if not schema.fields:
         raise ValueError("schema: has no columns; to count messages, take one that is small, as phy_offset")
+    if repeated := {name for name in schema.names if schema.names.count(name) > 1}:
+        raise ValueError(f"schema: column {min(repeated)!r} is there twice")
     known = dict(offered(asked))
     if asked["table"] == "messages":
         known |= kafka_ddl(True) if asked["schemaMode"] == "kafka" else native_ddl([*COLUMNS, "raw_body",
@@ -112,6 +116,8 @@ def check_subset(schema: StructType, asked: ReadOptions) -> None:
         if column.dataType.simpleString() != known[column.name]:
             raise ValueError(f"schema: column {column.name!r} is {known[column.name]}, "
                              f"not {column.dataType.simpleString()}")  # fmt: skip
+        if not column.nullable and may_be_null(column.name, known[column.name]):
+            raise ValueError(f"schema: column {column.name!r} may be NULL, it cannot be NOT NULL")
 
 
 def stores_of(asked: ReadOptions) -> list[tuple[str, Place]]:

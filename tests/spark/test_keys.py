@@ -48,7 +48,7 @@ def test_who_finds_keys(store: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"keys": "c-7,o-107,o-5,nix"}, {"keys": ""}, {"keys": '[""]'}, {"keys": "o-1,o-1,c-1"}, {"keys": '["o-5 c-5"]'},
+    {"keys": "c-7,o-107,o-5,nix"}, {"keys": '[""]'}, {"keys": "o-1,o-1,c-1"}, {"keys": '["o-5 c-5"]'},
     {"keys": "c-7,c-8", "tags": "A"}, {"keys": f"{77:032X}"}, {"keys": f"{77:032X},o-77,c-77"},
     {"keys": "c-7", "subscribe": "orders,other"}, {"keys": "c-7", "subscribe": "nix"},
     {"keys": "c-7", "startingTimestamp": str(TIME + 1007), "endingTimestamp": str(TIME + 2007)},

@@ -110,9 +110,17 @@ def test_a_stream_has_no_end(options: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("a,b", ("a", "b")), (" a , ,b", ("a", "b")), ('["a,b"]', ("a,b",)),
-                                             ("", ())])  # fmt: skip
+                                             ('[""]', ("",))])  # fmt: skip
 def test_lists_are_names_with_commas_between_or_json(text: str, value: Any) -> None:
     assert parse(subscribe="t", keys=text)["keys"] == value
+
+
+@pytest.mark.parametrize(("name", "value"), [("keys", ""), ("keys", " , "), ("keys", "[]"), ("columns", ""),
+                                             ("columns", "[]"), ("assign", "{}")])  # fmt: skip
+def test_an_empty_choice_is_an_error_that_names_it(name: str, value: str) -> None:
+    given = {"subscribe": "t"} if name == "keys" else {}
+    with pytest.raises(ValueError, match=f"option {name}: .* names none"):
+        parse(**given, **{name: value})
 
 
 def test_broker_conf_is_read_by_the_driver_alone(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType, TimestampType
 
 import rmq
 from rmq.scan import schema_of
 from rmq.spark.options import ReadOptions
 from rmq.spark.schema import in_pieces
+from rmq.spark.source import check_subset
 
 LARGE = 1_000_000
 SIZES = [0, 1, 1000, 5, 5, 5, 2000, 0, 999, 1, 0]
@@ -29,6 +31,28 @@ def test_pieces_are_the_batch_and_no_larger_than_asked(size: int, first: int) ->
     assert len(pieces) == 1 or size < batch.nbytes
 
 
+@pytest.mark.parametrize(("options", "column", "kind"), [
+    ({}, "tags", StringType()), ({}, "uniq_key", StringType()), ({}, "store_timestamp", TimestampType()),
+    ({"schemaMode": "kafka"}, "key", BinaryType()), ({"schemaMode": "kafka"}, "timestamp", TimestampType()),
+    ({"table": "segments"}, "first_store_timestamp", TimestampType())], ids=str)  # fmt: skip
+def test_what_may_be_null_cannot_be_not_null(options: dict[str, str], column: str, kind: DataType) -> None:
+    asked = ReadOptions.parse({"path": "/s"} | options)
+    check_subset(StructType([StructField(column, kind)]), asked)
+    with pytest.raises(ValueError, match=f"schema: column '{column}' may be NULL, it cannot be NOT NULL"):
+        check_subset(StructType([StructField(column, kind, False)]), asked)
+
+
+def test_what_is_never_null_may_be_not_null() -> None:
+    schema = StructType([StructField("topic", StringType(), False), StructField("body", BinaryType(), False)])
+    check_subset(schema, ReadOptions.parse({"path": "/s"}))
+
+
+def test_a_column_twice_is_an_error() -> None:
+    twice = StructType([StructField("topic", StringType()), StructField("topic", StringType())])
+    with pytest.raises(ValueError, match="schema: column 'topic' is there twice"):
+        check_subset(twice, ReadOptions.parse({"path": "/s"}))
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_nothing_and_one_row_are_one_piece(count: int) -> None:
     batch = pa.record_batch({"body": [bytes(1000)] * count})
@@ -36,7 +60,6 @@ def test_nothing_and_one_row_are_one_piece(count: int) -> None:
 
 
 def test_messages_of_keys_come_in_batches_of_few_bytes(tmp_path: Path) -> None:
-    from pyspark.sql.types import BinaryType, StructField, StructType
 
     from rmq.spark.source import MessageReader
 

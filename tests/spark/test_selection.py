@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq
+from rmq.scan import schema_of
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import DataLossError, ranges, select
+from rmq.spark.source import MessageReader
 from rmq.splits import Split, plan
 from spark.orders import COUNT, TIME
 
@@ -111,6 +115,48 @@ def test_an_offset_that_was_cleaned_away_is_data_loss(tmp_path: Path) -> None:
             select(store, ReadOptions.parse(given))
         kept = select(store, ReadOptions.parse(given | {"failOnDataLoss": "false"}))
         assert kept.bounds == {"t": {0: (low, 100)}}
+
+
+@pytest.mark.parametrize(("name", "place"), [("startingOffsets", 1001), ("endingOffsets", 1001),
+                                             ("startingOffsets", 2**40)])  # fmt: skip
+def test_an_offset_behind_a_queue_s_end_is_data_loss(store: Path, name: str, place: int) -> None:
+    given = {"subscribe": "orders", name: f'{{"orders": {{"0": {place}}}}}'}
+    with pytest.raises(DataLossError, match=f"{name}: orders queue 0 ends at 1000, before {place}"):
+        read(store, **given)
+    kept = COUNT if name == "endingOffsets" else COUNT - 1000
+    assert len(read(store, **given, failOnDataLoss="false")) == kept
+    assert len(read(store, **given | {name: '{"orders": {"0": 1000}}'})) == kept
+
+
+@pytest.mark.parametrize("options", [{}, {"subscribe": "orders"}, {"subscribe": "orders", "keys": "o-5"}], ids=str)
+def test_a_log_that_is_shorter_than_when_it_was_planned_is_data_loss(tmp_path: Path, options: dict[str, str]) -> None:
+    """An older copy was put back: what is missing now would be no rows without a word."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536)
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=config) as store:
+        store.put_many([rmq.Message("orders", bytes(500), keys=f"o-{number}") for number in range(300)])
+    shutil.copytree(path, tmp_path / "older")
+    with rmq.open(path, "r+") as store:
+        store.put_many([rmq.Message("orders", bytes(500), keys=f"o-{number}") for number in range(300)])
+    schema = from_arrow_schema(schema_of(["body"]))
+
+    def rows(fail: str) -> int:
+        asked = ReadOptions.parse({"path": str(path), "splitBytes": "65536", "failOnDataLoss": fail} | options)
+        reader = MessageReader(asked, schema)
+        parts = plans.setdefault(fail, reader.partitions())
+        return sum(len(batch) for part in parts for batch in reader.read(part))
+
+    plans: dict[str, list[Any]] = {}
+    whole = rows("true")
+    is_by_key = "keys" in options
+    if not is_by_key:
+        rows("false")
+    shutil.rmtree(path)
+    (tmp_path / "older").rename(path)
+    with pytest.raises(DataLossError, match="the log has bytes 0 to"):
+        rows("true")
+    if not is_by_key:
+        assert rows("false") == whole // 2
 
 
 def test_a_queue_that_is_not_there_is_data_loss(store: Path) -> None:
