@@ -374,7 +374,6 @@ class Store(StoreReader):
     def _derive(self) -> int:
         if self.mode == "r":
             end = self._refresh()
-            self._queues.check()
             self._visible.derive()
             return end
         self._flusher.check_not_nested()

@@ -155,10 +155,8 @@ class Visible:
             start = start_without_marks(log, is_whole, checkpoint, queue_end)
             durable_time = None if self._is_clean else checkpoint.physic_msg_timestamp
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
-        if self._known_end is not None:
-            self.end = self._known_end
-            return
-        if not log.segments:
+        if self._known_end is not None or not log.segments:
+            self.end = self.end if self._known_end is None else self._known_end
             return
         end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
@@ -256,8 +254,12 @@ class Visible:
         return self._mark.index_name, struct.unpack_from(">i", self._mark.index_header, L.INDEX_COUNT_OFFSET)[0]
 
     def derive(self) -> None:
-        """Bring the queues level with the end, in memory."""
+        """Bring the queues level with the end, in memory. CorruptFileError while files of one are damaged."""
         with self._lock:
+            if self._queues.damage:
+                self._queues.forget()
+                self._look()  # at files that were put in their place, maybe
+            self._queues.check()
             low = self._log.min_phy_offset
             if low > self._low:
                 self._follow_cleaning(low)
@@ -385,15 +387,13 @@ class Visible:
 
     def _record_after(self, phy_offset: int) -> int:
         """Behind the record at a phy offset when an index file ends with it, else the offset itself."""
-        return self._end_of_record(phy_offset) if self._index_has(phy_offset) else phy_offset
+        is_end = any(file.end_phy_offset == phy_offset and file.index_count > 1 for file in self._index.files)
+        return self._end_of_record(phy_offset) if is_end else phy_offset
 
     def _end_of_record(self, phy_offset: int) -> int:
         for batch in self._log.records(phy_offset, self.end, batch=RecordBatch(1)):
             return int(phy_offset + batch.numbers("size")[0])
         return phy_offset
-
-    def _index_has(self, phy_offset: int) -> bool:
-        return any(file.end_phy_offset == phy_offset and file.index_count > 1 for file in self._index.files)
 
     def close(self) -> None:
         if self._marks is not None:

@@ -95,6 +95,18 @@ def test_a_damaged_queue_file_stops_only_what_needs_queues(copy: Path, damage: s
     assert caught.value.path == str(damaged)
 
 
+def test_a_reader_reads_a_queue_again_when_its_file_is_put_back(copy: Path) -> None:
+    sound = queue_file(copy, 2).read_bytes()
+    damaged = cut_short(copy)
+    with rmq.open(copy, config=CONFIG) as store:
+        for _ in range(2):
+            with pytest.raises(rmq.CorruptFileError, match="file has 90 bytes"):
+                store.pull("A", 0, 20, 1)
+        damaged.write_bytes(sound)
+        assert [message.body for message in store.pull("A", 0, 20, 1).messages] == [b"A20"]
+        assert store.topics() == {"A": {0: (0, COUNT)}, "B": {0: (0, COUNT)}}
+
+
 @pytest.mark.parametrize("damage", WAYS)
 def test_the_command_line_finds_beside_a_damaged_queue_file(copy: Path, damage: str, tmp_path: Path) -> None:
     damaged = WAYS[damage](copy)
