@@ -23,6 +23,7 @@ from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
 from rmq.query import messages_at
 
 PULL_CHUNK = 1024
+PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together, or as many as are asked for
 NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
 QUEUES_ASKED = 64
 EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
@@ -56,13 +57,16 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
         removed = removed or bool(gone.any())
         chosen = np.flatnonzero(~gone)
+        room = limit - len(messages)
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
             passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
             chosen = chosen[passes[chosen]]
+            ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
+            room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
         following = at + len(offsets)
-        if len(chosen) > limit - len(messages):  # no more messages in memory than are asked for
-            chosen = chosen[: limit - len(messages)]
+        if len(chosen) > room:
+            chosen = chosen[:room]
             following = at + int(chosen[-1]) + 1
         stored = messages_at(log, offsets[chosen], log_end, check_crc=True)
         for number in chosen.tolist():

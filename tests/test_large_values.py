@@ -55,6 +55,20 @@ def test_a_pull_by_tags_goes_on_behind_the_last_message_it_gave(store: rmq.Store
     assert at == COUNT
 
 
+@pytest.mark.parametrize("body", [b"", bytes(300_000)], ids=len)
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_tags_of_one_hash_hide_no_message(tmp_path: Path, limit: int, body: bytes) -> None:
+    """"Aa" and "BB": what a page leaves unread is the next one's."""
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        tags = ["Aa" if number % 5 == 4 else "BB" for number in range(30)]
+        store.put_many([rmq.Message("T", body, tags=tag) for tag in tags])
+        at, found = 0, []
+        while (page := store.pull("T", 0, at, limit, tags="Aa")).status is rmq.PullStatus.FOUND:
+            found += [message.queue_offset for message in page.messages]
+            at = page.next_queue_offset
+    assert found == [*range(4, 30, 5)]
+
+
 def test_info_holds_one_body_at_a_time(store: rmq.Store) -> None:
     assert store.info().message_count == 2 * COUNT
     assert bodies_held(store.info) < 2.5
