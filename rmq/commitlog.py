@@ -106,15 +106,13 @@ class CommitLog:
     def __init__(self, directories: list[Path], segment_size: int, *, writable: bool,
                  make_segment: Callable[..., Segment] = Segment) -> None:  # fmt: skip
         """make_segment: takes Segment's arguments."""
-        self.directories = directories
-        self.segment_size = segment_size
-        self.writable = writable
+        self.directories, self.segment_size, self.writable = directories, segment_size, writable
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.writer, self.tail = RecordWriter(), LogTail()  # it stands on the last of `unsynced` or nowhere
         self.tail.written_from = WRITTEN_FROM
         self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
         self.unsynced: list[Segment] = []
-        self._watch, self._make_segment = DirectoryWatch(self.directories), make_segment
+        self._watch, self._make_segment, self._lost_pages = DirectoryWatch(self.directories), make_segment, 0
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         room = room_for_maps(segment_size)
         self.following = FollowingSegment(self._new_segment)
@@ -425,10 +423,11 @@ class CommitLog:
         self.hold(self.segments[1:])
 
     def check(self) -> None:
-        """CorruptFileError when pages of a segment's map were gone."""
-        if lost_pages():
+        """CorruptFileError when pages of a segment's map were gone. Cost: nothing until another page is lost."""
+        if (count := lost_pages()) != self._lost_pages:
             for segment in self.segments:
                 segment.check()
+            self._lost_pages = count
 
     def close(self) -> None:
         self.tail.release()

@@ -47,7 +47,7 @@ class Index:
         self._unsynced: list[IndexFile] = []
         self.durable: tuple[int, int] | None = None  # after a crash: the last file's name and index_count that stand
         self.spare_names: list[str] = []  # of files that were removed to be derived again
-        self._judged, self._is_old = 0, False
+        self._judged, self._is_old, self._lost_pages = 0, False, 0
         for path in () if writable else sorted(damaged):
             logger.warning("%s: entries, slots and links do not fit together; the log is searched for its keys", path)
         self.refresh()
@@ -204,8 +204,11 @@ class Index:
         return file.view.collect(hashes) if own < name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
-        """CorruptFileError when pages of a file's map were gone. A reader opens the file anew next time."""
-        for file in list(self.files) if lost_pages() else ():
+        """CorruptFileError when pages of a file's map were gone. A reader opens the file anew next time. Cost: nothing
+        until another page is lost.
+        """
+        count = lost_pages()
+        for file in list(self.files) if count != self._lost_pages else ():
             try:
                 file._check_maps()
             except CorruptFileError:
@@ -213,6 +216,7 @@ class Index:
                     self.files = [other for other in self.files if other is not file]
                     file.close()
                 raise
+        self._lost_pages = count
 
     def close(self) -> None:
         close_all(file.close for file in self.files)

@@ -19,6 +19,7 @@ import pytest
 from conftest import copy_store
 
 import rmq
+from rmq.logsegment import Segment
 from rmq.mappedfile import GuardedMap
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
@@ -229,6 +230,27 @@ def test_lost_pages_touched_at_random_cost_few_maps(cut_map: GuardedMap) -> None
     places = random.Random(1).sample(range(0, len(cut_map), mmap.PAGESIZE), 2000)
     assert not any(cut_map[place] for place in places)
     assert map_count() < before + 60
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_segments_are_asked_once_for_a_page_that_another_lost(path: Path, cut_map: GuardedMap, mode: str,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    asked: list[Segment] = []
+    check = Segment.check
+
+    def counted(segment: Segment) -> None:
+        asked.append(segment)
+        check(segment)
+
+    monkeypatch.setattr(Segment, "check", counted)
+    with rmq.open(path, mode, config=CONFIG) as store:
+        for lost in range(3):
+            assert cut_map[lost << 24] == 0  # far apart: a run of pages is lost at a time
+            for _ in range(3):
+                store.query("T", "k1")
+                store.lookup(0)
+            assert asked == store._log.segments
+            asked.clear()
 
 
 def run(program: str, *arguments: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
