@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from rmq.config import StoreConfig
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, in_processes
-from rmq.scan import checked_columns
+from rmq.scan import LostRange, checked_columns
 from rmq.segment import sync_directory, sync_file
 from rmq.splits import SPLIT_BYTES
 from rmq.store import open as open_store
@@ -59,12 +59,22 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """files: in the order of their paths. row_count: messages of all; size: bytes of all."""
+    """files: in the order of their paths. row_count: messages of all; size: bytes of all. lost: what on_damage="skip"
+    left out, in the order of the log.
+    """
 
     path: str
     files: tuple[ExportedFile, ...]
     row_count: int
     size: int
+    lost: tuple[LostRange, ...] = ()
+
+
+class WrittenPart(NamedTuple):
+    """What a task wrote: where each file is, and what it is to be; and what it left out."""
+
+    files: list[tuple[str, ExportedFile]]
+    lost: list[LostRange]
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,8 @@ class ExportTask:
 def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
            partition_by: Iterable[str] = ("topic", "date"), topics: Iterable[str] | None = None, begin: Any = None,
            end: Any = None, columns: Iterable[str] | None = None, compression: str = "zstd",
-           processes: int | None = None, split_bytes: int = SPLIT_BYTES, config: StoreConfig | None = None,
+           on_damage: Literal["raise", "skip"] = "raise", processes: int | None = None,
+           split_bytes: int = SPLIT_BYTES, config: StoreConfig | None = None,
            progress: Progress | None = None) -> ExportResult:  # fmt: skip
     """Write the messages of a store into a new directory of Parquet files, on `processes` processes.
 
@@ -90,8 +101,9 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
     partition_by () `<target>/part-...`. partition_by: of "topic", "date" and "hour" (of the store timestamp, UTC),
     "queue_id"; topic and queue_id are then in the path, not in the files. A name has %XX for ASCII that is no letter,
     digit, - or _; no topic, and a time outside of the years 1 to 9999, is NULL. topics, begin, end, columns: as
-    `Store.scan`, with its types. compression: zstd, snappy, gzip or none. processes, split_bytes: as `scan_map`; each
-    part makes a file or more for each partition value in it. progress: called with (bytes read, bytes to read).
+    `Store.scan`, with its types. compression: zstd, snappy, gzip or none. on_damage: as `Store.scan`; what "skip"
+    leaves out is the result's .lost. processes, split_bytes: as `scan_map`; each part makes a file or more for each
+    partition value in it. progress: called with (bytes read, bytes to read).
 
     All or nothing: parts are written into `.rmq-export-*` beside the target, and shown by one rename when all are on
     disk. An export that fails removes that directory; one that is killed leaves it, and nothing else. Memory: 300 to
@@ -102,7 +114,7 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
     return run_export(run, path, target, partition_by=partition_by, compression=compression, progress=progress,
                       columns=columns, config=config, split_bytes=split_bytes,
                       min_partitions=processes or len(os.sched_getaffinity(0)), topics=topics, begin=begin,
-                      end=end)  # fmt: skip
+                      end=end, on_damage=on_damage)  # fmt: skip
 
 
 def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathLike[str], *,
@@ -168,26 +180,26 @@ def _try_to_show(tree: Path, target: Path) -> None:
             raise OSError(error.errno, reason, str(target)) from error
 
 
-def _collected(run: Runner, tasks: list[ExportTask], progress: Progress | None) -> list[list[tuple[str, ExportedFile]]]:
+def _collected(run: Runner, tasks: list[ExportTask], progress: Progress | None) -> list[WrittenPart]:
     """The answers of all tasks; when one fails, the others have ended before that is told."""
     total, done = sum(task.scan.split.size for task in tasks), 0
     found = []
     answers = run(write_part, tasks)
     with contextlib.ExitStack() as stack:
         stack.callback(getattr(answers, "close", lambda: None))
-        for task, files in zip(tasks, answers, strict=True):
-            found.append(files)
+        for task, part in zip(tasks, answers, strict=True):
+            found.append(part)
             done += task.scan.split.size
             if progress is not None:
                 progress(done, total)
     return found
 
 
-def _publish(written: list[list[tuple[str, ExportedFile]]], tree: Path, target: Path) -> ExportResult:
+def _publish(written: list[WrittenPart], tree: Path, target: Path) -> ExportResult:
     """Files of the tries that counted, under their names, then the whole tree at once."""
     directories = {tree}
     tree.mkdir()
-    files = sorted((item for part in written for item in part), key=lambda item: item[1].path)
+    files = sorted((item for part in written for item in part.files), key=lambda item: item[1].path)
     for source, file in files:
         place = tree / file.path
         if place.parent not in directories:
@@ -199,20 +211,23 @@ def _publish(written: list[list[tuple[str, ExportedFile]]], tree: Path, target: 
     os.rename(tree, target)
     sync_directory(target.parent)
     listed = tuple(file for _, file in files)
-    return ExportResult(str(target), listed, sum(file.row_count for file in listed), sum(file.size for file in listed))
+    return ExportResult(str(target), listed, sum(file.row_count for file in listed),
+                        sum(file.size for file in listed),
+                        tuple(item for part in written for item in part.lost))  # fmt: skip
 
 
 # ---- a task --------------------------------------------------------------------------------------
 
 
-def write_part(task: ExportTask) -> list[tuple[str, ExportedFile]]:
-    """Write one part's files, on disk when it returns: where each is, and what it is to be."""
+def write_part(task: ExportTask) -> WrittenPart:
+    """Write one part's files, on disk when it returns."""
     writer = PartWriter(task)
+    lost: list[LostRange] = []
     with open_store(task.scan.split.path, config=task.scan.config) as store:
-        for batch in task.scan.batches(store):
+        for batch in task.scan.batches(store, lost=lost):
             writer.add(batch)
     writer.flush()
-    return writer.files
+    return WrittenPart(writer.files, lost)
 
 
 class PartWriter:

@@ -31,19 +31,24 @@ class ScanTask:
     config: StoreConfig | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def batches(self, store: Store) -> pa.RecordBatchReader:
-        """Messages of the split's range in log order; what was cleaned away since the plan is told to the logger."""
+    def batches(self, store: Store, **more: Any) -> pa.RecordBatchReader:
+        """Messages of the split's range in log order; what was cleaned away since the plan is told to the logger.
+
+        more: options of Store.scan that are this process's.
+        """
         if self.split.begin < (low := store.min_phy_offset):
             logger.warning("%s: phy offsets %d to %d were cleaned away before they were read", self.split.path,
                            self.split.begin, min(low, self.split.end))  # fmt: skip
-        return store.scan(begin_phy_offset=self.split.begin, end_phy_offset=self.split.end, **self.options)
+        return store.scan(begin_phy_offset=self.split.begin, end_phy_offset=self.split.end, **self.options,
+                          **more)  # fmt: skip
 
 
 def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None, split_bytes: int = SPLIT_BYTES,
               min_partitions: int = 1, **options: Any) -> list[ScanTask]:  # fmt: skip
     """The parts of a store as it stands now, in log order; segments outside of the time range are left out.
 
-    options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc of Store.scan, checked here.
+    options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage of Store.scan, checked
+    here.
     """
     if isinstance(split_bytes, bool) or not isinstance(split_bytes, int):
         raise TypeError(f"split_bytes must be int, got {type(split_bytes).__name__}")

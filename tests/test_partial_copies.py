@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from conftest import copy_store
 
 import rmq
 from rmq.cli import DAMAGE, main
@@ -159,3 +160,94 @@ def test_a_reader_of_a_directory_with_a_hidden_file_lists_it_no_more_often(tmp_p
     with rmq.open(tmp_path / "s", config=CONFIG) as store:
         store.scan().read_all()
         assert store._log._watch.is_unchanged(store._log.segments)
+
+
+# ---- what is whole of a damaged log --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,200 messages of 300 bytes in seven segments."""
+    path = tmp_path_factory.mktemp("sound") / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)) as store:
+        store.put_many([rmq.Message("AB"[number % 2], b"%05d" % number * 60) for number in range(1200)])
+    return path
+
+
+def segment(store: Path, number: int) -> Path:
+    return store / "commitlog" / f"{number * 65536:020d}"
+
+
+def a_wrong_byte(store: Path) -> None:
+    with segment(store, 2).open("r+b") as file:
+        file.seek(30_000)
+        file.write(b"\xff")
+
+
+def a_lost_page(store: Path) -> None:
+    with segment(store, 3).open("r+b") as file:
+        file.seek(8192)
+        file.write(bytes(4096))
+
+
+def a_short_segment(store: Path) -> None:
+    segment(store, 4).write_bytes(segment(store, 4).read_bytes()[:20_000])
+
+
+def a_missing_segment(store: Path) -> None:
+    segment(store, 1).unlink()
+
+
+def all_of_it(store: Path) -> None:
+    for damage in (a_wrong_byte, a_lost_page, a_short_segment, a_missing_segment):
+        damage(store)
+
+
+DAMAGES = (a_wrong_byte, a_lost_page, a_short_segment, a_missing_segment, all_of_it)
+
+
+def missing(lost: Any) -> set[int]:
+    return {byte for item in lost for byte in range(item.begin_phy_offset, item.end_phy_offset)}
+
+
+@pytest.mark.parametrize(("processes", "split_bytes"), [(1, 1 << 30), (1, 5000),
+                                                         pytest.param(2, 100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_export_that_skips_damage_is_such_a_scan(sound: Path, tmp_path: Path, damage: Callable[[Path], None],
+                                                    processes: int, split_bytes: int) -> None:  # fmt: skip
+    copy = copy_store(sound, tmp_path / "s")
+    damage(copy)
+    lost: list[rmq.LostRange] = []
+    with rmq.open(copy) as store:
+        rows = store.scan(on_damage="skip", lost=lost, columns=["phy_offset", "body"]).read_all()
+    assert 0 < len(rows) < 1200
+    options: dict[str, Any] = {"processes": processes, "split_bytes": split_bytes, "columns": ["phy_offset", "body"]}
+    with pytest.raises(rmq.CorruptFileError):
+        rmq.export(copy, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    done = rmq.export(copy, tmp_path / "out", on_damage="skip", **options)
+    found = pq.read_table(tmp_path / "out", columns=["phy_offset", "body"]).sort_by("phy_offset")
+    assert found.to_pylist() == rows.to_pylist()
+    assert done.row_count == len(rows)
+    assert missing(done.lost) == missing(lost)
+    assert [item.begin_phy_offset for item in done.lost] == sorted(item.begin_phy_offset for item in done.lost)
+
+
+def test_an_export_of_a_sound_store_lost_nothing(sound: Path, tmp_path: Path) -> None:
+    assert rmq.export(sound, tmp_path / "out", on_damage="skip", processes=1).lost == ()
+    with pytest.raises(ValueError, match="on_damage must be 'raise' or 'skip', got 'no'"):
+        rmq.export(sound, tmp_path / "no", on_damage="no", processes=1)  # type: ignore[arg-type]
+
+
+def test_the_command_exports_what_is_whole_and_ends_with_3(sound: Path, tmp_path: Path) -> None:
+    copy = copy_store(sound, tmp_path / "s")
+    a_missing_segment(copy)
+    arguments = ["export", str(copy), str(tmp_path / "out"), "--processes", "1"]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == DAMAGE
+    assert not (tmp_path / "out").exists()
+    done = CliRunner().invoke(main, [*arguments, "--skip-damage"])
+    assert done.exit_code == DAMAGE
+    assert f"{segment(copy, 1)}: no whole record in the log's bytes 65536 to 131071: segment is missing" in done.stderr
+    assert "65.5 kB of the log were left out, 1 range without a whole message" in done.stderr
+    assert pq.read_table(tmp_path / "out").num_rows > 900

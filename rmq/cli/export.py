@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from rmq.cli import NOT_FOUND, printable
+from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
 from rmq.cli.arguments import TIME, form_option, no_topic, open_store, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
@@ -29,16 +29,17 @@ from rmq.exporting import export as export_store
 @click.option("--partition-by", metavar="NAME,...", default="topic,date", show_default=True,
               help=f"Of {', '.join(PARTITIONS)}; or none.")  # fmt: skip
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
+@click.option("--skip-damage", is_flag=True, help="Leave out what is damaged or missing, and export the rest.")
 @click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores.")
 @form_option
 def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | None, end: int | None,
-           columns: str | None, partition_by: str, compression: str, processes: int | None, conf: Path | None,
-           form: str | None) -> None:  # fmt: skip
+           columns: str | None, partition_by: str, compression: str, skip_damage: bool, processes: int | None,
+           conf: Path | None, form: str | None) -> None:  # fmt: skip
     """Write messages of STORE as Parquet files into DIR.
 
     DIR is made, or is empty; it fills at once, when all is on disk. Files lie as Hive, Spark and pyarrow read them:
     DIR/topic=orders/date=2026-11-21/part-00000-0.parquet, with dates and hours of the store timestamp in UTC. Damage
-    ends the export with exit code 3 and no file.
+    ends the export with exit code 3 and no file; with --skip-damage what is whole is written, and the exit code is 3.
 
     TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h.
     """
@@ -52,7 +53,8 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
             done = export_store(
                 store, directory, partition_by=() if partition_by == "none" else partition_by.split(","),
                 topics=topics or None, begin=begin, end=end, columns=None if columns is None else columns.split(","),
-                compression=compression, processes=processes, config=config, progress=show)  # fmt: skip
+                compression=compression, on_damage="skip" if skip_damage else "raise", processes=processes,
+                config=config, progress=show)  # fmt: skip
             seconds = time.monotonic() - started
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -61,6 +63,10 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
         "file": printable(row["path"])})  # fmt: skip
     note(f"{directory}: {counted(done.row_count, 'message')} in {counted(len(done.files), 'file')}, "
          f"{people_size(done.size)} in {seconds:.1f} s")  # fmt: skip
+    if done.lost:
+        lost = sum(item.end_phy_offset - item.begin_phy_offset for item in done.lost)
+        ranges = counted(len(done.lost), "range")
+        raise Fault(f"{store}: {people_size(lost)} of the log were left out, {ranges} without a whole message", DAMAGE)
     if not done.row_count:
         raise click.exceptions.Exit(NOT_FOUND)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -99,15 +99,16 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
 
 def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),
            topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
-           columns: Iterable[str] | None = None, compression: str = "zstd", split_bytes: int = SPLIT_BYTES,
-           min_partitions: int = 1, config: StoreConfig | None = None) -> ExportResult:  # fmt: skip
+           columns: Iterable[str] | None = None, compression: str = "zstd",
+           on_damage: Literal["raise", "skip"] = "raise", split_bytes: int = SPLIT_BYTES, min_partitions: int = 1,
+           config: StoreConfig | None = None) -> ExportResult:  # fmt: skip
     """`rmq.export` whose parts are written by Spark's executors: the same directory, all or nothing.
 
     target: a path that driver and executors see, as the store's. Messages do not cross to the JVM.
     """
     return run_export(on_executors(spark, path), path, target, partition_by=partition_by, compression=compression,
                       columns=columns, config=config, split_bytes=split_bytes, min_partitions=min_partitions,
-                      topics=topics, begin=begin, end=end)  # fmt: skip
+                      topics=topics, begin=begin, end=end, on_damage=on_damage)  # fmt: skip
 
 
 def verify(spark: SparkSession, path: str, *, config: StoreConfig | None = None, limit: int = LIMIT) -> VerifyResult:
