@@ -61,7 +61,9 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
         options["keys"] = key_list(options["keys"])
     with open_store(path, config=config) as store:
         store.scan(begin_phy_offset=0, end_phy_offset=0, **options)  # raises for what is wrong with them
-        ranges = time_ranges(store, options.get("begin"), options.get("end"))
+        # A damaged segment tells no time: the scan leaves out what is not wanted.
+        times = (None, None) if options.get("on_damage") == "skip" else (options.get("begin"), options.get("end"))
+        ranges = time_ranges(store, *times)
     splits = plan(os.path.abspath(store.path), ranges, split_bytes=split_bytes, min_partitions=min_partitions)
     return [ScanTask(split, config, options) for split in splits]
 

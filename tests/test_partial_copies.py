@@ -233,6 +233,22 @@ def test_an_export_that_skips_damage_is_such_a_scan(sound: Path, tmp_path: Path,
     assert [item.begin_phy_offset for item in done.lost] == sorted(item.begin_phy_offset for item in done.lost)
 
 
+@pytest.mark.parametrize("times", [{"begin": 100}, {"end": 900}, {"begin": 100, "end": 900}], ids=str)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_such_an_export_may_have_times(tmp_path: Path, damage: Callable[[Path], None], times: dict[str, int]) -> None:
+    config, clock = rmq.StoreConfig(mapped_file_size_commit_log=65536), iter(range(1200))
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: next(clock)) as store:
+        for number in range(1200):
+            store.put(rmq.Message("A", b"%05d" % number * 60))
+    damage(tmp_path / "s")
+    with rmq.open(tmp_path / "s") as store:
+        rows = store.scan(on_damage="skip", **times).read_all().num_rows  # type: ignore[call-overload, arg-type]
+    done = rmq.export(tmp_path / "s", tmp_path / "out", on_damage="skip", processes=1, begin=times.get("begin"),
+                      end=times.get("end"), split_bytes=30_000)  # fmt: skip
+    assert 0 < rows == done.row_count
+    assert done.lost
+
+
 def test_an_export_of_a_sound_store_lost_nothing(sound: Path, tmp_path: Path) -> None:
     assert rmq.export(sound, tmp_path / "out", on_damage="skip", processes=1).lost == ()
     with pytest.raises(ValueError, match="on_damage must be 'raise' or 'skip', got 'no'"):

@@ -39,7 +39,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
 
     DIR is made, or is empty; it fills at once, when all is on disk. Files lie as Hive, Spark and pyarrow read them:
     DIR/topic=orders/date=2026-11-21/part-00000-0.parquet, with dates and hours of the store timestamp in UTC. Damage
-    ends the export with exit code 3 and no file; with --skip-damage what is whole is written, and the exit code is 3.
+    ends the export with exit code 3 and no file; --skip-damage writes what is whole, with that code too.
 
     TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h.
     """
