@@ -109,6 +109,19 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
     return end
 
 
+def misses_last_segment(log: CommitLog, checkpoint: Checkpoint, queue_end: int) -> bool:
+    """Of a closed store whose queues end at a phy offset: whether the segment behind its last one was lost.
+
+    Units of records that a broker cut off after a crash prove nothing; the checkpoint goes back then.
+    """
+    if not log.segments or queue_end <= log.max_phy_offset:
+        return False
+    scan = log.scan(log.segments[-1].start, log.max_phy_offset, checks=CHECK_CRC)
+    newest = max((int(batch.numbers("store_timestamp").max()) for batch in scan), default=0)
+    latest = max(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp)
+    return scan.stop in (SCAN_LIMIT, SCAN_BLANK) and 0 < newest < latest
+
+
 def end_past_damage(log: CommitLog, end: LogEnd) -> LogEnd:
     """For readers: the end of the last whole record behind the damage, found by looking for records again."""
     while end.next_phy_offset >= 0:

@@ -77,12 +77,16 @@ class QueueSet:
             raise CorruptFileError(error.path, error.offset, f"{error.reason}; what needs no queues can be read, "
                                    "`rmq rebuild` makes them again")  # fmt: skip
 
+    def end_phy_offset(self) -> int:
+        """Behind the last record that a queue ends with; 0 without one."""
+        return max((queue.end_phy_offset() for queue in self.queues.values()), default=0)
+
     def end_in_files(self) -> int:
         """For readers: behind the last record of which a queue file has the unit by now."""
         with closing(QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)) as fresh:
             fresh.bridges_gaps = self.bridges_gaps
             fresh.load()
-            return max((queue.end_phy_offset() for queue in fresh.queues.values()), default=0)
+            return fresh.end_phy_offset()
 
     def forget(self) -> None:
         """For readers: no queue is known and no file is open, until they are loaded again."""

@@ -24,7 +24,15 @@ from rmq.errors import CorruptFileError
 from rmq.geometry import NO_LOG
 from rmq.index import Index
 from rmq.indexfile import IndexFile
-from rmq.logend import LogEnd, find_end, fits, look_behind, start_without_marks, was_left_alone
+from rmq.logend import (
+    LogEnd,
+    find_end,
+    fits,
+    look_behind,
+    misses_last_segment,
+    start_without_marks,
+    was_left_alone,
+)
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
@@ -266,6 +274,8 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     crc_from = durable if log.appends_crc and not clean else None
     end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean, crc_from=crc_from)
     end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
+    queue_end = store.queues.end_phy_offset()
+    end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
@@ -285,10 +295,11 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
 def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     """A broker's store, or one whose marks were lost."""
     log, queues = store.log, store.queues
-    queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
+    queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
     end = find_end(log, start, log.max_phy_offset)
     end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
+    end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset
     lost = cut_queues(log, queues, log.position, derived=log.position if clean else start)
@@ -297,7 +308,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
         for queue in queues.queues.values():
             queue.distrust()
             queues.touch(queue)
-    queue_end = max((queue.end_phy_offset() for queue in queues.queues.values()), default=0)
+    queue_end = queues.end_phy_offset()
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)
     if clean and min(queue_end, begin[0]) < log.position:  # files are gone that the checkpoint vouches for
         _withdraw(store)
@@ -316,7 +327,9 @@ def _repair(store: OpenedStore, mark: Mark | None) -> None:
     _remove_files(index, index.files)
     _set_damaged_aside(store.paths, index)
     store.dispatcher.fills_gaps = True
+    store.checkpoint.logics_msg_timestamp = store.checkpoint.index_msg_timestamp = 0  # as if nothing had been derived
     _continue(store, log.min_phy_offset, (log.min_phy_offset, 0))
+    store.checkpoint.physic_msg_timestamp = store.dispatcher.last_store_timestamp
 
 
 def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int, int],

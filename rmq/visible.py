@@ -21,8 +21,17 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.lock import Holder, lock_holder
-from rmq.logend import LogEnd, end_past_damage, find_end, fits, look_behind, start_without_marks, was_left_alone
-from rmq.marks import Mark, Marks, read_manifest
+from rmq.logend import (
+    LogEnd,
+    end_past_damage,
+    find_end,
+    fits,
+    look_behind,
+    misses_last_segment,
+    start_without_marks,
+    was_left_alone,
+)
+from rmq.marks import Mark, Marks, Version, read_manifest, version_of
 from rmq.paths import StorePaths
 from rmq.query import has_keys
 from rmq.queueends import QueueKey, cut_queues, lost_queues
@@ -33,17 +42,6 @@ TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in
 PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
 
 logger = logging.getLogger("rmq")
-
-Version = tuple[int, int, int]
-
-
-def _version_of(name: str) -> Version | None:
-    """What tells a file from one that takes its place or is written over it; None without one."""
-    try:
-        status = os.stat(name)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class Visible:
@@ -85,7 +83,7 @@ class Visible:
         self._first_mark: Mark | None = self._mark
         self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
-        self._judged_manifest = _version_of(self._manifest_name)
+        self._judged_manifest = version_of(self._manifest_name)
         queues.bridges_gaps = self._mark is not None
         queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
@@ -121,7 +119,7 @@ class Visible:
 
     def writer_now(self) -> Version | None:
         """What tells one writer from the next: each makes its owner file anew."""
-        return _version_of(self._owner_name)
+        return version_of(self._owner_name)
 
     def _trust_files(self) -> None:
         """Of queue files only units below the mark count: those behind it a recovery takes off and writes again."""
@@ -131,9 +129,8 @@ class Visible:
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
-        queue_end = max((queue.end_phy_offset() for queue in self._queues.queues.values()), default=self._queue_end)
-        if mark is not None and self._is_outdated(mark, queue_end):
-            mark = None
+        queue_end = max(self._queue_end, self._queues.end_phy_offset())
+        mark = None if mark is None or self._is_outdated(mark, queue_end) else mark
         if mark is not None:
             self._is_crashed = not self._is_live and not self._is_clean
             derived = mark.derived_phy_offset
@@ -159,15 +156,18 @@ class Visible:
             self.end = self.end if self._known_end is None else self._known_end
             return
         end = self._find_end(max(start, log.min_phy_offset))
+        trusted = start if mark is not None else 0
         if not self._is_live:
-            end = look_behind(log, end, durable=start if mark is not None else 0, durable_time=durable_time)
+            end = look_behind(log, end, durable=trusted, durable_time=durable_time)
         if end.is_damage:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
+        if self._is_clean and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
+            self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         if not self._is_live and not self._is_crashed:
             derived = self.end if mark is None and self._is_clean else start
-            self._derive_anew(cut_queues(log, self._queues, self.end, start if mark is not None else 0, derived))
+            self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived))
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:
         """These queues miss units: nothing of their files counts, and all records are dispatched."""
@@ -297,7 +297,7 @@ class Visible:
 
     def _forget_removed(self) -> None:
         """Queues without messages that a cleaning removed begin at 0 again: a new manifest leaves them out."""
-        now = _version_of(self._manifest_name)
+        now = version_of(self._manifest_name)
         if now == self._judged_manifest:
             return
         self._judged_manifest = now

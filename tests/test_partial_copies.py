@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from agreement import questions
 from click.testing import CliRunner
-from conftest import copy_store
+from conftest import Golden, copy_store
+from rocketmq import RELEASES, RocketMQ
 
 import rmq
 from rmq.cli import DAMAGE, main
@@ -267,3 +273,63 @@ def test_the_command_exports_what_is_whole_and_ends_with_3(sound: Path, tmp_path
     assert f"{segment(copy, 1)}: no whole record in the log's bytes 65536 to 131071: segment is missing" in done.stderr
     assert "65.5 kB of the log were left out, 1 range without a whole message" in done.stderr
     assert pq.read_table(tmp_path / "out").num_rows > 900
+
+
+def test_a_closed_store_tells_that_its_last_segment_is_missing(small_golden: Golden, tmp_path: Path) -> None:
+    path = copy_store(small_golden.directory / "store", tmp_path / "s")
+    with rmq.open(path) as store:
+        whole = store.scan(columns=["phy_offset", "topic", "queue_id", "queue_offset"]).read_all()
+    missing = max((path / "commitlog").iterdir())
+    missing.unlink()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    left = whole.filter(pc.less(whole["phy_offset"], int(missing.name)))
+    last = whole.slice(len(whole) - 1).to_pylist()[0]
+    lost: list[rmq.LostRange] = []
+    with rmq.open(path) as store:
+        assert store.scan(columns=left.column_names, on_damage="skip", lost=lost).read_all() == left
+        assert [(item.path, item.begin_phy_offset) for item in lost] == [(str(missing), int(missing.name))]
+        with pytest.raises(rmq.CorruptFileError, match="segment is missing"):
+            store.scan().read_all()
+        with pytest.raises(rmq.CorruptFileError):
+            store.pull(last["topic"], last["queue_id"], last["queue_offset"])
+    found = rmq.verify(path)
+    assert [(item.path, item.kind, item.severity) for item in found if item.severity != "note"] == \
+        [(str(missing), "missing", "damage")]  # fmt: skip
+    with pytest.raises(rmq.CorruptFileError, match="segment is missing") as caught:
+        rmq.open(path, "r+")
+    assert caught.value.path == str(missing)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file in before} == before
+    with rmq.open(path, "r+", repair=True) as store:
+        assert store.scan(columns=left.column_names).read_all() == left
+    assert [item for item in rmq.verify(path) if item.severity != "note"] == []
+    shutil.rmtree(path / "rmq")
+    with rmq.open(path, "r+") as store:
+        assert store.scan(columns=left.column_names).read_all() == left
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_log_that_rocketmq_cut_at_a_segments_end_opens(tmp_path: Path, release: str) -> None:
+    config = replace(CONFIG, rocketmq_version=release)
+    times = itertools.count(1_700_000_000_000, 1000)
+    with rmq.open(tmp_path / "s", "x", config=config, clock=times.__next__) as store:
+        results = [store.put(rmq.Message("T", bytes(1000), keys="k")) for _ in range(200)]
+    shutil.rmtree(tmp_path / "s/rmq")
+    lost = max((tmp_path / "s/commitlog").iterdir())
+    stored = sum(result.phy_offset < int(lost.name) for result in results)
+    checkpoint = tmp_path / "s/checkpoint"
+    synced = struct.pack(">q", 1_700_000_000_000 + (stored - 1) * 1000)  # physicMsgTimestamp; the others were further
+    checkpoint.write_bytes(synced + checkpoint.read_bytes()[8:])
+    lost.unlink()
+    (tmp_path / "s/abort").touch()
+    judge = RocketMQ(release, tmp_path / "rocketmq")
+    try:
+        judge.open(tmp_path / "s", config, questions(tmp_path / "s", []))
+    finally:
+        judge.close()
+    assert not lost.exists()
+    assert (tmp_path / "s/consumequeue/T/0/00000000000000000000").exists()
+    with rmq.open(tmp_path / "s") as store:
+        assert store.scan().read_all().num_rows == stored
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert store.topics() == {"T": {0: (0, stored)}}

@@ -26,10 +26,10 @@ from rmq.geometry import (
     settle_config,
 )
 from rmq.lock import lock_holder
-from rmq.logend import fits, start_without_marks, was_left_alone
+from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, read_manifest
-from rmq.paths import StorePaths, store_root
+from rmq.paths import StorePaths, segment_name, store_root
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -189,6 +189,7 @@ class _Verification:
                 ranges = [(segment.start, segment.end) for segment in tail]
             found = self._read(crew, site, ranges)
             self._judge_end(found)
+            self._judge_last_segment(queues)
             names = list(queues.queues)
             groups = [{name: queues.queues[name].spans for name in group}
                       for group in _groups(names, -(-len(names) // QUEUE_GROUPS))]  # fmt: skip
@@ -313,6 +314,16 @@ class _Verification:
                 ground.tail = segment.path, position, reason
         if ground.mark is not None and ground.log.segments and not (ground.is_live and not ground.is_own):
             self._judge_mark()
+
+    def _judge_last_segment(self, queues: QueueFiles) -> None:
+        """Whether the segment behind the last one was lost: then its units and index entries are no fault."""
+        ground, last = self._ground, queues.last_phy_offset()
+        end = ground.log.max_phy_offset
+        if ground.is_closed and ground.checkpoint is not None and not ground.is_blind(end) and \
+                misses_last_segment(ground.log, ground.checkpoint, last + 1):
+            ground.add_blind(end, NO_LIMIT)
+            self._report.damage(ground.log.directories[0] / segment_name(end), 0, "missing",
+                                f"the log ends before this segment, and a queue has a message at {last}")
 
     def _judge_mark(self) -> None:
         """The log against the mark: below it nothing may be gone."""
