@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tarfile
+from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,22 @@ SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") e
 NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/faults/interpose.c",
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 MEMORY, ROOM = "/dev/shm", 4 << 30  # where the developer loop keeps its files, when so much is free there
+CASES_IN_THE_LOOP = 3
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many cases the developer loop runs the first, one amid them and the last; the others are slow."""
+    cases = defaultdict[Any, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        kept = {(len(same) - 1) * number // (CASES_IN_THE_LOOP - 1) for number in range(CASES_IN_THE_LOOP)}
+        for number, item in enumerate(same):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

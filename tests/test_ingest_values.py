@@ -289,6 +289,7 @@ def test_a_quote_without_an_end_is_found_in_a_pipe_and_beside_a_body_column(stor
         assert_error(done, 2, "row 1: a quoted field has no end; 0 messages stored before")
 
 
+@pytest.mark.slow
 def test_every_end_of_a_csv_is_no_row_of_its_own(file: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 64)
     for last in (b"x", b'"x\ny"', b'""', b'"a""b"', b"\xc3\xa9", b'"' + b"l\n" * 25 + b'"'):

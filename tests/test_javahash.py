@@ -375,6 +375,7 @@ def test_offsets_outside_the_data_are_refused(offsets: list[int], width: type[np
         hash_utf8_keys(np.array(offsets, width), b"abc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [np.int32, np.int64])
 def test_offsets_that_another_thread_changes_lead_nowhere_else(width: type[np.integer[Any]]) -> None:
     good = np.arange(1001, dtype=width) * 4

@@ -255,6 +255,7 @@ def test_an_inner_batch_that_breaks_the_format_costs_its_record(tmp_path: Path, 
                 store.scan().read_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_damage", ["raise", "skip"])
 def test_an_inner_batch_whose_topic_is_long_is_unpacked_in_parts(tmp_path: Path, on_damage: str) -> None:
     """Each message has the topic of its record: 33 KB of log say 240 MB."""

@@ -87,6 +87,7 @@ def test_windows_give_what_maps_give(tmp_path: Path, window: int) -> None:
     assert answers(lambda: windowed(path)) == answers(lambda: rmq.open(path)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_damage_is_told_alike(tmp_path: Path, window: int, is_known: bool) -> None:
     path = fill(tmp_path / "s")
