@@ -56,8 +56,8 @@ def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
 
     if isinstance(table, pa.RecordBatch):
         yield table
-    elif isinstance(table, pa.Table):
-        yield from table.to_reader()  # as of any stream, without the way through C
+    elif isinstance(table, pa.Table | pa.RecordBatchReader):
+        yield from table.to_reader() if isinstance(table, pa.Table) else table  # errors of a scan pass as they are
     elif isinstance(table, pa.StructArray):  # C's interface has no slices and no nulls of rows
         yield pa.RecordBatch.from_struct_array(table)
     elif isinstance(table, pa.ChunkedArray):
@@ -107,7 +107,7 @@ class ColumnReader:
             raise ValueError("column 'topic' is missing, and no topic= is given")
         if "raw_body" not in names and "body" not in names:
             raise ValueError("column 'body' is missing")
-        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int)):
+        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer)):
             raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
         if queue_id is not None and not 0 <= queue_id <= 0x7FFFFFFF:
             raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")

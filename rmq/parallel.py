@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from rmq.config import StoreConfig
 from rmq.keys import key_list
 from rmq.pool import in_processes
@@ -50,7 +52,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage of Store.scan, checked
     here.
     """
-    if isinstance(split_bytes, bool) or not isinstance(split_bytes, int):
+    if isinstance(split_bytes, bool) or not isinstance(split_bytes, int | np.integer):
         raise TypeError(f"split_bytes must be int, got {type(split_bytes).__name__}")
     if split_bytes < 1:
         raise ValueError(f"split_bytes must be at least 1, got {split_bytes}")
@@ -64,7 +66,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
         # A damaged segment tells no time: the scan leaves out what is not wanted.
         times = (None, None) if options.get("on_damage") == "skip" else (options.get("begin"), options.get("end"))
         ranges = time_ranges(store, *times)
-    splits = plan(os.path.abspath(store.path), ranges, split_bytes=split_bytes, min_partitions=min_partitions)
+    splits = plan(os.path.abspath(store.path), ranges, split_bytes=int(split_bytes), min_partitions=min_partitions)
     return [ScanTask(split, config, options) for split in splits]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections import deque
@@ -30,7 +31,8 @@ def in_processes(count: int | None = None) -> Runner:
     """A Runner of `count` processes, None: one for each core this process may use. One process: this one.
 
     They are spawned: a script that calls this at its top level needs `if __name__ == "__main__":`, and task and items
-    must be importable there. Raises what a task raises, and ChildProcessError when a process died.
+    must be importable there. Raises what a task raises, RuntimeError with its text where that cannot be pickled, and
+    ChildProcessError when a process died.
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
         raise TypeError(f"processes must be int, got {type(count).__name__}")
@@ -57,13 +59,25 @@ def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]
     try:
         for _ in range(len(items)):
             while len(running) < workers * AHEAD and (item := next(left, _NOTHING)) is not _NOTHING:
-                running.append(pool.submit(task, item))  # type: ignore[arg-type]
+                running.append(pool.submit(_told, task, item))  # type: ignore[arg-type]
             yield running.popleft().result()
     except BrokenProcessPool:
         raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
                                 "`if __name__ == \"__main__\":`") from None  # fmt: skip
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _told(task: Callable[[Item], Answer], item: Item) -> Answer:
+    """Of an exception that does not survive the way to the parent, its name and text do."""
+    try:
+        return task(item)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 _NOTHING = object()

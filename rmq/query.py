@@ -66,7 +66,7 @@ class QueryResult(list[StoredMessage]):
         self.scanned_size = scanned_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QueryManyResult:
     """table: key_index and message columns, by key_index, newest first within a key.
 

@@ -464,7 +464,7 @@ class StoreReader(ABC):
         listed = None if keys is None else key_list(keys)
         check_keys(listed or [])
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
-            if isinstance(number, bool) or not isinstance(number, int):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
                 raise TypeError(f"{name} must be int, got {type(number).__name__}")
             if not 1 <= number < 2**31:
                 raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
@@ -479,8 +479,8 @@ class StoreReader(ABC):
         align = self._align if tell is None else partial(aligned, self._log)
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker = BatchMaker(names)
-        batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=batch_rows,
-                                 batch_bytes=batch_bytes, checks=wanted.checks | (CHECK_CRC if check_crc else 0),
+        batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=int(batch_rows),
+                                 batch_bytes=int(batch_bytes), checks=wanted.checks | (CHECK_CRC if check_crc else 0),
                                  keep=None if wanted.is_all else wanted.keep, tell=tell)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 

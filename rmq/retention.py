@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from rmq._core._ownedlock import OwnedLock
 from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
@@ -117,11 +119,11 @@ def checked_rules(config: StoreConfig, now: int, file_reserved_time: int | None,
     hours = config.file_reserved_time if file_reserved_time is None else file_reserved_time
     percent = forced_level(config) if max_used_percent is None else max_used_percent
     for name, value, last in (("file_reserved_time", hours, 2**31 - 1), ("max_used_percent", percent, 100)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{name} must be int, got {type(value).__name__}")
         if not 0 <= value <= last:
             raise ValueError(f"{name} must lie in [0, {last}], got {value}")
-    return Rules(now, hours, percent, limit, expired_queues, disk_usage)
+    return Rules(now, int(hours), int(percent), None if limit is None else int(limit), expired_queues, disk_usage)
 
 
 class Flushing(Protocol):

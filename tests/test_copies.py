@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import oracle
+import pyarrow as pa
 import pytest
 
 import rmq
@@ -74,3 +76,32 @@ def test_the_crc_behind_a_value_without_its_end_is_left_out_too(tmp_path: Path) 
         for raw in (b"", b"A\x01", b"A\x01b", b"A\x01b\x02"):
             place = store.put(rmq.Message("T", b"abc", raw_properties=raw + crc))
             assert store.lookup(place.phy_offset).raw_properties == raw
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_damage_of_the_store_that_is_read_is_told_by_the_put(tmp_path: Path, alone: bool) -> None:
+    with rmq.open(tmp_path / "from", "x", config=CONFIG) as source:
+        places = [source.put(rmq.Message("T", b"body %d" % number)) for number in range(10)]
+    segment = next((tmp_path / "from/commitlog").iterdir())
+    with segment.open("r+b") as file:
+        file.seek(places[6].phy_offset + 4)
+        file.write(b"torn")
+    with rmq.open(tmp_path / "from") as source, rmq.open(tmp_path / "to", "x", config=CONFIG) as store:
+        scan = source.scan(batch_rows=2)
+        with pytest.raises(rmq.CorruptFileError) as caught:
+            store.put_many(scan if alone else [scan])
+        assert (caught.value.path, caught.value.offset) == (str(segment), places[6].phy_offset)
+        assert caught.value.stored == 6  # type: ignore[attr-defined]
+        assert store.pull("T").max_queue_offset == 6
+
+
+def test_numpy_s_integers_are_ints(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many(pa.table({"topic": ["T"] * 5, "body": [b"b"] * 5}), queue_id=np.int32(3))
+        batches = store.scan(batch_rows=np.int64(2), batch_bytes=np.uint32(10**6))
+        assert [batch.num_rows for batch in batches] == [2, 2, 1]
+        answer = store.pull("T", np.int8(3), np.uint64(1), np.int16(2))
+        assert [message.queue_offset for message in answer.messages] == [1, 2]
+        assert len(store.query("T", "none", limit=np.int64(1))) == 0
+        assert not store.clean(file_reserved_time=np.int64(72), max_used_percent=np.int64(100), limit=np.int64(1),
+                               dry_run=True).removed  # fmt: skip

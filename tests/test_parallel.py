@@ -46,6 +46,20 @@ def raises(batches: Iterator[pa.RecordBatch]) -> None:
     raise rmq.CorruptFileError("a", 7, "reason")
 
 
+class Refused(Exception):
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"{reason} {number}")
+
+
+def refuses(batches: Iterator[pa.RecordBatch]) -> None:
+    raise Refused(7, "refused")
+
+
+def holds_a_file(batches: Iterator[pa.RecordBatch]) -> None:
+    with open(os.devnull) as file:
+        raise ValueError("held", file)
+
+
 def dies(batches: Iterator[pa.RecordBatch]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -99,6 +113,10 @@ def test_the_parts_run_in_processes_of_their_own(path: Path) -> None:
 def test_errors_of_a_part_come_as_they_are_and_a_killed_process_is_told(path: Path) -> None:
     with pytest.raises(rmq.CorruptFileError, match="a: byte 7: reason"):
         list(rmq.scan_map(path, raises, processes=2))
+    with pytest.raises(RuntimeError, match="Refused: refused 7"):
+        list(rmq.scan_map(path, refuses, processes=2))
+    with pytest.raises(RuntimeError, match=r"ValueError: .*held"):
+        list(rmq.scan_map(path, holds_a_file, processes=2))
     with pytest.raises(ChildProcessError, match="killed"):
         list(rmq.scan_map(path, dies, processes=2))
 
