@@ -303,7 +303,8 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     """The rows of df joined (inner) with the messages that carry the row's key: one row for each pair.
 
     Cost: one probe of all index files for a batch of rows, one record read for each candidate. No shuffle.
-    Raises ValueError when df has no column `key`, or one that is named like a column of `columns`.
+    Raises ValueError when df has no column `key`, or one that is named like a column of `columns`, by
+    spark.sql.caseSensitive.
     """
     names = checked_columns(columns)
     if key not in df.columns:
@@ -311,7 +312,8 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     kind = df.schema[key].dataType
     if not isinstance(kind, StringType | CharType | VarcharType | BinaryType | IntegralType | NullType):
         raise TypeError(f"key: column {key!r} must be string, binary or integer, not {kind.simpleString()}: cast it")
-    both = sorted(set(names) & set(df.columns))
+    as_spark = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    both = sorted(column for column in df.columns if as_spark(column) in set(map(as_spark, names)))
     if both:
         raise ValueError(f"columns: df has {', '.join(both)} too; rename them first")
     probe = Probe(path, topic, begin, end, limit, config)

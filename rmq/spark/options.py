@@ -122,8 +122,13 @@ def per_queue(name: str, value: Any, lowest: int = EARLIEST) -> Offsets:
     return offsets
 
 
-def _broker_conf(_: str, value: str) -> StoreConfig:
-    return StoreConfig.from_broker_conf(value)
+def _broker_conf(name: str, value: str) -> StoreConfig:
+    try:
+        return StoreConfig.from_broker_conf(value)
+    except ValueError as error:
+        raise ValueError(f"option {name}: {error}") from None
+    except OSError as error:
+        raise type(error)(error.errno, f"option {name}: {error.strerror}", error.filename) from None
 
 
 def _offsets(name: str, value: str) -> str | Offsets:

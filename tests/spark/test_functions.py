@@ -174,3 +174,17 @@ def test_keys_whose_text_spark_makes_in_another_way_are_a_type_error(spark: Any,
         frame = spark.sql(f"SELECT {kind} key")
         assert frame.select(offsets("key")).count() == 1
         assert rmq.spark.lookup_join(frame, str(store), "orders", key="key").count() == 0
+
+
+def test_a_join_refuses_a_column_twice_as_spark_tells_names_apart(spark: Any, store: Path, frame: Any) -> None:
+    named = frame.selectExpr("key", "1 AS Body")
+    with pytest.raises(ValueError, match="df has Body too"):
+        rmq.spark.lookup_join(named, str(store), "orders", key="key", columns=["body"])
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        joined = rmq.spark.lookup_join(named, str(store), "orders", key="key", columns=["body"])
+        assert joined.columns == ["key", "Body", "body"]
+        with pytest.raises(ValueError, match="df has body too"):
+            rmq.spark.lookup_join(joined, str(store), "orders", key="key", columns=["body"])
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")

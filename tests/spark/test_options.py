@@ -132,5 +132,8 @@ def test_broker_conf_is_read_by_the_driver_alone(tmp_path: Path) -> None:
     assert config.mapped_file_size_commit_log == 1048576
     assert config.is_explicit("mapped_file_size_commit_log")
     assert not config.is_explicit("max_index_num")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"option brokerConf: .*broker\.conf"):
+        parse(brokerConf=str(file))
+    file.write_text("mappedFileSizeCommitLog=much\n")
+    with pytest.raises(ValueError, match=r"option brokerConf: .*broker\.conf"):
         parse(brokerConf=str(file))
