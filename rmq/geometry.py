@@ -29,8 +29,9 @@ KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None, *,
                   tolerant: bool = False) -> tuple[StoreConfig, frozenset[Path]]:  # fmt: skip
-    """The config with the geometry of the files, and the index files whose entries, slots or links do not fit it:
-    looked for when no meta.json tells the geometry. ValueError when a field that was passed contradicts the files.
+    """The config with the geometry of the files, and the index files that do not fit it: their lengths, and when no
+    meta.json tells the geometry their entries, slots and links. ValueError when a field that was passed contradicts
+    the files.
 
     tolerant: what leaves the geometry in doubt is passed over as far as it can be, not a CorruptFileError.
     """
@@ -51,7 +52,10 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
                 known[name] = getattr(config, name)  # the same files may be written on in another way
                 continue
             raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
-    return dataclasses.replace(config, **known), frozenset(damaged)
+    config = dataclasses.replace(config, **known)
+    if "max_index_num" in known:
+        damaged += _of_another_length(paths.index, index_file_size(config.max_hash_slot_num, config.max_index_num))
+    return config, frozenset(damaged)
 
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:
@@ -81,6 +85,16 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
     if geometry is not None:
         known["max_hash_slot_num"], known["max_index_num"] = geometry
     return known, damaged
+
+
+def _of_another_length(directory: Path, size: int) -> list[Path]:
+    """Index files cut short, or that are none; of several all: none, for it is the size that is wrong then."""
+    paths, found = index_paths(directory), []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # cleaned away
+            if path.stat().st_size not in (0, size):  # 0: made and not filled yet
+                found.append(path)
+    return found if len(found) < max(2, len(paths)) else []
 
 
 def _directories(path: Path) -> list[Path]:
@@ -293,7 +307,7 @@ def _fitting(path: Path, config: StoreConfig) -> list[tuple[int, int]] | None:
     usual = config.max_hash_slot_num, config.max_index_num
     with _mapped(path) as file:
         if file.size < L.INDEX_HEADER_SIZE:
-            raise CorruptFileError(path, file.size, "file is shorter than an index header")
+            return []
         if file.map[L.INDEX_COUNT_OFFSET : L.INDEX_HEADER_SIZE] in (bytes(4), b"\0\0\0\1"):
             return None
         if file.size == index_file_size(*usual) and _fits(file, *usual):

@@ -49,7 +49,8 @@ class Index:
         self.spare_names: list[str] = []  # of files that were removed to be derived again
         self._judged, self._is_old, self._lost_pages = 0, False, 0
         for path in () if writable else sorted(damaged):
-            logger.warning("%s: entries, slots and links do not fit together; the log is searched for its keys", path)
+            logger.warning("%s: length, entries, slots and links do not fit together; the log is searched for its keys",
+                           path)
         self.refresh()
 
     def refresh(self) -> None:

@@ -105,7 +105,7 @@ def _remove_files(index: Index, files: list[IndexFile]) -> None:
 
 def _set_damaged_aside(paths: StorePaths, index: Index) -> None:
     for path in sorted(index.damaged, reverse=True):
-        set_aside(paths, path, "its entries, slots and links do not fit together; derived again")
+        set_aside(paths, path, "its length, entries, slots and links do not fit together; derived again")
     index.damaged = ()
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -333,3 +334,55 @@ def test_a_log_that_rocketmq_cut_at_a_segments_end_opens(tmp_path: Path, release
         assert store.scan().read_all().num_rows == stored
     with rmq.open(tmp_path / "s", "r+") as store:
         assert store.topics() == {"T": {0: (0, stored)}}
+
+
+@pytest.mark.parametrize(("state", "which", "size"), [
+    *itertools.product(["closed", "not closed", "killed"], ["first", "middle", "last", "only"],
+                       [1, 39, 700, 2439, 2441, 5000]),
+    *itertools.product(["a broker's"], ["first", "middle", "last"], [1, 39, 700, 2439, 2441])])  # fmt: skip
+def test_an_index_file_that_was_cut_short_costs_no_answer(tmp_path: Path, state: str, which: str, size: int) -> None:
+    config = replace(CONFIG, max_index_num=1000 if which == "only" else 100)
+    length = 40 + 4 * config.max_hash_slot_num + 20 * config.max_index_num
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=config) as store:
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}") for number in range(250)])
+        if state == "killed":
+            store.flush()
+            copy_store(path, tmp_path / "killed")
+    path = tmp_path / "killed" if state == "killed" else path
+    if state == "not closed":
+        (path / "abort").touch()
+    if state == "a broker's":
+        shutil.rmtree(path / "rmq")
+    files = sorted((path / "index").iterdir())
+    assert len(files) == (1 if which == "only" else 3)
+    file = files[{"first": 0, "middle": 1, "last": -1, "only": 0}[which]]
+    sound = file.read_bytes()
+    assert len(sound) == length
+    os.truncate(file, size if size < 2439 else length + size - 2440)
+    keys, bodies = [f"k{number}" for number in range(250)], [b"%d" % number for number in range(250)]
+    with rmq.open(path) as store:
+        assert [message.body for key in keys for message in store.query("T", key)] == bodies
+        assert store.query_many("T", keys).table["body"].to_pylist() == bodies
+    assert file.stat().st_size != length
+    with rmq.open(path, "r+") as store:
+        assert store.query_many("T", keys, complete=False).table["body"].to_pylist() == bodies
+    assert rmq.verify(path).is_sound
+    kept = [kept.read_bytes() for kept in (path / "rmq/cut").iterdir()]
+    assert any(sound[:min(size, 39)] in piece for piece in kept)
+    with rmq.open(path, "r+") as store:
+        store.put(rmq.Message("T", b"new", keys="k1"))
+        assert [message.body for message in store.query("T", "k1")] == [b"new", b"1"]
+
+
+def test_index_files_all_of_another_length_than_meta_json_says_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=replace(CONFIG, max_index_num=100)) as store:
+        store.put_many([rmq.Message("T", b"", keys=f"k{number}") for number in range(250)])
+    meta = path / "rmq/meta.json"
+    meta.write_text(meta.read_text().replace('"max_index_num": 100', '"max_index_num": 200'))
+    before = {file: file.read_bytes() for file in (path / "index").iterdir()}
+    for mode in ("r", "r+"):
+        with pytest.raises(rmq.CorruptFileError, match="file has 2440 bytes, expected 4440"):
+            rmq.open(path, mode)
+    assert {file: file.read_bytes() for file in (path / "index").iterdir()} == before
