@@ -250,6 +250,16 @@ def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
     sync_directory(path.parent)
 
 
+def restorer(path: Path) -> Callable[[], None]:
+    """What gives a small file the bytes it has now, or takes it away when there is none; not durable. OSError."""
+    try:
+        return functools.partial(write_file, path, read_file(path, SMALL_FILE))
+    except FileNotFoundError:
+        return functools.partial(path.unlink, missing_ok=True)
+    except CorruptFileError:
+        return lambda: None  # large, or no file: who must read it tells
+
+
 def allocate(descriptor: int, offset: int, length: int) -> None:
     """Reserve blocks, so that a later store through a map cannot meet a full disk. OSError (ENOSPC)."""
     if length <= 0:

@@ -55,7 +55,7 @@ from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import make_directory, sync_directories, sync_directory, write_marker
+from rmq.segment import make_directory, restorer, sync_directories, sync_directory, write_marker
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -195,9 +195,8 @@ class Store(StoreReader):
             for path in {self._paths.root, *self._paths.commit_logs}:
                 sync_directories(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
-        if clean:
-            undo.callback(self._paths.abort.unlink, missing_ok=True)
-            undo.callback(self._paths.owner.unlink, missing_ok=True)
+        for path in (self._paths.abort, self._paths.abort_bak, self._paths.owner):
+            undo.callback(restorer(path))
         write_marker(self._paths.abort, self._paths.abort_bak,
                      str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
         self._open_parts(damaged, meta, True, is_own)
@@ -286,6 +285,8 @@ class Store(StoreReader):
         stored = 0
         try:
             self._check_writable()
+            if isinstance(messages, StoreReader):
+                messages = messages.scan()  # whose errors pass as they are
             for count, load in put_chunks(messages, topic, queue_id, columns):
                 part = self._put_chunk(load, _all_results if results else _no_results)
                 stored += count

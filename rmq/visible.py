@@ -10,13 +10,14 @@ import logging
 import os
 import struct
 import threading
+from itertools import takewhile
 
 from rmq._core import _layout as L
 from rmq._core._record import SCAN_BAD_MAGIC
-from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
+from rmq.coverage import Coverage
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
@@ -33,7 +34,6 @@ from rmq.logend import (
 )
 from rmq.marks import Mark, Marks, Version, read_manifest, version_of
 from rmq.paths import StorePaths
-from rmq.query import has_keys
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.recovery import index_is_whole
@@ -71,7 +71,7 @@ class Visible:
         """Judge the store as it stands now."""
         paths, log, queues, index = self._paths, self._log, self._queues, self._index
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
-        self._keyless: set[tuple[int, int]] = set()
+        self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
@@ -92,13 +92,20 @@ class Visible:
         queues.load()
         log.refresh()
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
+        self._cut_short: tuple[str, Version | None] | None = None  # a segment, as it was when it stopped us
         try:
             self._start()
         except CorruptFileError as error:
             if error.path not in {str(segment.path) for segment in log.segments}:
                 raise
-            # That file is cut short: a scan can skip what is gone, every other read of it tells.
+            # A scan can skip what is gone, every other read of it tells.
+            self._cut_short = error.path, version_of(error.path)
             self.end = log.max_phy_offset
+
+    def _look_anew(self, why: str) -> None:
+        logger.warning("%s: %s; the reader looks at all anew", self._paths.root, why)
+        self._queues.forget()
+        self._look()
 
     def _read_mark(self) -> None:
         if self._marks is None or self._marks.is_replaced():
@@ -168,6 +175,7 @@ class Visible:
         if not self._is_live and not self._is_crashed:
             derived = self.end if mark is None and self._is_clean else start
             self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived))
+            dispatcher.queue_phy_offset = min(dispatcher.queue_phy_offset, self.end)
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:
         """These queues miss units: nothing of their files counts, and all records are dispatched."""
@@ -200,6 +208,12 @@ class Visible:
             return segment is None or segment.read(phy_offset - segment.start, PROOF_SIZE) != head
         return False
 
+    def _is_put_back(self) -> bool:
+        """Whether a segment is there now that was missing before all others, or cut short, when last judged."""
+        if self._cut_short is not None and version_of(self._cut_short[0]) != self._cut_short[1]:
+            return True
+        return bool(self._log.segments) and self._log.min_phy_offset < self._low
+
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
         is_crashed = self._is_crashed and not self._is_live
@@ -226,10 +240,9 @@ class Visible:
             if self._judged != (writer, self._mark):
                 self._judged = writer, self._mark
                 if self._is_cut():
-                    logger.warning("%s: a recovery took records off that this reader had seen; it looks at all anew",
-                                   self._paths.root)  # fmt: skip
-                    self._queues.forget()
-                    self._look()
+                    self._look_anew("a recovery took records off that this reader had seen")
+            if self._is_put_back():
+                self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
             self._index.durable = self._durable_entries()
@@ -356,44 +369,15 @@ class Visible:
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
                 return [(covered, self.end)] if covered < self.end else []
             files = [file for file in files if file.index_count > 1]
-            trusted = 2**63 - 1 if self._is_live or self._is_clean else -1
-            if trusted < 0 and (has_manifest or self._mark is None):
-                trusted = Checkpoint(self._paths.checkpoint).index_msg_timestamp
-            ranges = []
-            for file in files:
-                if not (self._is_live or self._is_clean or (file.is_full and file.end_timestamp <= trusted)):
-                    break
-                begin = file.begin_phy_offset
-                is_hidden = begin >= covered if self._index.damaged else begin > covered
-                if is_hidden and (self._index.damaged or not self._is_keyless(covered, begin)):
-                    # Of the record that this file begins with the missing one may hold keys too.
-                    ranges.append((covered, self._end_of_record(begin)))
-                covered = max(covered, file.end_phy_offset)
-            if self._is_clean and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
-                covered = self._record_after(covered)  # a clean end leaves no record half indexed
+            if not self._is_live and not self._is_clean:
+                is_told = has_manifest or self._mark is None
+                flushed = Checkpoint(self._paths.checkpoint).index_msg_timestamp if is_told else -1
+                files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= flushed, files))
+            ranges, covered = self._coverage.gaps(files, self.end, is_closed=self._is_clean)
             if self._mark is not None and self._holder is Holder.RMQ:
                 covered = min(covered, max(self._mark.indexed_phy_offset, self._log.min_phy_offset))
             ranges.append((covered, self.end))
             return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
-
-    def _is_keyless(self, begin: int, end: int) -> bool:
-        """Whether a gap between index files hides no key; the answer is kept. Its first record is indexed."""
-        if (begin, end) not in self._keyless:
-            following = self._record_after(begin)
-            if end > self.end or has_keys(self._log, following, end):
-                return False
-            self._keyless.add((begin, end))
-        return True
-
-    def _record_after(self, phy_offset: int) -> int:
-        """Behind the record at a phy offset when an index file ends with it, else the offset itself."""
-        is_end = any(file.end_phy_offset == phy_offset and file.index_count > 1 for file in self._index.files)
-        return self._end_of_record(phy_offset) if is_end else phy_offset
-
-    def _end_of_record(self, phy_offset: int) -> int:
-        for batch in self._log.records(phy_offset, self.end, batch=RecordBatch(1)):
-            return int(phy_offset + batch.numbers("size")[0])
-        return phy_offset
 
     def close(self) -> None:
         if self._marks is not None:

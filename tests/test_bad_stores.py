@@ -249,3 +249,26 @@ def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp
         with pytest.raises(FileNotFoundError, match="no such commit-log directory"):
             refused()
     assert digests(path, ".") == before
+
+
+@pytest.mark.parametrize("state", ["closed", "not closed"])
+@pytest.mark.parametrize("maker", ["rmq", "a broker"])
+def test_an_open_that_is_refused_leaves_every_file_as_it_was(tmp_path: Path, state: str, maker: str) -> None:
+    path = tmp_path / "store"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", bytes(SIZES["mapped_file_size_commit_log"] // 2)) for _ in range(4)])
+    if maker == "a broker":
+        shutil.rmtree(path / "rmq")
+    if state == "not closed":
+        (path / "abort").write_bytes(b"4711")
+        (path / "abort.bak").write_bytes(b"4710")
+        if maker == "rmq":
+            (path / "rmq/owner").write_bytes(b'{"pid": 4711}\n')
+    sorted((path / "commitlog").iterdir())[1].unlink()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for _ in range(2):
+        with pytest.raises(rmq.CorruptFileError, match="segment is missing"):
+            rmq.open(path, "r+", config=CONFIG)
+        after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        assert {file: after.pop(file) for file in before} == before
+        assert maker == "a broker" or not after

@@ -78,8 +78,8 @@ def test_the_crc_behind_a_value_without_its_end_is_left_out_too(tmp_path: Path) 
             assert store.lookup(place.phy_offset).raw_properties == raw
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_damage_of_the_store_that_is_read_is_told_by_the_put(tmp_path: Path, alone: bool) -> None:
+@pytest.mark.parametrize("given", ["a scan", "a list of scans", "the store"])
+def test_damage_of_the_store_that_is_read_is_told_by_the_put(tmp_path: Path, given: str) -> None:
     with rmq.open(tmp_path / "from", "x", config=CONFIG) as source:
         places = [source.put(rmq.Message("T", b"body %d" % number)) for number in range(10)]
     segment = next((tmp_path / "from/commitlog").iterdir())
@@ -89,7 +89,7 @@ def test_damage_of_the_store_that_is_read_is_told_by_the_put(tmp_path: Path, alo
     with rmq.open(tmp_path / "from") as source, rmq.open(tmp_path / "to", "x", config=CONFIG) as store:
         scan = source.scan(batch_rows=2)
         with pytest.raises(rmq.CorruptFileError) as caught:
-            store.put_many(scan if alone else [scan])
+            store.put_many({"a scan": scan, "a list of scans": [scan], "the store": source}[given])
         assert (caught.value.path, caught.value.offset) == (str(segment), places[6].phy_offset)
         assert caught.value.stored == 6  # type: ignore[attr-defined]
         assert store.pull("T").max_queue_offset == 6

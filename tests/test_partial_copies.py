@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -386,3 +387,53 @@ def test_index_files_all_of_another_length_than_meta_json_says_are_left_alone(tm
         with pytest.raises(rmq.CorruptFileError, match="file has 2440 bytes, expected 4440"):
             rmq.open(path, mode)
     assert {file: file.read_bytes() for file in (path / "index").iterdir()} == before
+
+
+def cut_in_place(segment: Path, aside: Path) -> None:
+    shutil.copy(segment, aside)
+    os.truncate(segment, 30_000)
+
+
+def taken_away(segment: Path, aside: Path) -> None:
+    segment.rename(aside)
+
+
+def zeroed(segment: Path, aside: Path) -> None:
+    shutil.copy(segment, aside)
+    segment.write_bytes(bytes(segment.stat().st_size))
+
+
+@pytest.mark.parametrize("state", ["closed", "not closed", "a broker's", "a broker's, not closed"])
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("damage", [cut_in_place, taken_away, zeroed])
+def test_a_reader_sees_a_segment_that_is_put_back(tmp_path: Path, state: str, which: int,
+                                                  damage: Callable[[Path, Path], None]) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}", uniq_key=f"u{number}")
+                        for number in range(1500)])  # fmt: skip
+    if "not closed" in state:
+        (path / "abort").touch()
+    if "broker" in state:
+        shutil.rmtree(path / "rmq")
+
+    def answers(store: rmq.Store) -> list[Any]:
+        asked: list[Any] = [store.topics(), store.max_phy_offset, store.min_phy_offset,
+                            store.scan().read_all(), store.search_offset("T", 0, 0)]  # fmt: skip
+        for number in (0, 400, 1499):
+            asked += [store.query("T", f"k{number}"), store.pull("T", 0, number), store.lookup(f"u{number}")]
+        return asked
+
+    with rmq.open(path, config=CONFIG) as store:
+        whole = answers(store)
+    segment = sorted((path / "commitlog").iterdir())[which]
+    damage(segment, tmp_path / "aside")
+    with rmq.open(path, config=CONFIG) as store:
+        with contextlib.suppress(rmq.CorruptFileError, KeyError):
+            assert answers(store) != whole
+        for name in ("T", "U"):  # by a reader that has looked at the store more than once
+            with contextlib.suppress(rmq.CorruptFileError):
+                store.pull(name)
+        shutil.copy(tmp_path / "aside", segment)
+        assert answers(store) == whole
+        assert answers(store) == whole

@@ -32,7 +32,7 @@ LAYERS = (
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing"},
-    {"queueends"},
+    {"queueends", "coverage"},
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views",
      "lookup"},
     {"flushing", "visible", "reading"},
