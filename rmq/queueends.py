@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from rmq._core._consumequeue import unpack_units
-from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
@@ -44,17 +45,31 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         return True
 
 
-def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0) -> list[QueueKey]:
+def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,
+               is_closed: bool = False) -> list[QueueKey]:  # fmt: skip
     """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
 
     Units of records below `trusted` or below the log's begin stand, whatever has become of the records. Returns the
     queues that lost units of records below `derived`: what follows these stays, as the sign, until all came again.
+    is_closed: every record below `limit` has its unit; one whose unit would be dropped is damage.
     """
     lost = []
-    for key, queue in queues.queues.items():
+    for key, queue in list(queues.queues.items()):
         before = queue.max_offset
-        if queue.cut_where(max(limit, log.min_phy_offset), partial(_stands, log, queue, trusted),
-                           partial(_goes_on, log, queues, queue, derived)):  # fmt: skip
+
+        def goes_on(queue: ConsumeQueue = queue, before: int = before) -> bool:
+            if _goes_on(log, queues, queue, derived):
+                return True
+            if is_closed and queue.max_offset < before:
+                _check_whole(log, queue, limit)
+            return False
+
+        try:
+            is_lost = queue.cut_where(max(limit, log.min_phy_offset), partial(_stands, log, queue, trusted), goes_on)
+        except CorruptFileError as error:
+            queues.refuse(key, error)
+            continue
+        if is_lost:
             logger.warning("%s: unit %d is lost; deriving the queues from the whole log", queue.directory,
                            queue.max_offset)  # fmt: skip
             lost.append(key)
@@ -84,6 +99,20 @@ def _goes_on(log: CommitLog, queues: QueueSet, queue: ConsumeQueue, derived: int
     offsets, sizes = phy_offset[is_below][:TRIED], size[is_below][:TRIED]
     found = messages_at(log, offsets, derived)
     return any(offset in found and found[offset].size == size for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _check_whole(log: CommitLog, queue: ConsumeQueue, end: int) -> None:
+    """CorruptFileError when behind the record of a queue's last unit the log has more messages of it.
+
+    Cost: headers of all records from there to `end`.
+    """
+    table = QueueTable()
+    number = table.add(queue.topic.encode(), queue.queue_id)
+    for batch in log.scan(max(queue.end_phy_offset(), log.min_phy_offset), end, queues=table):
+        has_unit = batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0  # nor has ROLLBACK, which has this bit too
+        if (has_unit & (batch.numbers("queue") == number)).any():
+            path, position = queue.place_of(queue.max_offset)
+            raise CorruptFileError(path, position, "unit points to no message of its queue, of which the log has more")
 
 
 def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[QueueKey]:
@@ -117,7 +146,7 @@ def _end_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, beside: i
 
 
 def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable: int) -> bool | None:
-    """Whether a unit of a store of ours points to its message, or to what is no longer in the log. None: to a record of
+    """Whether a unit points to its message, or to what is no longer in the log. None: to a record of
     its size that names another queue or queue offset.
     """
     phy_offset, size, _ = queue.read(queue_offset, 1)
@@ -131,7 +160,8 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
     if message is None:
         return bool(phy_offset[0] >= 0 and size[0] > 0) and int(phy_offset[0]) + int(size[0]) <= durable
-    own = message.topic, message.queue_id, message.queue_offset
     if message.size != size[0]:
         return False
-    return True if own == (queue.topic, queue.queue_id, queue_offset) else None
+    is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
+    is_placed = message.queue_offset == queue_offset or not queue.is_exact
+    return True if is_own and is_placed else None

@@ -12,6 +12,8 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.segment import LOOKS, FileCache, sync_directory
 
+ADVICE = "`rmq rebuild` makes the queues again"
+
 logger = logging.getLogger("rmq")
 
 
@@ -67,15 +69,20 @@ class QueueSet:
                 try:
                     self.open(topic.name, int(queue.name))
                 except CorruptFileError as error:
-                    if self._writable:
-                        raise
-                    self.damage[topic.name, int(queue.name)] = error
+                    self.refuse((topic.name, int(queue.name)), error)
+
+    def refuse(self, key: tuple[str, int], error: CorruptFileError) -> None:
+        """A queue whose files are damaged is an error to writers; readers go on without it, and check tells."""
+        if self._writable:
+            raise CorruptFileError(error.path, error.offset, f"{error.reason}; {ADVICE}")
+        self.damage[key] = error
+        self.queues.pop(key, None)
 
     def check(self) -> None:
         """For readers: CorruptFileError when queues are left out."""
         for error in self.damage.values():
-            raise CorruptFileError(error.path, error.offset, f"{error.reason}; what needs no queues can be read, "
-                                   "`rmq rebuild` makes them again")  # fmt: skip
+            raise CorruptFileError(error.path, error.offset,
+                                   f"{error.reason}; what needs no queues can be read, {ADVICE}")  # fmt: skip
 
     def end_phy_offset(self) -> int:
         """Behind the last record that a queue ends with; 0 without one."""

@@ -282,7 +282,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
         log.distrust(durable)
         store.checkpoint.withdraw()  # it may be newer than the mark that the index goes back to
     derived = mark.derived_phy_offset
-    lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived)
+    lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived, is_closed=clean)
     index_begin = None if clean or manifest is None else restore_index(store.index, mark)
     if index_begin is None or not index_is_whole(store.index, None, manifest):
         _withdraw(store)
@@ -302,7 +302,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset
-    lost = cut_queues(log, queues, log.position, derived=log.position if clean else start)
+    lost = cut_queues(log, queues, log.position, derived=log.position if clean else start, is_closed=clean)
     if not clean:
         log.distrust(start)
         for queue in queues.queues.values():

@@ -174,7 +174,7 @@ class Visible:
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         if not self._is_live and not self._is_crashed:
             derived = self.end if mark is None and self._is_clean else start
-            self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived))
+            self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived, is_closed=self._is_clean))
             dispatcher.queue_phy_offset = min(dispatcher.queue_phy_offset, self.end)
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:

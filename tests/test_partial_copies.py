@@ -96,7 +96,7 @@ def test_a_damaged_queue_file_stops_only_what_needs_queues(copy: Path, damage: s
                 with pytest.raises(rmq.CorruptFileError) as caught:
                     ask()
                 assert caught.value.path == str(damaged)
-        with pytest.raises(rmq.CorruptFileError, match="`rmq rebuild` makes them again"):
+        with pytest.raises(rmq.CorruptFileError, match="`rmq rebuild` makes the queues again"):
             store.pull("B")
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     with pytest.raises(rmq.CorruptFileError) as caught:

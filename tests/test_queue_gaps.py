@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -420,3 +421,72 @@ def test_a_queue_that_lost_units_is_found_again_when_its_recovery_was_stopped(
         rmq.open(tmp_path / "s", "r+")
     monkeypatch.undo()
     assert_long_queues(tmp_path / "s", "r", "r+")
+
+
+def two_queues_of_a_broker(path: Path) -> list[rmq.PutResult]:
+    """25 messages of T, then 25 of U, closed; where those of T went."""
+    with rmq.open(path, "x", config=CONFIG) as store:
+        placed = [store.put(rmq.Message(topic, b"%d" % number)) for topic in "TU" for number in range(25)]
+    shutil.rmtree(path / "rmq")
+    return placed[:25]
+
+
+@pytest.mark.parametrize("wrong", ["behind the log", "between records"])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_last_unit_that_is_wrong_costs_no_message_of_a_closed_store(tmp_path: Path, wrong: str, lost: int) -> None:
+    """Where others' later units would let a recovery go on behind its record."""
+    path = tmp_path / "s"
+    last = two_queues_of_a_broker(path)[-1]
+    unit = {"behind the log": (2**40, 100), "between records": (last.phy_offset + 3, 100)}[wrong]
+    file, position = queue_files(path)[2], (5 - lost) * 20
+    data = file.read_bytes()
+    file.write_bytes(data[:position] + struct.pack(">qiq", *unit, 0) * lost + data[100:])
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with rmq.open(path, config=CONFIG) as store:
+        assert store.scan().read_all().num_rows == 50
+        for ask in (store.topics, lambda: store.pull("T"), lambda: store.pull("U")):
+            with pytest.raises(rmq.CorruptFileError, match="no message of its queue, of which") as caught:
+                ask()
+            assert (caught.value.path, caught.value.offset) == (str(file), position)
+    with pytest.raises(rmq.CorruptFileError, match="`rmq rebuild` makes the queues again"):
+        rmq.open(path, "r+", config=CONFIG)
+    assert {file: file.read_bytes() for file in before} == before
+    shutil.copytree(path, tmp_path / "copy")
+    rmq.rebuild(tmp_path / "copy", config=CONFIG)
+    rmq.open(path, "r+", config=CONFIG, repair=True).close()
+    for store_path in (path, tmp_path / "copy"):
+        with rmq.open(store_path, "r+", config=CONFIG) as store:
+            assert store.topics() == {"T": {0: (0, 25)}, "U": {0: (0, 25)}}
+            assert [message.body for message in store.pull("T").messages] == [b"%d" % number for number in range(25)]
+
+
+def test_units_behind_a_log_that_a_broker_cut_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    begin = two_queues_of_a_broker(path)[-2].phy_offset
+    first, *others = sorted((path / "commitlog").iterdir())
+    first.write_bytes(first.read_bytes()[:begin].ljust(4096, b"\0"))  # without T's last two messages and all of U's
+    for segment in others:
+        segment.unlink()
+    for mode in ("r", "r+", "r+"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            assert store.topics() == {"T": {0: (0, 23)}}
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        assert store.put(rmq.Message("T", b"")).queue_offset == 23
+
+
+def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: Path) -> None:
+    """A broker that had lost a queue's first unit went on one unit in front of its records' queue offsets."""
+    path = tmp_path / "s"
+    two_queues_of_a_broker(path)
+    files = queue_files(path)
+    units = b"".join(file.read_bytes() for file in files)[20 : 25 * 20].ljust(600, b"\0")
+    for number, file in enumerate(files):
+        file.write_bytes(units[number * 200 : (number + 1) * 200])
+    bodies = [b"%d" % number for number in range(1, 25)]
+    for opens in range(3):
+        for mode in ("r", "r+"):
+            with rmq.open(path, mode, config=CONFIG) as store:
+                assert [message.body for message in store.pull("T").messages] == bodies
+        with rmq.open(path, "r+", config=CONFIG) as store:
+            assert store.put(rmq.Message("T", b"new")).queue_offset == 24 + opens
+        bodies.append(b"new")

@@ -24,7 +24,7 @@ from rmq.store import open as open_store
 from rmq.version import __version__
 from rmq.windows import WindowedStore
 
-LIMIT = 16  # stores of a worker; the one not used for longest is closed
+LIMIT = 16  # stores of a worker; of more, the one that nobody uses for longest is closed
 
 Identity = tuple[int, ...]  # of a process and of the files that a directory's store began with
 Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
@@ -77,8 +77,10 @@ def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") ->
         except (OSError, MemoryError, UnsupportedFormatError) as error:
             raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
-        while len(_stores) > LIMIT:
-            _close(next(iter(_stores)))
+        used = [key, *_in_use.values()]
+        unused = [other for other in _stores if other not in used]
+        for other in unused[: max(0, len(_stores) - LIMIT)]:
+            _close(other)
         return store
 
 

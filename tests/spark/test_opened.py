@@ -87,6 +87,18 @@ def test_the_one_not_used_for_longest_is_closed(tmp_path: Path, monkeypatch: pyt
     assert (first.closed, second.closed) == (False, True)
 
 
+def test_a_store_in_use_is_not_closed_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "LIMIT", 2)
+    paths = [str(tmp_path / name) for name in "abcd"]
+    for item in paths:
+        rmq.open(item, "x").close()
+    with opened.using(paths[0]) as first, opened.using(paths[1]) as second:
+        third = opened.opened(paths[2])
+        fourth = opened.opened(paths[3])
+        assert [store.closed for store in (first, second, third, fourth)] == [False, False, True, False]
+    assert [store.closed for store in (first, second, fourth, opened.opened(paths[2]))] == [True, True, False, False]
+
+
 def test_a_path_without_store_is_told_with_host_and_path(tmp_path: Path) -> None:
     pattern = re.escape(f"host {socket.gethostname()}: {tmp_path}/nix: no store is to be read here: No such file")
     for call in (opened.opened, check_seen):
