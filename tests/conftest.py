@@ -30,6 +30,8 @@ NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/fa
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 MEMORY, ROOM = "/dev/shm", 4 << 30  # where the developer loop keeps its files, when so much is free there
 CASES_IN_THE_LOOP = 3
+SYNCED = ("synced", "crash", "kill", "faults", "interop")  # markers
+REAL_SYNCS = os.fsync, os.fdatasync
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
 
 
@@ -159,11 +161,11 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--synced", action="store_true", help="syncs of the test process wait for the disk (make test)")
+    parser.addoption("--synced", action="store_true", help="files are on the disk, and tests of SYNCED wait for it")
 
 
 def open_file(descriptor: int) -> None:
-    """Stands in for a sync in the developer loop: no test sees what a machine that goes on has not written yet."""
+    """Stands in for a sync: no test sees what a machine that goes on has not written yet."""
     os.fstat(descriptor)
 
 
@@ -171,14 +173,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Processes that a shell starts in the background ignore SIGINT, and so would those that tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not config.getoption("--synced"):
-        os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
-        if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
-            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+    os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
+    if not config.getoption("--synced") and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    waits = item.config.getoption("--synced") and any(map(item.get_closest_marker, SYNCED))
+    os.fsync, os.fdatasync = REAL_SYNCS if waits else (open_file, open_file)  # type: ignore[assignment]
     if item.get_closest_marker("interop") is None or not rocketmq.missing():
         return
     if os.environ.get("RMQ_REQUIRE_JAVA") == "1":

@@ -21,7 +21,7 @@ from workload import message
 import rmq
 from rmq.groupcommit import GroupCommit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.synced]
 
 PACKAGE = str(Path(rmq.__file__).parent)
 FAR = 2**31 - 1  # ms to the next timed flush

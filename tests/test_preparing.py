@@ -26,6 +26,8 @@ from rmq.flushing import DISPATCH_BEHIND, DISPATCH_SOON
 from rmq.mappedfile import MappedFile
 from rmq.preparing import SMALLEST
 
+pytestmark = pytest.mark.synced
+
 FAR = 2**31 - 1  # ms to the next timed flush
 SEGMENT = 256 * 1024
 FLUSHES = ("ASYNC_FLUSH", "SYNC_FLUSH")

@@ -24,6 +24,8 @@ from conftest import digests
 import rmq
 from rmq.lock import Holder, lock_holder
 
+pytestmark = pytest.mark.synced
+
 SIZES = {
     "mapped_file_size_commit_log": 4096,
     "mapped_file_size_consume_queue": 200,

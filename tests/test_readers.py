@@ -17,6 +17,8 @@ import workload
 
 from rmq.segment import FILE_CACHE_LIMIT
 
+pytestmark = pytest.mark.synced
+
 SECONDS = float(os.environ.get("RMQ_READERS_SECONDS", "60"))
 
 

@@ -22,6 +22,8 @@ from workload import message
 
 import rmq
 
+pytestmark = pytest.mark.synced
+
 SECONDS = float(os.environ.get("RMQ_THREADS_SECONDS", "60"))
 FAR = 2**31 - 1  # ms to the next timed flush
 
