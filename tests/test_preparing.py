@@ -27,10 +27,8 @@ from rmq.mappedfile import MappedFile
 from rmq.preparing import SMALLEST
 
 pytestmark = pytest.mark.synced
-
 FAR = 2**31 - 1  # ms to the next timed flush
-SEGMENT = 256 * 1024
-FLUSHES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+SEGMENT, FLUSHES = 256 * 1024, ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 
 def config(**fields: Any) -> rmq.StoreConfig:

@@ -20,8 +20,6 @@ import rmq.checkpoint
 import rmq.flushing
 from rmq.segment import sync_directory, write_file
 
-pytestmark = pytest.mark.synced
-
 SIZES = {
     "mapped_file_size_commit_log": 4096,
     "mapped_file_size_consume_queue": 200,
