@@ -118,11 +118,9 @@ class Store(StoreReader):
             if mode != "r":
                 self._flusher.start()
         except BaseException as error:
-            if not getattr(error, "failed_sync", False):  # else the next open must recover
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), self._release:  # released whatever befalls the undoing
+                if not getattr(error, "failed_sync", False):  # else the next open must recover
                     undo.close()
-            with contextlib.suppress(OSError):
-                self._release.close()
             raise
         self._closed = False
 

@@ -272,3 +272,27 @@ def test_an_open_that_is_refused_leaves_every_file_as_it_was(tmp_path: Path, sta
         after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
         assert {file: after.pop(file) for file in before} == before
         assert maker == "a broker" or not after
+
+
+def test_an_open_whose_undoing_is_interrupted_lets_go_of_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", bytes(SIZES["mapped_file_size_commit_log"] // 2)) for _ in range(4)])
+    middle = sorted((path / "commitlog").iterdir())[1]
+    middle.rename(tmp_path / "segment")
+
+    def interrupted(_: Path) -> Callable[[], None]:
+        def undo() -> None:
+            raise KeyboardInterrupt
+
+        return undo
+
+    with monkeypatch.context() as patches:
+        patches.setattr("rmq.store.restorer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rmq.open(path, "r+", config=CONFIG)
+    (tmp_path / "segment").rename(middle)
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        assert sum(batch.num_rows for batch in store.scan()) == 4
