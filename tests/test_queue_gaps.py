@@ -472,21 +472,3 @@ def test_units_behind_a_log_that_a_broker_cut_are_no_damage(tmp_path: Path) -> N
             assert store.topics() == {"T": {0: (0, 23)}}
     with rmq.open(path, "r+", config=CONFIG) as store:
         assert store.put(rmq.Message("T", b"")).queue_offset == 23
-
-
-def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: Path) -> None:
-    """A broker that had lost a queue's first unit went on one unit in front of its records' queue offsets."""
-    path = tmp_path / "s"
-    two_queues_of_a_broker(path)
-    files = queue_files(path)
-    units = b"".join(file.read_bytes() for file in files)[20 : 25 * 20].ljust(600, b"\0")
-    for number, file in enumerate(files):
-        file.write_bytes(units[number * 200 : (number + 1) * 200])
-    bodies = [b"%d" % number for number in range(1, 25)]
-    for opens in range(3):
-        for mode in ("r", "r+"):
-            with rmq.open(path, mode, config=CONFIG) as store:
-                assert [message.body for message in store.pull("T").messages] == bodies
-        with rmq.open(path, "r+", config=CONFIG) as store:
-            assert store.put(rmq.Message("T", b"new")).queue_offset == 24 + opens
-        bodies.append(b"new")
