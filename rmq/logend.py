@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from rmq._core import _layout as L
-from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_ZERO
+from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_LOST_SECTOR, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
@@ -62,21 +62,28 @@ def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max
     return log.min_phy_offset
 
 
-def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False,
-             crc_from: int | None = None) -> LogEnd:  # fmt: skip
+def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False, crc_from: int | None = None,
+             check_last: bool = False) -> LogEnd:  # fmt: skip
     """Scan from `begin`, a record's start, to the last whole record below `limit`.
 
     crc_from: from that record's start on the writer gave every record the CRC property.
+    check_last: the writer may have been at the last record: half of its properties would end with NUL.
     """
     checks = CHECK_CRC | (CHECK_SECTORS if check_sectors else 0)
     middle = limit if crc_from is None else min(max(begin, crc_from), limit)
-    last = -1
+    before = last = -1
     for start, stop, more in ((begin, middle, 0), (middle, limit, CHECK_HAS_CRC)):
         scan = log.scan(start, stop, checks=checks | more)
         for batch in scan:
-            last = int(batch.numbers("phy_offset")[-1])
+            before, last = [before, last, *batch.numbers("phy_offset")[-2:].tolist()][-2:]
         if scan.phy_offset != middle or middle == limit:
             break
+    if check_last and last >= 0 and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
+        again = log.scan(last, scan.phy_offset, checks=CHECK_CRC | CHECK_SECTORS)
+        for _ in again:
+            pass
+        if again.stop == SCAN_LOST_SECTOR:
+            return LogEnd(last, again.stop, before)
     return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
 
 

@@ -230,7 +230,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _set_damaged_aside(store.paths, store.index)
         return
     if repair:
-        _repair(store, mark)
+        _repair(store, mark, clean=clean)
         return
     gap = log.first_gap()
     if gap >= 0:
@@ -297,7 +297,7 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     log, queues = store.log, store.queues
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    end = find_end(log, start, log.max_phy_offset)
+    end = find_end(log, start, log.max_phy_offset, check_last=not clean)
     end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
     end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
@@ -315,11 +315,11 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     _continue(store, queue_end if clean else min(start, log.position), begin, None, lost)
 
 
-def _repair(store: OpenedStore, mark: Mark | None) -> None:
+def _repair(store: OpenedStore, mark: Mark | None, *, clean: bool) -> None:
     """The log up to its first damage; everything else anew from it."""
     log, index = store.log, store.index
     _withdraw(store)
-    end = find_end(log, log.min_phy_offset, log.max_phy_offset)
+    end = find_end(log, log.min_phy_offset, log.max_phy_offset, check_last=not clean)
     end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
     cut_log(store.paths, log, end, True)
     log.tail.last_phy_offset = end.last_phy_offset

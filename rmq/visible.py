@@ -218,7 +218,9 @@ class Visible:
         """What recovery would not take for a record is none for a reader either."""
         is_crashed = self._is_crashed and not self._is_live
         crc_from = self._mark.durable_phy_offset if is_crashed and self._mark and self._log.appends_crc else None
-        return find_end(self._log, begin, self._limit(), check_sectors=is_crashed, crc_from=crc_from)
+        is_torn = self._holder is Holder.OTHER or not (self._is_live or self._is_clean or is_crashed)
+        return find_end(self._log, begin, self._limit(), check_sectors=is_crashed, crc_from=crc_from,
+                        check_last=is_torn)  # fmt: skip
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""

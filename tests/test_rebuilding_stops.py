@@ -237,8 +237,8 @@ def test_what_a_writer_puts_while_the_end_is_sought_is_no_damage(store: Path, tm
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     find_end = rebuilding.find_end
     with rmq.open(store, "r+") as opened:
-        def racing(*arguments: Any) -> Any:
-            end = find_end(*arguments)
+        def racing(*arguments: Any, **options: Any) -> Any:
+            end = find_end(*arguments, **options)
             opened.put_many([rmq.Message("orders", b"later", queue_id=2)] * count)
             return end
 

@@ -1,0 +1,90 @@
+"""The last record of a broker's log may be half there: its writer is at it, or was killed at it. The checks of a whole
+record let through one that lacks the end of its properties."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rmq
+import rmq.visible
+from rmq.lock import Holder
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=8192, max_hash_slot_num=100, max_index_num=400)
+PROPERTY = "x" * 1200  # two sectors and more
+WHOLE = [b"0", b"1", b"2"]
+
+
+def begun(path: Path, last: rmq.Message) -> tuple[Path, bytes, int]:
+    """A broker's store of three messages and a last one, not closed: its segment, the bytes of it, its end."""
+    with rmq.open(path, "x", config=CONFIG) as store:
+        for body in WHOLE:
+            store.put(rmq.Message("T", body, keys=["whole"]))
+        placed = store.put(last)
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue")
+    shutil.rmtree(path / "index")
+    (path / "abort").touch()
+    (path / "checkpoint").unlink()
+    segment = path / "commitlog" / f"{0:020d}"
+    return segment, segment.read_bytes(), placed.phy_offset + placed.size
+
+
+def cut(segment: Path, data: bytes, end: int) -> None:
+    segment.write_bytes(data[:end].ljust(len(data), b"\0"))
+
+
+def bodies(store: rmq.Store) -> list[bytes]:
+    return [message.body for message in store.pull("T").messages]
+
+
+@pytest.mark.parametrize("lacks", [1, 2, 5, 511, 700, 1210])
+def test_a_record_that_lacks_the_end_of_its_properties_is_cut_and_kept_after_a_kill(tmp_path: Path, lacks: int) -> None:
+    segment, data, end = begun(tmp_path / "s", rmq.Message("T", b"last", keys=["k"], properties={"p": PROPERTY}))
+    cut(segment, data, end - lacks)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        assert bodies(store) == WHOLE
+        assert not list(store.query("T", "k"))
+    with rmq.open(tmp_path / "s", "r+", config=CONFIG) as store:
+        assert bodies(store) == WHOLE
+        assert store.put(rmq.Message("T", b"next")).queue_offset == 3
+        assert bodies(store) == [*WHOLE, b"next"]
+    assert any(b"last" in file.read_bytes() for file in (tmp_path / "s/rmq/cut").iterdir())
+
+
+def test_a_reader_beside_a_broker_waits_for_a_record_s_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, data, end = begun(tmp_path / "s", rmq.Message("T", b"last", keys=["k"], properties={"p": PROPERTY}))
+    monkeypatch.setattr(rmq.visible, "lock_holder", lambda _: Holder.OTHER)
+    cut(segment, data, end - 1000)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        for lacks in (700, 300, 1):
+            with segment.open("r+b") as file:
+                file.write(data[: end - lacks])
+            assert bodies(store) == WHOLE
+            assert store.max_phy_offset < end
+            assert not list(store.query("T", "k"))
+        with segment.open("r+b") as file:
+            file.write(data)
+        assert bodies(store) == [*WHOLE, b"last"]
+        assert next(iter(store.query("T", "k"))).properties["p"] == PROPERTY
+
+
+@pytest.mark.parametrize("last", [rmq.Message("T", b"last"), rmq.Message("T", b"\0" * 2000),
+                                  rmq.Message("T", b"last", properties={"p": "a\0b"})])  # fmt: skip
+def test_a_whole_record_is_whole_whatever_zeros_are_in_it(tmp_path: Path, last: rmq.Message) -> None:
+    begun(tmp_path / "s", last)
+    for mode in ("r", "r+"):
+        with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
+            assert bodies(store) == [*WHOLE, last.body]
+
+
+def test_a_record_with_another_behind_it_is_whole_also_with_a_nul_at_its_end(tmp_path: Path) -> None:
+    segment, data, end = begun(tmp_path / "s", rmq.Message("T", b"last", properties={"p": "x"}))
+    first_end = data.index(b"whole") + len(b"whole")
+    assert first_end < end
+    segment.write_bytes(data.replace(b"whole", b"whol\0", 1))
+    for mode in ("r", "r+"):
+        with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
+            assert bodies(store) == [*WHOLE, b"last"]
