@@ -226,7 +226,7 @@ class ConsumeQueue:
         """Where units of records from queue offset `first` on belong in a broker's queue, whose unit numbers may differ
         from these: at the unit that has the first record already, else behind all units."""
         def phy_offset_of(number: int) -> int:
-            return int.from_bytes(self._read(number, 1)[:8], "big", signed=True)
+            return int.from_bytes(self._read(number, 1)[:8] or b"\xff", "big", signed=True)  # -1 for none
 
         phy_offset = int.from_bytes(data[:8], "big", signed=True)
         if first < 0 or phy_offset_of(self.max_offset - 1) < phy_offset:

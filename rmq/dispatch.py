@@ -15,7 +15,7 @@ import numpy as np
 
 from rmq._core._consumequeue import pack_units
 from rmq._core._javahash import decode_text
-from rmq._core._layout import UNIT_SIZE
+from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE
 from rmq._core._message import check_topic
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
@@ -66,7 +66,7 @@ class Dispatcher(Generic[Queue]):
         self.index_key = 0
         self._is_putting = False  # into the index; still so when that was interrupted
         self.fills_gaps = False  # whether records before the first dispatched one are gone for good
-        self.last_store_timestamp = 0
+        self.last_unit_timestamp = 0  # store timestamp of the last record that got a unit
         self._log = log
         self._queues = queues
         self._index = index
@@ -137,7 +137,9 @@ class Dispatcher(Generic[Queue]):
                 continue
             queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below)
             self._queues.touch(queue)
-        self.last_store_timestamp = batch.store_timestamp(len(batch) - 1)
+        has_unit = np.flatnonzero(batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0)  # ROLLBACK has this bit too
+        if len(has_unit):
+            self.last_unit_timestamp = batch.store_timestamp(int(has_unit[-1]))
         self.queue_phy_offset = batch.next_phy_offset
 
     def _add_entries(self, index: KeySink, batch: RecordBatch) -> None:

@@ -300,11 +300,11 @@ class Flusher:
         store, checkpoint = self._store, self._store.checkpoint
         if timestamp:
             checkpoint.physic_msg_timestamp = timestamp
-        if store.dispatcher.last_store_timestamp:
-            checkpoint.logics_msg_timestamp = store.dispatcher.last_store_timestamp
-        full = [file.end_timestamp for file in store.index.files if file.is_full]
-        if full:
-            checkpoint.index_msg_timestamp = full[-1]
+        if store.dispatcher.last_unit_timestamp:
+            checkpoint.logics_msg_timestamp = store.dispatcher.last_unit_timestamp
+        followed = [file.end_timestamp for file in store.index.files[:-1] if file.is_full]
+        if followed:
+            checkpoint.index_msg_timestamp = followed[-1]
         if grown or checkpoint.is_behind:
             checkpoint.flush()
 

@@ -329,7 +329,7 @@ def _repair(store: OpenedStore, mark: Mark | None, *, clean: bool) -> None:
     store.dispatcher.fills_gaps = True
     store.checkpoint.logics_msg_timestamp = store.checkpoint.index_msg_timestamp = 0  # as if nothing had been derived
     _continue(store, log.min_phy_offset, (log.min_phy_offset, 0))
-    store.checkpoint.physic_msg_timestamp = store.dispatcher.last_store_timestamp
+    store.checkpoint.physic_msg_timestamp = store.dispatcher.last_unit_timestamp
 
 
 def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int, int],

@@ -393,6 +393,29 @@ def test_bytes_are_those_of_the_version(
     assert sizes == {8 * longs}
 
 
+def test_the_checkpoint_has_the_time_of_the_last_unit_and_of_the_last_index_file_that_is_followed(
+    tmp_path: Path,
+) -> None:
+    """Half messages and rollbacks are indexed and in no queue; RocketMQ syncs an index file when it begins the next."""
+    clock = iter(range(1_000, 2_000)).__next__
+    config = rmq.StoreConfig(mapped_file_size_commit_log=8192, max_hash_slot_num=10, max_index_num=5)
+
+    def times() -> tuple[int, ...]:
+        return struct.unpack(">3q", (tmp_path / "s/checkpoint").read_bytes()[:24])
+
+    with rmq.open(tmp_path / "s", "x", config=config, clock=clock) as store:
+        timestamps = [store.put(rmq.Message("T", b"", keys=[f"k{number}"])).store_timestamp for number in range(4)]
+        store.flush()
+        assert len(list((tmp_path / "s/index").iterdir())) == 1
+        assert times() == (timestamps[3], timestamps[3], 0)
+        half = store.put(rmq.Message("T", b"", sys_flag=0x4)).store_timestamp
+        rolled_back = store.put(rmq.Message("T", b"", keys=["k4"], sys_flag=0xC)).store_timestamp
+        store.flush()
+        assert timestamps[3] < half < rolled_back
+        assert len(list((tmp_path / "s/index").iterdir())) == 2
+        assert times() == (rolled_back, timestamps[3], timestamps[3])
+
+
 def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30)
