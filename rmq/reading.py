@@ -369,11 +369,10 @@ class StoreReader(ABC):
             raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
         self._check_queues()
         self._derive()
-        queue = self._queues.queues.get((topic, int(queue_id)))
-        if queue is None or not queue.max_offset:
-            low = self._log.min_phy_offset
-            return next(batch_queues(self._paths.batch_consume_queue, low, topic, int(queue_id)), queue)
-        return queue
+        # A topic of inner batches has its single messages in the same queue.
+        batched = batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset, topic, int(queue_id))
+        queue = next(batched, None)
+        return queue if queue is not None and queue.max_offset else self._queues.queues.get((topic, int(queue_id)))
 
     @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,

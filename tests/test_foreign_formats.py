@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import oracle
 import pyarrow as pa
 import pytest
-from commandline import call, good
+from commandline import good
 from conftest import digests
 
 import rmq
@@ -20,7 +19,6 @@ import rmq
 T0 = 1_700_000_000_000
 SEGMENT = 4096
 UNIT = struct.Struct(">qiq")
-BATCH_UNIT = struct.Struct(">qiqqqhii")
 EXT = -(2**63)  # tags_code of the extension unit at byte 0
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
                          max_index_num=20)  # fmt: skip
@@ -100,235 +98,6 @@ def test_a_pull_compares_the_tags_where_units_hold_addresses(extended: Path, tag
 
 def test_an_extended_queue_is_not_written(extended: Path) -> None:
     refused(extended, "consumequeue_ext")
-
-
-# ---- inner batches ---------------------------------------------------------------------------------------
-
-def packed(*messages: tuple[bytes, bytes, int]) -> bytes:
-    """MessageDecoder#encodeMessage of (body, properties, flag) each."""
-    return b"".join(struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, flag, len(body)) + body
-                    + struct.pack(">h", len(properties)) + properties
-                    for body, properties, flag in messages)  # fmt: skip
-
-
-FIRST = packed((b"one", b"KEYS\1k1\2WAIT\1true\2TAGS\1t1\2", 0), (b"two!", b"KEYS\1k2\2WAIT\1true\2TAGS\1t2\2", 0))
-SECOND = packed((b"three", b"KEYS\1k3\2UNIQ_KEY\1i3\2", 5), (b"", b"", -1), (b"five", b"KEYS\1k3 k5\2TAGS\1t1\2", 7))
-
-
-@pytest.fixture
-def batched(tmp_path: Path) -> Path:
-    """An inner batch of two at phy 642 as in section O.9, then one of three whose record carries their keys."""
-    builder = Builder(tmp_path / "store")
-    first = builder.record(body=bytes(550))
-    builder.units("T", 0, [(*first, 0)])
-    assert first == (0, 642)
-    properties = b"INNER_BASE\0010\2UNIQ_KEY\1u9\2INNER_NUM\0012\2"
-    properties += b"__CRC32#\1" + b"0" * 10 + b"\2"
-    wrapper = builder.record("BT", FIRST, properties, sys_flag=0xC0, store_timestamp=T0 + 2000)
-    assert wrapper == (642, 253)
-    digits = f"{oracle.body_crc(builder.log[642:-20]):010d}"[::-1].encode()
-    builder.log = builder.log[:-11] + digits + b"\2"
-    unit = bytes.fromhex("0000000000000282 000000fd 0000000000000000 0000018bcfe56fd0 0000000000000000 0002"
-                         "ffffffff 00000000")  # fmt: skip
-    properties = b"INNER_BASE\0012\2UNIQ_KEY\1u10\2INNER_NUM\0013\2KEYS\1k3 k5\2"
-    second = builder.record("BT", SECOND, properties, sys_flag=0xC0, queue_offset=2, store_timestamp=T0 + 3000)
-    unit += BATCH_UNIT.pack(*second, 0, T0 + 3000, 2, 3, -1, 0)
-    builder.file(f"batchconsumequeue/BT/0/{0:020d}", unit, 460)
-    return builder.finish()
-
-
-INNER = [
-    (0, b"one", ("k1",), "t1", 0), (1, b"two!", ("k2",), "t2", 0), (2, b"three", ("k3",), None, 5),
-    (3, b"", (), None, -1), (4, b"five", ("k3", "k5"), "t1", 7),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("number", "field", "value", "at"), [
-    (0, 0, 0, 0), (1, 1, 5, 46), (1, 4, 1, 46), (1, 4, 2**62 + 1, 46), (0, 5, 4, 46)])  # fmt: skip
-def test_a_unit_that_is_not_the_batch_s_or_out_of_order_is_an_error(
-    batched: Path, number: int, field: int, value: int, at: int
-) -> None:
-    """Its phy offset, size, base or count; the error names the unit."""
-    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
-    units = [list(BATCH_UNIT.unpack_from(path.read_bytes(), 46 * place)) for place in (0, 1)]
-    units[number][field] = value
-    path.write_bytes(b"".join(BATCH_UNIT.pack(*unit) for unit in units).ljust(460, b"\0"))
-    with rmq.open(batched) as store, pytest.raises(rmq.CorruptFileError) as error:
-        store.pull("BT", 0, 0, 5)
-    assert (error.value.path, error.value.offset) == (str(path), at)
-
-
-def test_a_gap_between_batches_is_stepped_over(batched: Path) -> None:
-    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
-    units = [list(BATCH_UNIT.unpack_from(path.read_bytes(), 46 * place)) for place in (0, 1)]
-    units[1][4] = 2**40
-    path.write_bytes(b"".join(BATCH_UNIT.pack(*unit) for unit in units).ljust(460, b"\0"))
-    with rmq.open(batched) as store:
-        assert [message.body for message in store.pull("BT", 0, 0, 2).messages] == [b"one", b"two!"]
-        assert store.pull("BT", 0, 2, 5).next_queue_offset == 2**40 + 3
-
-
-@pytest.mark.parametrize("base", [b"-1", b"9" * 25, b"9223372036854775807"])
-def test_a_base_that_is_no_queue_offset_is_damage(tmp_path: Path, base: bytes) -> None:
-    builder = Builder(tmp_path / "store")
-    builder.record()
-    builder.record("BT", FIRST, b"INNER_BASE\1" + base + b"\2INNER_NUM\0012\2", sys_flag=0xC0)
-    with rmq.open(builder.finish()) as store:
-        with pytest.raises(rmq.CorruptFileError, match="INNER_BASE"):
-            store.scan().read_all()
-        assert store.scan(on_damage="skip").read_all().num_rows == 1
-
-
-def test_batches_of_removed_segments_are_below_the_minimum(tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "store")
-    first = builder.record("BT", FIRST, b"INNER_BASE\0010\2INNER_NUM\0012\2", sys_flag=0xC0)
-    left = SEGMENT - len(builder.log)
-    builder.log += struct.pack(">iI", left, oracle.MAGIC_BLANK).ljust(left, b"\0")
-    second = builder.record("BT", SECOND, b"INNER_BASE\0012\2INNER_NUM\0013\2", sys_flag=0xC0, queue_offset=2)
-    units = BATCH_UNIT.pack(*first, 0, T0, 0, 2, -1, 0) + BATCH_UNIT.pack(*second, 0, T0, 2, 3, -1, 0)
-    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
-    builder.file("batchconsumequeue/BT/\u00b2/stray", b"", 0)
-    builder.file(f"commitlog/{SEGMENT:020d}", builder.log[SEGMENT:], SEGMENT)
-    with rmq.open(builder.path) as store:
-        assert store.topics() == {"BT": {0: (2, 5)}}
-        assert store.pull("BT", 0, 0).status is rmq.PullStatus.OFFSET_TOO_SMALL
-        assert [message.queue_offset for message in store.pull("BT", 0, 2).messages] == [2, 3, 4]
-
-
-def test_the_packed_body_is_rocketmq_s() -> None:
-    assert FIRST.hex(" ", -4) == bytes.fromhex(
-        "00000033 00000000 00000000 00000000 00000003 6f6e65 001a"
-        "4b455953016b3102574149540174727565025441475301743102"
-        "00000034 00000000 00000000 00000000 00000004 74776f21 001a"
-        "4b455953016b3202574149540174727565025441475301743202"
-    ).hex(" ", -4)  # fmt: skip
-
-
-def seen(message: Any) -> tuple[Any, ...]:
-    return message.queue_offset, message.body, tuple(message.keys), message.tags, message.flag
-
-
-def test_a_scan_gives_each_message_of_an_inner_batch(batched: Path) -> None:
-    with rmq.open(batched) as store:
-        table = pa.table(store)
-        table.validate(full=True)
-        for rows in (1, 2, 3, 100):
-            assert store.scan(batch_rows=rows).read_all().equals(table)
-        only = store.scan(topics=["BT"], begin=T0 + 3000).read_all()
-    found = [(row["queue_offset"], row["body"], tuple(row["keys"]), row["tags"], row["flag"])
-             for row in table.to_pylist()[1:]]  # fmt: skip
-    assert found == INNER
-    assert table["topic"].to_pylist() == ["T"] + ["BT"] * 5
-    assert table["phy_offset"].to_pylist() == [0, 642, 642, 895, 895, 895]
-    assert table["size"].to_pylist()[:3] == [642, 253, 253]
-    assert table["sys_flag"].to_pylist() == [0] * 6
-    assert table["body_crc"].to_pylist()[1:3] == [0x7A6C86F1, 0x3AABF134]
-    assert only["queue_offset"].to_pylist() == [2, 3, 4]
-
-
-@pytest.mark.parametrize(("offset", "limit", "status", "offsets", "following"), [
-    (-1, 9, "OFFSET_TOO_SMALL", [], 0), (0, 32, "FOUND", [0, 1, 2, 3, 4], 5), (0, 1, "FOUND", [0], 1),
-    (1, 1, "FOUND", [1], 2), (1, 2, "FOUND", [1, 2], 3), (3, 9, "FOUND", [3, 4], 5), (4, 1, "FOUND", [4], 5),
-    (5, 9, "OFFSET_OVERFLOW_ONE", [], 5), (6, 9, "OFFSET_OVERFLOW_BADLY", [], 5),
-])  # fmt: skip
-def test_a_pull_counts_the_messages_inside(
-    batched: Path, offset: int, limit: int, status: str, offsets: list[int], following: int
-) -> None:
-    with rmq.open(batched) as store:
-        answer = store.pull("BT", 0, offset, limit)
-    assert (answer.status.name, answer.next_queue_offset) == (status, following)
-    assert (answer.min_queue_offset, answer.max_queue_offset) == (0, 5)
-    assert list(map(seen, answer.messages)) == [INNER[number] for number in offsets]
-
-
-@pytest.mark.parametrize(("tags", "offsets"), [("t1", [0, 4]), ("t2", [1]), ("t1||t2", [0, 1, 4]), ("none", [])])
-def test_a_pull_compares_the_tags_of_the_messages_inside(batched: Path, tags: str, offsets: list[int]) -> None:
-    with rmq.open(batched) as store:
-        answer = store.pull("BT", 0, 0, 32, tags=tags)
-    assert [message.queue_offset for message in answer.messages] == offsets
-    assert answer.next_queue_offset == 5
-
-
-def test_a_query_for_offsets_alone_counts_the_messages_inside(batched: Path) -> None:
-    with rmq.open(batched) as store:
-        for keys in (["k1"], ["k3", "k1"], ["k5", "none"]):
-            one, more = (store.query_many("BT", keys, columns=columns) for columns in (["phy_offset"], None))
-            assert one.table["phy_offset"].to_pylist() == more.table["phy_offset"].to_pylist()
-            assert one.table["key_index"].to_pylist() == more.table["key_index"].to_pylist()
-
-
-def test_topics_and_searches_know_the_queue(batched: Path) -> None:
-    with rmq.open(batched) as store:
-        assert store.topics() == {"BT": {0: (0, 5)}, "T": {0: (0, 1)}}
-        for time, lower, upper in [(1999, 0, 0), (2000, 0, 1), (2001, 2, 1), (3000, 2, 4), (3001, 5, 4)]:
-            assert store.search_offset("BT", 0, T0 + time) == lower, time
-            assert store.search_offset("BT", 0, T0 + time, "UPPER") == upper, time
-
-
-@pytest.mark.parametrize(("key", "offsets"), [("k5", [4]), ("k3", [4, 2]), ("u9", [1, 0]), ("u10", [4, 3, 2]),
-                                              ("k9", [])])  # fmt: skip
-def test_a_query_gives_the_messages_inside_that_carry_the_key(batched: Path, key: str, offsets: list[int]) -> None:
-    """All of them when only the wrapper has it."""
-    with rmq.open(batched) as store:
-        assert [message.queue_offset for message in store.query("BT", key)] == offsets
-
-
-@pytest.mark.parametrize(("limit", "offsets"), [(1, [4]), (2, [4, 3]), (3, [4, 3, 2]), (4, [4, 3, 2]),
-                                                (None, [4, 3, 2])])  # fmt: skip
-def test_a_limit_counts_the_messages_inside(batched: Path, limit: int | None, offsets: list[int]) -> None:
-    with rmq.open(batched) as store:
-        found = store.query("BT", "u10", limit=limit)
-        assert ([message.queue_offset for message in found], found.truncated) == (offsets, limit in (1, 2))
-
-
-def test_lookup_by_place_gives_the_wrapper_and_by_queue_offset_the_message(batched: Path) -> None:
-    with rmq.open(batched) as store:
-        wrapper = store.lookup(642)
-        assert (wrapper.body, wrapper.sys_flag, wrapper.size, wrapper.uniq_key) == (FIRST, 0xC0, 253, "u9")
-        assert [seen(store.lookup(("BT", 0, number))) for number in range(5)] == INNER
-        with pytest.raises(KeyError):
-            store.lookup(("BT", 0, 5))
-
-
-@pytest.mark.parametrize("cut", [1, 20, 52, 60])
-def test_a_damaged_inner_batch_is_an_error(tmp_path: Path, cut: int) -> None:
-    builder = Builder(tmp_path / "store")
-    builder.record("BT", FIRST[:-cut], b"INNER_BASE\0010\2INNER_NUM\0012\2", sys_flag=0xC0)
-    with rmq.open(builder.finish()) as store:
-        if cut == 52:  # a whole message less
-            assert store.scan().read_all().num_rows == 1
-            return
-        with pytest.raises(rmq.CorruptFileError, match="inner batch") as error:
-            store.scan().read_all()
-        assert (error.value.path, error.value.offset) == (str(builder.path / f"commitlog/{0:020d}"), 0)
-
-
-@pytest.mark.parametrize(("count", "is_whole"), [(32_767, True), (32_768, False)])
-def test_an_inner_batch_holds_at_most_what_its_unit_can_count(tmp_path: Path, count: int, is_whole: bool) -> None:
-    """Compressed, three million empty messages take 160 KB in the log."""
-    builder = Builder(tmp_path / "store")
-    builder.record("BT", zlib.compress(packed((b"", b"", 0)) * count), b"INNER_BASE\0010\2", sys_flag=0xC1)
-    with rmq.open(builder.finish()) as store:
-        if is_whole:
-            assert store.scan().read_all().num_rows == count
-        else:
-            with pytest.raises(rmq.CorruptFileError, match="over 32767 messages"):
-                store.scan().read_all()
-
-
-def test_cat_shows_each_message_between_gaps_and_damage_once(tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "store")
-    units = b""
-    for base, batch in [(0, FIRST), (5, FIRST), (9, FIRST[:-1])]:
-        place = builder.record("BT", batch, b"INNER_BASE\1%d\2" % base, sys_flag=0xC0, queue_offset=base)
-        units += BATCH_UNIT.pack(*place, 0, builder.times, base, 2, -1, 0)
-    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
-    done = call("cat", builder.finish(), "BT", "-f", "{queue_offset}")
-    assert (done.code, done.out.split()) == (3, ["0", "1", "5", "6"])
-
-
-def test_a_store_of_inner_batches_is_not_written(batched: Path) -> None:
-    refused(batched, "BatchCQ")
 
 
 # ---- light queues ----------------------------------------------------------------------------------------
