@@ -219,7 +219,7 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
             raise
         make_directory(path)
         return
-    is_empty = not any(path.iterdir())
+    is_empty = all(entry.name == "lost+found" for entry in path.iterdir())  # what mkfs makes
     if mode == "x" and not is_empty:
         raise FileExistsError(f"{path}: exists and is not empty")
     if not paths.looks_like_store() and not is_empty:

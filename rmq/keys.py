@@ -180,6 +180,7 @@ def topic_names(topics: Any) -> list[bytes] | None:
     """Topics as records have them, None for any; TypeError, ValueError."""
     if topics is None:
         return None
+    topics = topics.to_pylist() if hasattr(topics, "to_pylist") else topics  # Arrow's
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
     return [encoded(topic, "topics") for topic in topics]

@@ -105,8 +105,10 @@ def local_path(path: str) -> str:
 
 
 def store_root(path: str | os.PathLike[str]) -> Path:
-    """A store's directory; FileNotFoundError for the URI of what is not among this machine's files."""
+    """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
     text = os.fspath(path)
+    if not text:
+        raise FileNotFoundError("the path of the store is empty")
     if isinstance(text, str) and is_elsewhere(text):
         raise FileNotFoundError(f"{text}: no directory of this machine; Spark reads stores on object stores")
     return Path(local_path(text) if isinstance(text, str) else text)

@@ -300,6 +300,8 @@ class StoreReader(ABC):
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
+        if topic is not None:
+            encoded(topic, "topic")
         if isinstance(id, int | np.integer):
             return self._at(int(id))
         if not isinstance(id, str):

@@ -107,7 +107,7 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     ),
     *((lambda s, v=v: s.lookup(v), (TypeError, ValueError), "id") for v in (("T", 0), (), ("T", 0, 0, 0))),
     (lambda s: s.lookup("\ud800"), ValueError, "id"),
-    (lambda s: s.lookup("all", topic=5), TypeError, "topic"),
+    *((lambda s, v=v: s.lookup(v, topic=5), TypeError, "topic") for v in ("all", 0, "0" * 32, ("T", 0, 0))),
     *(
         (lambda s, v=v: s.lookup(v), KeyError, ".")
         for v in (
@@ -164,6 +164,12 @@ def test_a_wrong_argument_of_a_read_is_named(
         read(shared)
 
 
+def test_topics_may_come_from_arrow(shared: rmq.Store) -> None:
+    found = [shared.scan(topics=topics).read_all().num_rows for topics in (["T"], pa.array(["T"]), pa.array([], "str"))]
+    assert found == [shared.scan(topics=("T",)).read_all().num_rows, found[0], 0]
+    assert found[0]
+
+
 @pytest.mark.parametrize("limit", [5, 6, 2**31, 2**63 - 1, 2**63, HUGE])
 def test_a_huge_limit_means_everything(shared: rmq.Store, limit: int) -> None:
     assert len(shared.query("T", "all", limit=limit)) == 5
@@ -218,7 +224,7 @@ def test_wrong_types_of_open_are_named_and_make_nothing(tmp_path: Path, extra: d
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", [None, 5, 1.5, ["s"], b"\xff", "a\0b", "\ud800"])
+@pytest.mark.parametrize("path", [None, 5, 1.5, ["s"], b"\xff", "a\0b", "\ud800", "", b""])
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_a_path_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, mode: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -218,6 +218,15 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, mode: str) -
         assert (sorted(tmp_path.rglob("*")), digests(tmp_path, "other")) == before
 
 
+@pytest.mark.parametrize("mode", ["a", "x"])
+def test_the_root_of_a_new_file_system_is_an_empty_directory(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "lost+found").mkdir()
+    with rmq.open(tmp_path, mode, config=CONFIG) as store:
+        store.put(rmq.Message("T", b"x"))
+    with rmq.open(tmp_path) as store:
+        assert store.topics() == {"T": {0: (0, 1)}}
+
+
 def test_x_refuses_a_store_that_is_there(clean: Base, tmp_path: Path) -> None:
     shutil.copytree(clean.path, tmp_path / "s")
     with pytest.raises(FileExistsError):
