@@ -128,6 +128,29 @@ def test_each_key_has_its_own_time_range(tmp_path: Path, indexed: bool, limit: i
         assert store.query_many("T", [], begin=none, end=none).table.num_rows == 0
 
 
+# Bytes that are no UTF-8, and how Java and Python read them.
+NOT_UTF8 = {b"k\xff": "k\ufffd", b"\xe2\x82": "\ufffd", b"\xf0\x9f\x98x\xed\xa0\x80": "\ufffdx\ufffd",
+            b"caf\xc3\xa9\xc3": "caf\xe9\ufffd", "\ufffd\uff01".encode(): "\ufffd\uff01"}  # fmt: skip
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("name", ["KEYS", "UNIQ_KEY"])
+def test_a_key_that_is_no_utf8_is_found_by_the_text_that_it_reads_as(tmp_path: Path, name: str, indexed: bool) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, message_index_enable=indexed)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        for key in NOT_UTF8:
+            store.put(rmq.Message("T", key, raw_properties=name.encode() + b"\1" + key + b"\2"))
+        for key, text in NOT_UTF8.items():
+            [message] = store.query("T", text)
+            assert (message.body, message.uniq_key or message.keys) == (key, text if name == "UNIQ_KEY" else (text,))
+            assert next(store.scan(keys=[text]))["body"].to_pylist() == [key]
+        for columns in (None, ["phy_offset"]):
+            many = store.query_many("T", list(NOT_UTF8.values()), columns=columns)
+            assert many.table["key_index"].to_pylist() == list(range(len(NOT_UTF8)))
+        for other in ("k", "k\ufffd\ufffd", "\ufffd\ufffd", "k?", "\uff01", "\ufffdx"):
+            assert not store.query("T", other), other
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 

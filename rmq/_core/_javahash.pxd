@@ -10,6 +10,7 @@ cdef extern from "javahash.h" nogil:
 
 cdef extern from "utf8.h" nogil:
     int64_t rmq_utf16_units(const uint8_t *p, int64_t size, int *malformed) noexcept
+    bint rmq_utf8_reads_as(const uint8_t *p, int64_t size, const uint8_t *text, int64_t text_size) noexcept
     int64_t rmq_utf8_repair(const uint8_t *p, int64_t size, uint8_t *out) noexcept
 
 

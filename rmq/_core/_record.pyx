@@ -13,7 +13,7 @@ cimport rmq._core._layout as L
 from rmq._core._bytes cimport (
     load_i32, load_i64, load_u16, publish_i32, publish_i64, store_i32, store_i64, store_u16,
 )
-from rmq._core._javahash cimport decode_utf8
+from rmq._core._javahash cimport decode_utf8, rmq_utf8_reads_as
 
 cdef extern from "property.h" nogil:
     const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
@@ -144,19 +144,33 @@ cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil:
 
 
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:
-    """Whether a row with parsed properties carries the key: an item of KEYS or UNIQ_KEY, byte for byte."""
+    """Whether a row with parsed properties carries the key, which is UTF-8: an item of KEYS or UNIQ_KEY, as it reads."""
     cdef const uint8_t *cursor
     cdef const uint8_t *end
     cdef const uint8_t *piece
     cdef int64_t piece_size
     if row.uniq_key_size == size and memcmp(row.base + row.uniq_key_position, key, size) == 0:
         return True
-    if row.keys_size < size:
-        return False
-    cursor = row.base + row.keys_position
-    end = cursor + row.keys_size
+    if row.keys_size >= size:
+        cursor = row.base + row.keys_position
+        end = cursor + row.keys_size
+        while next_key(&cursor, end, &piece, &piece_size):
+            if piece_size == size and memcmp(piece, key, size) == 0:
+                return True
+    # Only a key with U+FFFD, or one of its bytes, is how other bytes read.
+    return memchr(key, 0xEF, size) != NULL and _reads_as_key(row, key, size)
+
+
+cdef bint _reads_as_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:
+    """row_has_key with malformed bytes read as U+FFFD, as Java decodes properties before it indexes them."""
+    cdef const uint8_t *cursor = row.base + row.keys_position
+    cdef const uint8_t *end = cursor + row.keys_size
+    cdef const uint8_t *piece
+    cdef int64_t piece_size
+    if rmq_utf8_reads_as(row.base + row.uniq_key_position, row.uniq_key_size, key, size):
+        return True
     while next_key(&cursor, end, &piece, &piece_size):
-        if piece_size == size and memcmp(piece, key, size) == 0:
+        if rmq_utf8_reads_as(piece, piece_size, key, size):
             return True
     return False
 

@@ -73,6 +73,11 @@ cdef inline bint _carries(const RecordRow *row, const Span *topic, const Span *k
         row_has_key(row, key.data, key.size)
 
 
+cdef bytes _as_read(const uint8_t *p, int64_t size):
+    """UTF-8 of a key as it reads: what is malformed is U+FFFD."""
+    return decode_utf8(p, size).encode()
+
+
 cdef bint _has_keys(const RecordRow *row) noexcept nogil:
     cdef const uint8_t *cursor = row.base + row.keys_position
     cdef const uint8_t *piece
@@ -362,7 +367,7 @@ cdef class RecordBatch:
         return False
 
     def find_keys(self, set items not None, const int32_t[::1] hashes not None):
-        """Pairs (row, (topic, key)) for each distinct item (topic bytes, key bytes) that a row carries.
+        """Pairs (row, (topic, key)) for each distinct item (topic bytes, key bytes) that a row carries; key: UTF-8.
 
         hashes: index key hashes of the items' keys alone, ascending; only rows that have one are looked at closely.
         Rows must have parsed properties. With topic None an item matches every topic. Source: IndexService#buildIndex.
@@ -385,12 +390,12 @@ cdef class RecordBatch:
                 continue
             pieces = set()
             if row.uniq_key_size > 0:
-                pieces.add(PyBytes_FromStringAndSize(<const char *>row.base + row.uniq_key_position, row.uniq_key_size))
+                pieces.add(_as_read(row.base + row.uniq_key_position, row.uniq_key_size))
             if row.keys_size > 0:
                 cursor = row.base + row.keys_position
                 end = cursor + row.keys_size
                 while next_key(&cursor, end, &piece, &size):
-                    pieces.add(PyBytes_FromStringAndSize(<const char *>piece, size))
+                    pieces.add(_as_read(piece, size))
             if not pieces:
                 continue
             topic = PyBytes_FromStringAndSize(<const char *>row.base + row.topic_position, row.topic_size)

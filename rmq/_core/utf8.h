@@ -106,6 +106,19 @@ static inline int64_t rmq_utf16_units(const uint8_t *p, int64_t size, int *malfo
     return units;
 }
 
+/* Whether the bytes read as a text that is UTF-8: where they are malformed, it holds U+FFFD. */
+static inline int rmq_utf8_reads_as(const uint8_t *p, int64_t size, const uint8_t *text, int64_t text_size) {
+    const uint8_t *end = p + size, *text_end = text + text_size;
+    uint32_t c = 0, wanted = 0;
+    int malformed = 0;
+    while (p < end && text < text_end) {
+        p += rmq_utf8_next(p, end, &c, &malformed);
+        text += rmq_utf8_next(text, text_end, &wanted, &malformed);
+        if (c != wanted) return 0;
+    }
+    return p == end && text == text_end;
+}
+
 /* Decoded and encoded again, so that what was malformed is U+FFFD. Needs 3 * size bytes; returns bytes written. */
 static inline int64_t rmq_utf8_repair(const uint8_t *p, int64_t size, uint8_t *out) {
     const uint8_t *end = p + size;
