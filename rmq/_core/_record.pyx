@@ -144,7 +144,7 @@ cdef void find_properties(RecordRow *row, bint legacy) noexcept nogil:
 
 
 cdef bint row_has_key(const RecordRow *row, const uint8_t *key, int64_t size) noexcept nogil:
-    """Whether a row with parsed properties carries the key, which is UTF-8: an item of KEYS or UNIQ_KEY, as it reads."""
+    """Whether a row with parsed properties carries the key, UTF-8: an item of KEYS or UNIQ_KEY, as it reads."""
     cdef const uint8_t *cursor
     cdef const uint8_t *end
     cdef const uint8_t *piece
