@@ -3,51 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rmq._core import _layout as L
-from rmq._core._recordbatch import RecordBatch
-from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
-from rmq.message import StoredMessage
 from rmq.paths import StorePaths
 from rmq.queueset import QueueSet
-
-Version = tuple[int, int, int]
-SAMPLE_ROWS = 256
-_FIRST: Version = (4, 0, 0)
-_LAST: Version = (5, 99, 99)
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionSign:
-    """A fact in the files that only releases from `first` to `last` leave there."""
-
-    first: Version = _FIRST
-    last: Version = _LAST
-    fact: str
-
-
-class Sample(NamedTuple):
-    """What the signs need of a record: no body, of which some thousand queues may have large ones."""
-
-    topic: str
-    sys_flag: int
-    store_timestamp: int
-    properties_end: int | None
-
-    @classmethod
-    def of(cls, batch: RecordBatch, row: int) -> Sample:
-        message = StoredMessage(batch.fields(row))
-        raw = message.raw_properties
-        return cls(message.topic, message.sys_flag, message.store_timestamp, raw[-1] if raw else None)
+from rmq.signs import Sample, VersionSign, file_signs, first_messages, generation, index_signs, record_signs, samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +63,8 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
     """StoreInfo of opened parts whose queues are level with the log. Cost: a few records for each queue."""
     # Asked once: another thread's put may make queues at any time.
     used = {key: queue for key, queue in list(queues.queues.items()) if queue.max_offset}
-    head, tails = _first_messages(log, log_end), _last_messages(log, used.values(), log_end)
-    signs = [*_file_signs(paths), *_index_signs(index), *_record_signs([*head, *tails])]
+    head, tails = first_messages(log, log_end), _last_messages(log, used.values(), log_end)
+    signs = [*file_signs(paths), *index_signs(index), *record_signs([*head, *tails])]
     if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
             and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
         signs.append(VersionSign(last=(4, 9, 8), fact="abort.bak is not there"))
@@ -129,74 +98,6 @@ _OTHERS = ("timerwheel", "timerlog", "compaction/compactionLog", "consumequeue_e
            "epochFileCheckpoint")  # fmt: skip
 
 
-def generation(signs: list[VersionSign]) -> str:
-    """The releases that fit all signs, in words. Signs that contradict each other tell of an upgrade."""
-    first = max((sign.first for sign in signs), default=_FIRST)
-    last = min((sign.last for sign in signs), default=_LAST)
-    if first > last:
-        return f"RocketMQ {_text(first)} or later, and before that {_text(last)} or earlier"
-    if first == _FIRST and last == _LAST:
-        return "RocketMQ 4.x or 5.x"
-    if last == _LAST:
-        return f"RocketMQ {_text(first)} or later"
-    if first == _FIRST:
-        return f"RocketMQ {_text(last)} or earlier"
-    return f"RocketMQ {_text(first)} to {_text(last)}"
-
-
-def _text(version: Version) -> str:
-    return ".".join(str(number) for number in version)
-
-
-def _file_signs(paths: StorePaths) -> Iterator[VersionSign]:
-    checkpoint = Checkpoint(paths.checkpoint)
-    if checkpoint.confirm_phy_offset:
-        yield VersionSign(first=(5, 1, 1), fact="checkpoint has a confirmPhyOffset")
-    elif checkpoint.master_flushed_offset:
-        yield VersionSign(first=(5, 0, 0), fact="checkpoint has a masterFlushedOffset")
-    if paths.abort.is_file():
-        if paths.abort.stat().st_size:
-            yield VersionSign(first=(5, 0, 0), fact="abort names a process")
-        else:
-            yield VersionSign(last=(4, 9, 8), fact="abort names no process")
-    for name, version in (("compaction", (5, 1, 0)), ("abort.bak", (5, 0, 0)), ("timerwheel", (5, 0, 0)),
-                          ("batchconsumequeue", (5, 0, 0)), ("lock", (4, 2, 0))):  # fmt: skip
-        if (paths.root / name).exists():
-            yield VersionSign(first=version, fact=f"{name} is there")
-
-
-def _index_signs(index: Index) -> Iterator[VersionSign]:
-    if index.counts_every_put():
-        yield VersionSign(last=(4, 7, 0), fact="index headers count every put as a slot")
-    elif any(file.hash_slot_count + 1 < file.index_count for file in index.files):
-        yield VersionSign(first=(4, 7, 1), fact="index headers count used slots")
-
-
-def _record_signs(samples: list[Sample]) -> Iterator[VersionSign]:
-    flags = 0
-    for sample in samples:
-        flags |= sample.sys_flag
-    if any(len(sample.topic.encode("utf-16-le")) // 2 > L.TOPIC_UNITS_V1_LIMIT for sample in samples):
-        yield VersionSign(first=(5, 1, 0), fact="records of version 2")
-    if flags & (L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6):
-        yield VersionSign(first=(4, 6, 0), fact="IPv6 hosts in records")
-    if flags & (L.SYS_FLAG_COMPRESSION_MASK | L.SYS_FLAG_INNER_BATCH):
-        yield VersionSign(first=(5, 0, 0), fact="bodies in LZ4 or zstd, or inner batches")
-    ends = {sample.properties_end == L.PROPERTY_END for sample in samples if sample.properties_end is not None}
-    if ends == {False}:
-        yield VersionSign(first=(4, 9, 1), last=(5, 1, 4), fact="properties end without a separator")
-
-
-def _first_messages(log: CommitLog, log_end: int) -> list[Sample]:
-    for batch in log.records(log.min_phy_offset, log_end, batch=RecordBatch(SAMPLE_ROWS)):
-        return _samples([batch])
-    return []
-
-
-def _samples(batches: Iterable[RecordBatch]) -> list[Sample]:
-    return [Sample.of(batch, row) for batch in batches for row in range(len(batch))]
-
-
 def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[Sample]:
     """The last message of each queue; of a log whose messages are in none, its last."""
     if log.segments and not queues:
@@ -206,4 +107,4 @@ def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: in
         return last
     places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues]
     offsets = np.unique(np.concatenate([np.empty(0, np.int64), *places]))
-    return _samples(batch for batch, _ in log.load(offsets, log_end))
+    return samples(batch for batch, _ in log.load(offsets, log_end))

@@ -37,6 +37,7 @@ from rmq.keys import (
     times_of,
     topic_names,
 )
+from rmq.legacy import LegacyKeys
 from rmq.lock import lock_holder
 from rmq.lookup import loader, numbered, placed_batches, table_of
 from rmq.marks import read_meta
@@ -47,7 +48,6 @@ from rmq.query import (
     QueryManyResult,
     QueryResult,
     Wanted,
-    ambiguous_records,
     find,
     messages_at,
     messages_with,
@@ -105,8 +105,7 @@ class StoreReader(ABC):
     _pid: int
     _foreign_queues: UnsupportedFormatError | None
     _foreign_index: UnsupportedFormatError | None
-    _ambiguous: list[tuple[int, int]]
-    _ambiguous_end: int
+    _legacy: LegacyKeys
 
     @abstractmethod
     def _log_end(self) -> int:
@@ -261,20 +260,10 @@ class StoreReader(ABC):
                 return log_end, uncovered, pairs
 
     def _unindexed(self) -> tuple[int, list[tuple[int, int]]]:
-        """_uncovered, and the single records whose keys an index of RocketMQ <= 4.9.0 holds otherwise than they read.
-
-        Those are found by one pass over the log, once; only such indexes need it.
-        """
+        """_uncovered, and the single records whose keys RocketMQ <= 4.9.0 indexed otherwise than they read."""
         log_end, uncovered = self._uncovered()
-        covered = uncovered[-1][0] if uncovered else log_end
-        if self.config.parses_legacy_properties or self._index.counts_every_put():
-            if self._ambiguous_end < covered:
-                begin = max(self._ambiguous_end, self._log.min_phy_offset)
-                self._ambiguous += ambiguous_records(self._log, begin, covered)
-                self._ambiguous_end = covered
-            self._ambiguous = [place for place in self._ambiguous if place[0] >= self._log.min_phy_offset]
-            uncovered = [*self._ambiguous, *uncovered]
-        return log_end, uncovered
+        covered = uncovered[-1][0] if uncovered and uncovered[-1][1] >= log_end else log_end
+        return log_end, [*self._legacy.ranges(self._log, self._index, self.config, covered, log_end), *uncovered]
 
     @while_open
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,

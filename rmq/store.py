@@ -46,6 +46,7 @@ from rmq.geometry import (
     settle_config,
 )
 from rmq.index import Index
+from rmq.legacy import LegacyKeys
 from rmq.lock import StoreLock
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, holder_pid, read_manifest, read_meta, write_meta, write_owner
@@ -104,7 +105,6 @@ class Store(StoreReader):
         self._clock = clock
         # Absolute: files are opened when they are needed, maybe from another working directory.
         self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
-        self._ambiguous, self._ambiguous_end = [], 0
         self._asked = config
         self._settling = threading.Lock()
         self._close_lock = threading.RLock()
@@ -136,7 +136,9 @@ class Store(StoreReader):
         is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
         try:
-            self._open_parts(damaged, meta, False, meta is not None and meta.get("origin") == "rmq")
+            is_own = meta is not None and meta.get("origin") == "rmq"
+            self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode="r")
+            self._open_parts(damaged, meta, False, is_own)
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
             self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher, **self._known)
             self._release.callback(self._visible.close)
@@ -181,7 +183,8 @@ class Store(StoreReader):
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)
-        new_meta = {"origin": "rmq" if is_own else "rocketmq",
+        self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode=self.mode)
+        new_meta = {"origin": "rmq" if is_own else "rocketmq", **self._legacy.told,
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         is_told = is_own if meta is None else {name: meta.get(name) for name in new_meta} == new_meta
         if meta is None and is_own:

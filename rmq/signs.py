@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which releases of RocketMQ leave such files: signs in small files, index headers and records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmq._core import _layout as L
+from rmq._core._recordbatch import RecordBatch
+from rmq.checkpoint import Checkpoint
+from rmq.commitlog import CommitLog
+from rmq.index import Index
+from rmq.message import StoredMessage
+from rmq.paths import StorePaths
+
+Version = tuple[int, int, int]
+SAMPLE_ROWS = 256
+_FIRST: Version = (4, 0, 0)
+_LAST: Version = (5, 99, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionSign:
+    """A fact in the files that only releases from `first` to `last` leave there."""
+
+    first: Version = _FIRST
+    last: Version = _LAST
+    fact: str
+
+
+class Sample(NamedTuple):
+    """What the signs need of a record: no body, of which some thousand queues may have large ones."""
+
+    topic: str
+    sys_flag: int
+    store_timestamp: int
+    properties_end: int | None
+
+    @classmethod
+    def of(cls, batch: RecordBatch, row: int) -> Sample:
+        message = StoredMessage(batch.fields(row))
+        raw = message.raw_properties
+        return cls(message.topic, message.sys_flag, message.store_timestamp, raw[-1] if raw else None)
+
+
+def generation(signs: list[VersionSign]) -> str:
+    """The releases that fit all signs, in words. Signs that contradict each other tell of an upgrade."""
+    first = max((sign.first for sign in signs), default=_FIRST)
+    last = min((sign.last for sign in signs), default=_LAST)
+    if first > last:
+        return f"RocketMQ {_text(first)} or later, and before that {_text(last)} or earlier"
+    if first == _FIRST and last == _LAST:
+        return "RocketMQ 4.x or 5.x"
+    if last == _LAST:
+        return f"RocketMQ {_text(first)} or later"
+    if first == _FIRST:
+        return f"RocketMQ {_text(last)} or earlier"
+    return f"RocketMQ {_text(first)} to {_text(last)}"
+
+
+def _text(version: Version) -> str:
+    return ".".join(str(number) for number in version)
+
+
+def file_signs(paths: StorePaths) -> Iterator[VersionSign]:
+    checkpoint = Checkpoint(paths.checkpoint)
+    if checkpoint.confirm_phy_offset:
+        yield VersionSign(first=(5, 1, 1), fact="checkpoint has a confirmPhyOffset")
+    elif checkpoint.master_flushed_offset:
+        yield VersionSign(first=(5, 0, 0), fact="checkpoint has a masterFlushedOffset")
+    if paths.abort.is_file():
+        if paths.abort.stat().st_size:
+            yield VersionSign(first=(5, 0, 0), fact="abort names a process")
+        else:
+            yield VersionSign(last=(4, 9, 8), fact="abort names no process")
+    for name, version in (("compaction", (5, 1, 0)), ("abort.bak", (5, 0, 0)), ("timerwheel", (5, 0, 0)),
+                          ("batchconsumequeue", (5, 0, 0)), ("lock", (4, 2, 0))):  # fmt: skip
+        if (paths.root / name).exists():
+            yield VersionSign(first=version, fact=f"{name} is there")
+
+
+def index_signs(index: Index) -> Iterator[VersionSign]:
+    if index.counts_every_put():
+        yield VersionSign(last=(4, 7, 0), fact="index headers count every put as a slot")
+    elif any(file.hash_slot_count + 1 < file.index_count for file in index.files):
+        yield VersionSign(first=(4, 7, 1), fact="index headers count used slots")
+
+
+def record_signs(samples: list[Sample]) -> Iterator[VersionSign]:
+    flags = 0
+    for sample in samples:
+        flags |= sample.sys_flag
+    if any(len(sample.topic.encode("utf-16-le")) // 2 > L.TOPIC_UNITS_V1_LIMIT for sample in samples):
+        yield VersionSign(first=(5, 1, 0), fact="records of version 2")
+    if flags & (L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6):
+        yield VersionSign(first=(4, 6, 0), fact="IPv6 hosts in records")
+    if flags & (L.SYS_FLAG_COMPRESSION_MASK | L.SYS_FLAG_INNER_BATCH):
+        yield VersionSign(first=(5, 0, 0), fact="bodies in LZ4 or zstd, or inner batches")
+    ends = {sample.properties_end == L.PROPERTY_END for sample in samples if sample.properties_end is not None}
+    if ends == {False}:
+        yield VersionSign(first=(4, 9, 1), last=(5, 1, 4), fact="properties end without a separator")
+
+
+def first_messages(log: CommitLog, log_end: int) -> list[Sample]:
+    for batch in log.records(log.min_phy_offset, log_end, batch=RecordBatch(SAMPLE_ROWS)):
+        return samples([batch])
+    return []
+
+
+def samples(batches: Iterable[RecordBatch]) -> list[Sample]:
+    return [Sample.of(batch, row) for batch in batches for row in range(len(batch))]

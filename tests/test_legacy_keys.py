@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys in stores of brokers up to 4.9.0, which parsed properties by other rules before they indexed them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from conftest import copy_store
+
+import rmq
+from rmq import legacy
+
+CONFIG = {"mapped_file_size_commit_log": 65536, "max_hash_slot_num": 50, "max_index_num": 200}
+# What the newer rules read as the key; the older ones ignore an item with two 0x01.
+HIDDEN, RAW = "a\1b", b"KEYS\1a\1b\2"
+
+
+def of_broker(path: Path, version: str, plain: bytes = b"KEYS\1k\2") -> Path:
+    """A store as a broker of that release leaves it: a message between two others has the key HIDDEN."""
+    with rmq.open(path, "x", config=rmq.StoreConfig(**CONFIG, rocketmq_version=version)) as store:
+        for raw in (plain, RAW, plain):
+            store.put(rmq.Message("T", raw[::-1], raw_properties=raw))
+    shutil.rmtree(path / "rmq")
+    return path
+
+
+def passes(store: rmq.Store) -> int:
+    """How many times two queries for HIDDEN, which find its message, read the log for such records."""
+    with patch.object(legacy, "ambiguous_records", side_effect=legacy.ambiguous_records) as made:
+        assert [message.body for message in store.query("T", HIDDEN)] == [RAW[::-1]]
+        assert store.query_many("T", [HIDDEN, "none"]).table["key_index"].to_pylist() == [0]
+    return made.call_count
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("version", ["4.7.0", "4.7.1", "4.8.0", "4.9.0"])
+def test_keys_that_an_old_broker_indexed_otherwise_are_found(tmp_path: Path, version: str, mode: str) -> None:
+    path = of_broker(tmp_path / "s", version)
+    with rmq.open(path, mode) as store:
+        assert passes(store) == 1
+    with rmq.open(path, mode) as store:  # r+: our own files are there now, and tell nothing of the broker
+        assert passes(store) == 1
+
+
+@pytest.mark.parametrize("version", ["4.9.1", "4.9.8", "5.1.4", "5.2.0", "5.3.3"])
+def test_a_store_that_tells_of_a_newer_broker_is_not_searched(tmp_path: Path, version: str) -> None:
+    """Up to 5.1.4 the end of properties tells, from 5.0.0 the files beside."""
+    path = of_broker(tmp_path / "s", version, b"KEYS\1k" if version < "5.2" else b"KEYS\1k\2")
+    if version < "5.2":  # of the other message too
+        log = path / "commitlog" / f"{0:020d}"
+        log.write_bytes(log.read_bytes().replace(RAW[:-1] + b"\2", RAW[:-1] + b"c"))
+    hidden = HIDDEN + "c" if version < "5.2" else HIDDEN
+    for mode in ("r", "r+", "r+", "r"):
+        with rmq.open(path, mode) as store, patch.object(legacy, "ambiguous_records") as made:
+            store.query("T", hidden)
+            assert not made.called, mode
+
+
+def test_the_release_that_is_passed_to_a_reader_holds(tmp_path: Path) -> None:
+    path = of_broker(tmp_path / "s", "5.3.3")
+    (path / "abort.bak").unlink()
+    with rmq.open(path) as store:
+        assert passes(store) == 1
+    with rmq.open(path, config=rmq.StoreConfig(rocketmq_version="5.3.3")) as store:
+        assert passes(store) == 0
+    with rmq.open(path, config=rmq.StoreConfig(rocketmq_version="4.9.0")) as store:
+        assert passes(store) == 1
+
+
+def test_own_stores_are_not_searched(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**CONFIG)) as store:
+        store.put(rmq.Message("T", RAW[::-1], raw_properties=RAW))
+        store.put(rmq.Message("T", b"", keys=["k"]))
+        assert passes(store) == 0
+    assert legacy.NO_LEGACY not in json.loads((tmp_path / "s/rmq/meta.json").read_text())
+    with rmq.open(tmp_path / "s") as store:
+        assert passes(store) == 0
+
+
+def test_records_between_gaps_of_the_index_are_searched_too(tmp_path: Path) -> None:
+    """A missing file in the middle leaves a range that is scanned; behind it the pass goes on."""
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**CONFIG, rocketmq_version="4.8.0")) as store:
+        store.put_many([rmq.Message("T", b"", keys=[f"k{number}"]) for number in range(500)])
+        store.put(rmq.Message("T", RAW[::-1], raw_properties=RAW))
+        store.put(rmq.Message("T", b"", keys=["k"]))
+    shutil.rmtree(tmp_path / "s" / "rmq")
+    copy = copy_store(tmp_path / "s", tmp_path / "copy")
+    sorted((copy / "index").iterdir())[1].unlink()
+    with rmq.open(copy) as store:
+        assert passes(store) == 1
+        assert len(store.query("T", "k250")) == 1
