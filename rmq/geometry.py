@@ -17,6 +17,7 @@ from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
+from rmq.lock import lock_holder
 from rmq.mappedfile import MappedFile
 from rmq.paths import SEGMENT_NAME, StorePaths
 from rmq.segment import make_directory, sync_directory
@@ -81,7 +82,8 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
             raise CorruptFileError(paths.consume_queue, 0,
                                    f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
         del known["mapped_file_size_consume_queue"]
-    geometry, damaged = find_geometry(index_paths(paths.index), config, tolerant=tolerant)
+    is_open = paths.abort.exists() or lock_holder(paths.lock) is not None
+    geometry, damaged = find_geometry(index_paths(paths.index), config, is_open=is_open, tolerant=tolerant)
     if geometry is not None:
         known["max_hash_slot_num"], known["max_index_num"] = geometry
     return known, damaged
@@ -249,22 +251,24 @@ def require_directory(path: Path) -> None:
         raise NotADirectoryError(f"{path}: not a directory, so no store")
 
 
-def find_geometry(paths: list[Path], config: StoreConfig, *,
+def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = False,
                   tolerant: bool = False) -> tuple[tuple[int, int] | None, list[Path]]:  # fmt: skip
     """(max_hash_slot_num, max_index_num) of a store's index files, None: the config's; and the files of that length
     that do not fit it.
 
     The geometry is that of the sound files; without any, the config's when the lengths are those of its files.
     ValueError when they leave it open, CorruptFileError when sound files differ, or none is and the lengths differ.
+    is_open: a writer holds the store or was killed, so the last file may be in the middle of a put.
     tolerant: most of the sound files decide, and the caller must pass what none tells (ValueError).
     """
     told: dict[tuple[int, int], Path] = {}  # by the first file of each
     counts: Counter[tuple[int, int]] = Counter()
     unsure: dict[Path, list[tuple[int, int]]] = {}
     there = list(paths)
+    being_put = paths[-1:] if is_open else []
     for path in paths:
         try:
-            fitting = _fitting(path, config)
+            fitting = _fitting(path, config, path in being_put)
         except FileNotFoundError:
             there.remove(path)  # cleaned away
             continue
@@ -284,7 +288,8 @@ def find_geometry(paths: list[Path], config: StoreConfig, *,
     if geometry is None:
         _check_left_open(there, config, unsure, tolerant)
     chosen = geometry or (config.max_hash_slot_num, config.max_index_num)
-    return geometry, [path for path, fitting in unsure.items() if chosen not in fitting and _is_damaged(path, chosen)]
+    return geometry, [path for path, fitting in unsure.items()
+                      if chosen not in fitting and _is_damaged(path, chosen, path in being_put)]  # fmt: skip
 
 
 def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, list[tuple[int, int]]],
@@ -302,7 +307,7 @@ def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, 
     raise ValueError(f"{paths[0].parent}: pass max_hash_slot_num and max_index_num: the files have no entries to tell")
 
 
-def _fitting(path: Path, config: StoreConfig) -> list[tuple[int, int]] | None:
+def _fitting(path: Path, config: StoreConfig, being_put: bool) -> list[tuple[int, int]] | None:
     """The geometries that a file's entries fit: the config's alone when it is among them. None: no entries."""
     usual = config.max_hash_slot_num, config.max_index_num
     with _mapped(path) as file:
@@ -310,15 +315,15 @@ def _fitting(path: Path, config: StoreConfig) -> list[tuple[int, int]] | None:
             return []
         if file.map[L.INDEX_COUNT_OFFSET : L.INDEX_HEADER_SIZE] in (bytes(4), b"\0\0\0\1"):
             return None
-        if file.size == index_file_size(*usual) and _fits(file, *usual):
+        if file.size == index_file_size(*usual) and _fits(file, *usual, being_put):
             return [usual]
-        return [pair for pair in geometry_candidates(file.map) if _fits(file, *pair)]
+        return [pair for pair in geometry_candidates(file.map, being_put=being_put) if _fits(file, *pair, being_put)]
 
 
-def _is_damaged(path: Path, geometry: tuple[int, int]) -> bool:
+def _is_damaged(path: Path, geometry: tuple[int, int], being_put: bool) -> bool:
     """Whether a file has the length of a geometry, and does not fit it; opening names the file of another length."""
     with _mapped(path) as file:
-        return file.size == index_file_size(*geometry) and not _fits(file, *geometry)
+        return file.size == index_file_size(*geometry) and not _fits(file, *geometry, being_put)
 
 
 @contextlib.contextmanager
@@ -334,9 +339,9 @@ def _mapped(path: Path) -> Iterator[MappedFile]:
             file.close()
 
 
-def _fits(file: MappedFile, slots: int, entries: int) -> bool:
+def _fits(file: MappedFile, slots: int, entries: int, being_put: bool) -> bool:
     view = IndexFileView(file.map, hash_slot_num=slots, index_num=entries)
     try:
-        return bool(view.fits())
+        return bool(view.fits(being_put))
     finally:
         view.release()

@@ -421,47 +421,63 @@ cdef class IndexFileView:
         self._check()
         return bytes(self._base[:L.INDEX_HEADER_SIZE])
 
-    def fits(self):
+    cdef bint _is_ahead(self, int32_t slot, int32_t number, int32_t count, int32_t newest) noexcept nogil:
+        """Whether a slot's number is of entries put since the count was read, or of the one that is being put."""
+        cdef bint is_of_slot = number <= min(self._count(), self.index_num - 1)
+        cdef int32_t key_hash, previous
+        while is_of_slot and number >= count:
+            key_hash = load_i32(self._entry(number) + L.ENTRY_KEY_HASH_OFFSET)
+            previous = load_i32(self._entry(number) + L.ENTRY_PREVIOUS_OFFSET)
+            is_of_slot = key_hash >= 0 and key_hash % self.hash_slot_num == slot and previous < number
+            number = previous
+        return is_of_slot and number == newest
+
+    cdef bint _ends(self, bint being_put) noexcept nogil:
+        """Whether nothing follows the counted entries but one that is being put, in part or whole."""
+        cdef int32_t count = self._count()
+        if count == self.index_num or load_i64(self._entry(count)) == 0:
+            return True
+        return being_put and ((load_i32(self._entry(count)) >= 0 and (
+            count + 1 == self.index_num or load_i64(self._entry(count + 1)) == 0)) or self._count() != count)
+
+    def fits(self, bint being_put=False):
         """Whether the bytes look like a file of this geometry: every entry links to the newest of its slot before it,
-        every slot holds its newest entry, and nothing follows. Cost: one pass over slots and entries.
+        every slot holds its newest entry, and nothing follows. being_put: but for what an IndexFile#putKey that has not
+        ended may leave by the order of its stores. Cost: one pass over slots and entries.
         """
-        cdef int32_t count, i, key_hash
-        cdef const uint8_t *entry
+        cdef int32_t count, i, key_hash, number
         self._check()
         count = self._count()
-        entry = self._entry(0)
-        if load_i64(entry) != 0 or load_i64(entry + 8) != 0 or load_i32(entry + 16) != 0:
-            return False
-        if count < self.index_num and load_i64(self._entry(count)) != 0:
+        if load_i64(self._entry(0)) != 0 or load_i64(self._entry(0) + 8) != 0 or load_i32(self._entry(0) + 16) != 0:
             return False
         table = np.zeros(self.hash_slot_num, np.int32)
         cdef int32_t[::1] newest = table
         for i in range(1, count):
-            entry = self._entry(i)
-            key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
-            if key_hash < 0 or load_i32(entry + L.ENTRY_PREVIOUS_OFFSET) != newest[key_hash % self.hash_slot_num]:
+            key_hash, number = load_i32(self._entry(i)), load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET)
+            if key_hash < 0 or number != newest[key_hash % self.hash_slot_num]:
                 return False
             newest[key_hash % self.hash_slot_num] = i
         for i in range(self.hash_slot_num):
-            if load_i32(self._base + L.INDEX_HEADER_SIZE + <int64_t>i * L.INDEX_SLOT_SIZE) != newest[i]:
+            number = load_i32(self._base + L.INDEX_HEADER_SIZE + <int64_t>i * L.INDEX_SLOT_SIZE)
+            if number != newest[i] and not (being_put and self._is_ahead(i, number, count, newest[i])):
                 return False
-        return True
+        return self._ends(being_put)
 
 
-def geometry_candidates(const uint8_t[::1] data not None, int limit=16):
+def geometry_candidates(const uint8_t[::1] data not None, int limit=16, bint being_put=False):
     """(hash_slot_num, index_num) pairs that the file's length and its newest entry allow, at most `limit`.
 
-    Empty when the header's count is no count of a used file. Cost: one probe per pair that the length allows.
+    Empty when the header's count is none of a used file. being_put: as for fits. Cost: a probe per pair of the length.
     """
     cdef int64_t quarter = (<int64_t>data.shape[0] - L.INDEX_HEADER_SIZE) // 4, num, slots
-    cdef int32_t count, key_hash
-    cdef int64_t end_phy_offset
+    cdef int64_t end_phy_offset, phy_offset
+    cdef int32_t count, key_hash, slot
     cdef const uint8_t *entry
     cdef list found = []
     if data.shape[0] < L.INDEX_HEADER_SIZE + 4 + 2 * L.ENTRY_SIZE or (data.shape[0] - L.INDEX_HEADER_SIZE) % 4:
         return found
+    end_phy_offset = load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])     # first: a writer stores it last
     count = load_i32(&data[L.INDEX_COUNT_OFFSET])
-    end_phy_offset = load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])
     if count < 2:
         return found
     for num in range(count, min(quarter // 5, <int64_t>0x7FFFFFFF) + 1):
@@ -470,9 +486,13 @@ def geometry_candidates(const uint8_t[::1] data not None, int limit=16):
             continue
         entry = &data[data.shape[0] - (num - count + 1) * L.ENTRY_SIZE]
         key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
-        if key_hash < 0 or load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET) != end_phy_offset:
+        phy_offset = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
+        if being_put and phy_offset > end_phy_offset:       # stored after the count
+            phy_offset = load_i64(entry - L.ENTRY_SIZE + L.ENTRY_PHY_OFFSET_OFFSET) if count > 2 else end_phy_offset
+        if key_hash < 0 or phy_offset != end_phy_offset:
             continue
-        if load_i32(&data[L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE]) == count - 1:
+        slot = load_i32(&data[L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE])
+        if slot == count - 1 or (being_put and count <= slot <= load_i32(&data[L.INDEX_COUNT_OFFSET])):
             found.append((int(slots), int(num)))
             if len(found) >= limit:
                 break

@@ -354,12 +354,14 @@ def index(data: bytes) -> None:
     if counts.max(initial=0) > entries:
         raise Fault("a chain longer than the file")
     view.fits()
+    view.fits(being_put=True)
     view.counts_every_put()
     view.entries_of(int(values[0]) if len(values) else 0)
     _ = view.header(), view.index_count, view.is_full, view.hash_slot_count
     view.release()
-    geometry_candidates(image)
-    geometry_candidates(data)
+    for being_put in (False, True):
+        geometry_candidates(image, being_put=being_put)
+        geometry_candidates(data, being_put=being_put)
     copy = bytearray(image)
     view = IndexFileView(copy, hash_slot_num=slots, index_num=entries, writable=True)
     view.put(hashes, hashes.astype(np.int64), hashes.astype(np.int64) << 20)
