@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.paths import StorePaths
-from rmq.query import ambiguous_records
+from rmq.scan import readable
 from rmq.signs import Version, VersionSign, file_signs, first_messages, record_signs
 
 Range = tuple[int, int]
@@ -37,13 +39,20 @@ class LegacyKeys:
         """The single records below `covered`, up to where the index is asked."""
         low = log.min_phy_offset
         if self._is_possible is None and low < covered:
-            self._is_possible = not _is_later(record_signs(first_messages(log, log_end)))
-        if self._is_possible or config.parses_legacy_properties or index.counts_every_put():
+            with contextlib.suppress(CorruptFileError):
+                self._is_possible = not _is_later(record_signs(first_messages(log, log_end)))
+        if self._is_possible is not False or config.parses_legacy_properties or index.counts_every_put():
             if self._end < covered:
                 self._found += ambiguous_records(log, max(self._end, low), covered)
                 self._end = covered
             self._found = [place for place in self._found if place[0] >= low]
         return self._found
+
+
+def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[Range]:
+    """Such records of a range, what is damaged left out: of no account to a query that does not meet it."""
+    batches = readable(log, begin, end, RecordBatch(), lambda *_: None, checks=PARSE_PROPERTIES)
+    return [place for batch in batches for place in batch.ambiguous()]
 
 
 def _is_told(paths: StorePaths, meta: dict[str, Any] | None) -> bool:

@@ -256,12 +256,6 @@ def has_keys(log: CommitLog, begin: int, end: int) -> bool:
     return any(batch.has_keys() for batch in log.records(begin, end, checks=PARSE_PROPERTIES))
 
 
-def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[tuple[int, int]]:
-    """Records of a range whose keys RocketMQ <= 4.9.0 indexed by other rules than they are read by."""
-    batches = log.records(begin, end, checks=PARSE_PROPERTIES)
-    return [place for batch in batches for place in batch.ambiguous()]
-
-
 def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int, *,
                 check_crc: bool = False) -> dict[int, StoredMessage]:  # fmt: skip
     """Whole records at the given phy offsets, wrappers of inner batches as they are.

@@ -93,3 +93,18 @@ def test_records_between_gaps_of_the_index_are_searched_too(tmp_path: Path) -> N
     with rmq.open(copy) as store:
         assert passes(store) == 1
         assert len(store.query("T", "k250")) == 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_damage_that_a_query_does_not_meet_is_of_no_account_to_the_pass(tmp_path: Path, at: int) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**CONFIG, rocketmq_version="4.8.0")) as store:
+        placed = [store.put(rmq.Message("T", b"%d" % number, keys=[f"k{number}"])) for number in range(5)]
+        store.put(rmq.Message("T", RAW[::-1], raw_properties=RAW))
+    shutil.rmtree(tmp_path / "s" / "rmq")
+    log = tmp_path / "s/commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[placed[at].phy_offset + 4 : placed[at].phy_offset + 8] = b"none"
+    log.write_bytes(data)
+    with rmq.open(tmp_path / "s") as store:
+        assert [message.body for message in store.query("T", "k3")] == [b"3"]
+        assert passes(store) == 0  # made by that query
