@@ -137,6 +137,7 @@ class ColumnReader:
             raw_properties=raw,
             numbers=self._numbers(batch),
             hosts=self._hosts(batch),
+            is_stored=self._is_plain,
         )
 
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:

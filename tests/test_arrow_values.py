@@ -225,3 +225,64 @@ def test_a_message_that_the_caller_could_not_make_is_of_no_row(store: rmq.Store)
         store.put_many(rmq.Message(topic, b"") for topic in ["T"] * 8193 + ["a/b"])
     assert (caught.value.row, caught.value.stored) == (None, 8192)
     assert not str(caught.value).startswith("row")
+
+
+# ---- properties and their own columns ------------------------------------------------------------------------
+
+
+def with_properties(**columns: Any) -> pa.Table:
+    fields = {name: pa.array([value]) for name, value in columns.items() if name != "properties"}
+    properties = pa.array([list(columns["properties"].items())], pa.map_(pa.string(), pa.string()))
+    return pa.table({"body": [b"x"], **fields, "properties": properties})
+
+
+@pytest.mark.parametrize(("field", "value", "properties"), [
+    ("tags", "a", {"TAGS": "b"}), ("tags", "", {"TAGS": "b"}), ("tags", "a", {"x": "1", "TAGS": ""}),
+    ("uniq_key", "u", {"UNIQ_KEY": "v"}), ("keys", "a", {"KEYS": "a b"}), ("keys", ["a", "b"], {"KEYS": "a"}),
+    ("keys", ["a", "b"], {"KEYS": "b a"}),
+])  # fmt: skip
+def test_a_property_that_contradicts_its_column_is_refused(
+    tmp_path: Path, field: str, value: Any, properties: dict[str, str]
+) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        with pytest.raises(rmq.IllegalMessageError, match="contradicts") as refused:
+            store.put_many(with_properties(**{field: value}, properties=properties), topic="T")
+        assert refused.value.row == 0
+        with pytest.raises(rmq.IllegalMessageError, match="contradicts"):
+            rmq.Message("T", b"x", **{field: value}, properties=properties)
+
+
+@pytest.mark.parametrize(("field", "value", "properties"), [
+    ("tags", "a", {"TAGS": "a", "x": "1"}), ("uniq_key", "u", {"UNIQ_KEY": "u"}), ("keys", "a", {"KEYS": " a "}),
+    ("keys", ["a", "b"], {"KEYS": "a  b", "TAGS": "t"}),
+])  # fmt: skip
+def test_a_property_that_says_what_its_column_says_is_stored_once(
+    tmp_path: Path, field: str, value: Any, properties: dict[str, str]
+) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many(with_properties(**{field: value}, properties=properties), topic="T")
+        store.put(rmq.Message("T", b"x", **{field: value}, properties=properties))
+        first, second = (message.raw_properties for message in store.pull("T").messages)
+    assert first == second
+    assert first.count(b"\2") == len(properties)
+
+
+def test_values_with_0x01_pass_only_in_what_a_scan_gave(tmp_path: Path) -> None:
+    table = with_properties(keys="k\1", tags="\1", uniq_key="u\1u", properties={"x": "a\1b"})
+    stored = table.replace_schema_metadata({"rmq.body": "plain"})
+    with rmq.open(tmp_path / "s", "x") as store:
+        for columns in (["keys"], ["tags"], ["uniq_key"], ["properties"]):
+            with pytest.raises(rmq.IllegalMessageError, match="0x01"):
+                store.put_many(table.select(["body", *columns]), topic="T")
+        store.put_many(stored, topic="T")
+        (message,) = store.query("T", "k\1")
+        assert (message.keys, message.tags, message.uniq_key) == (("k\1",), "\1", "u\1u")
+        assert message.properties["x"] == "a\1b"
+        for name, value in (("x\1", "a"), ("x", "a\2")):
+            broken = with_properties(properties={name: value}).replace_schema_metadata({"rmq.body": "plain"})
+            with pytest.raises(rmq.IllegalMessageError, match="0x01 or 0x02"):
+                store.put_many(broken, topic="T")
+        for field in ("keys", "tags", "uniq_key"):
+            broken = with_properties(**{field: "a\2"}, properties={}).replace_schema_metadata({"rmq.body": "plain"})
+            with pytest.raises(rmq.IllegalMessageError, match="0x01 or 0x02"):
+                store.put_many(broken, topic="T")

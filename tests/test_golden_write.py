@@ -113,3 +113,26 @@ def test_stamped_files_have_the_version_s_form(golden: Golden, tmp_path: Path) -
     assert (tmp_path / "s" / "lock").read_bytes() == b"lock"
     assert (tmp_path / "s" / "checkpoint").stat().st_size == 4096
     assert not (tmp_path / "s" / "abort").exists()
+
+
+def test_what_a_scan_gives_is_put_again(golden: Golden, tmp_path: Path) -> None:
+    """Keys and values with 0x01 among it. KEYS come out with single spaces between them."""
+    columns = ["topic", "queue_id", "body", "keys", "tags", "uniq_key", "flag", "born_timestamp", "properties"]
+
+    def rows(store: rmq.Store) -> list[dict[str, Any]]:
+        table = store.scan(columns=columns).read_all()
+        times = table["born_timestamp"].cast("int64")  # some are no dates
+        found = table.set_column(columns.index("born_timestamp"), "born_timestamp", times).to_pylist()
+        for row in found:
+            row["properties"] = dict(row["properties"])
+            if row["keys"]:
+                row["properties"]["KEYS"] = " ".join(row["keys"])
+        return found
+
+    config = rmq.StoreConfig(mapped_file_size_commit_log=1 << 26, max_hash_slot_num=1000, max_index_num=100_000)
+    with rmq.open(golden.directory / "store") as store, rmq.open(tmp_path / "s", "x", config=config) as copy:
+        count = copy.put_many(store.scan(), results=False)
+        first, second = rows(store), rows(copy)
+    assert count == len(first)
+    assert second == first
+    assert any("\1" in value for row in first for value in row["properties"].values())

@@ -44,5 +44,6 @@ cdef class PutBatch:
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
     cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, bint is_stored,
+                      int *held) except -1 nogil
     cdef int64_t _without_crc(self, PutRow *row) except -1

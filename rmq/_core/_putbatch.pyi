@@ -33,7 +33,7 @@ class PutBatch:
                      key_lists: _Int64 | None, tags: TextColumn | None, uniq_key: TextColumn | None,
                      names: TextColumn | None, values: TextColumn | None, maps: _Int64 | None,
                      raw_properties: TextColumn | None, numbers: dict[str, _Int64],
-                     hosts: dict[str, tuple[list[bytes], _Int64]]) -> None: ...  # fmt: skip
+                     hosts: dict[str, tuple[list[bytes], _Int64]], is_stored: bool = False) -> None: ...  # fmt: skip
     @property
     def last_phy_offset(self) -> int: ...
     def packed_size(self) -> int: ...

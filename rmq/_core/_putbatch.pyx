@@ -8,7 +8,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._alike cimport Alike, can_be_alike, encode_alike, take_alike
@@ -16,8 +16,8 @@ from rmq._core._columnrows cimport ColumnRows
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, shares_header, waits
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
-    refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, is_own, no_topic,
+    queue_of, refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
 from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
@@ -234,22 +234,23 @@ cdef class PutBatch:
     def load_columns(self, Py_ssize_t count, *, TextColumn topic not None, TextColumn body not None,
                      TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
                      TextColumn names, TextColumn values, const int64_t[::1] maps, TextColumn raw_properties,
-                     dict numbers not None, dict hosts not None):
+                     dict numbers not None, dict hosts not None, bint is_stored=False):
         """Take rows from columns. Each TextColumn has `count` strings, but topic may have one for all, and keys with
         key_lists, names and values with maps have those of row i at list[i] .. list[i + 1].
 
         numbers: int64 arrays queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp,
         those that are given. hosts: born_host, store_host -> (list of bytes, int64 array of numbers in it, -1 the
-        store's own). raw_properties excludes keys, tags, uniq_key and maps. IllegalMessageError with .row.
+        store's own). raw_properties excludes keys, tags, uniq_key and maps. is_stored: read from a store, where values
+        may hold 0x01: the first one of an item ends its name. IllegalMessageError with .row.
         """
         cdef Py_ssize_t i, k
         cdef PutRow *row
-        cdef int64_t size, name_size, units = 0, start
+        cdef int64_t size, name_size, units = 0, start, own_end
         cdef const uint8_t *p
         cdef const uint8_t *name
         cdef uint8_t *at
         cdef int malformed, found, held
-        cdef bint own_keys, own_uniq, own_tags, append_crc = self.rules.append_crc
+        cdef bint is_broken, append_crc = self.rules.append_crc
         cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
         cdef int64_t[::1] starts
         if count == 0:
@@ -305,32 +306,30 @@ cdef class PutBatch:
                             starts[i] = self._without_crc(row)
                     continue
                 held = 0            # RMQ_HAS_* of the row's text
-                own_keys = self._keys_of(i, keys, key_lists, &held)
-                own_uniq = own_tags = False
+                self._keys_of(i, keys, key_lists, is_stored, &held)
                 if uniq_key is not None:
                     p = text_at(uniq_key, i, &size)
-                    own_uniq = size >= 0
-                    if own_uniq:
+                    if size >= 0:
                         found = 0
                         self._room(size + 10)
                         at = self._arena + self._arena_size
                         self._arena_size += rmq_put_item(at, "UNIQ_KEY", 8, p, size, &found) - at
                         held |= found
-                        if found & RMQ_HAS_SEPARATOR:
+                        if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
                             with gil:
                                 raise fault(i, "uniq_key holds 0x01 or 0x02")
                 if tags is not None:
                     p = text_at(tags, i, &size)
-                    own_tags = size >= 0
-                    if own_tags:
+                    if size >= 0:
                         found = 0
                         self._room(size + 6)
                         at = self._arena + self._arena_size
                         self._arena_size += rmq_put_item(at, "TAGS", 4, p, size, &found) - at
                         held |= found
-                        if found & RMQ_HAS_SEPARATOR:
+                        if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
                             with gil:
                                 raise fault(i, "tags hold 0x01 or 0x02")
+                own_end = self._arena_size
                 if maps is not None:
                     for k in range(maps[i], maps[i + 1]):
                         name = text_at(names, k, &name_size)
@@ -340,17 +339,17 @@ cdef class PutBatch:
                         if name_size <= 0:
                             with gil:
                                 raise fault(i, "properties hold an empty name")
-                        if (own_keys and name_size == 4 and memcmp(name, "KEYS", 4) == 0) or \
-                                (own_tags and name_size == 4 and memcmp(name, "TAGS", 4) == 0) or \
-                                (own_uniq and name_size == 8 and memcmp(name, "UNIQ_KEY", 8) == 0) or \
+                        if is_own(i, self._arena + start, own_end - start, name, name_size, p, size) or \
                                 (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
                             continue
                         self._room(name_size + size + 2)
                         at = self._arena + self._arena_size
                         found = rmq_copy_text(at, name, name_size)
+                        is_broken = found & RMQ_HAS_SEPARATOR
                         self._arena_size += rmq_put_item(at, <const char *>name, name_size, p, size, &found) - at
                         held |= found
-                        if found & RMQ_HAS_SEPARATOR:
+                        if found & RMQ_HAS_SEPARATOR and (
+                                not is_stored or is_broken or memchr(p, L.PROPERTY_END, size) != NULL):
                             with gil:
                                 raise fault(i, "properties hold 0x01 or 0x02")
                 if held & RMQ_HAS_HIGH:
@@ -467,8 +466,9 @@ cdef class PutBatch:
         row.properties_size = <int32_t>len(encoded)
         return start
 
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, int *held) except -1 nogil:
-        """Append KEYS of row i; whether it has any. *held: RMQ_HAS_* of them are added."""
+    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, bint is_stored,
+                      int *held) except -1 nogil:
+        """Append KEYS of row i. *held: RMQ_HAS_* of them are added."""
         cdef Py_ssize_t k, first, last
         cdef int64_t size, start = self._arena_size
         cdef const uint8_t *p
@@ -500,11 +500,11 @@ cdef class PutBatch:
             if size == 0 or found & RMQ_HAS_SPACE:
                 with gil:
                     raise fault(i, "a key is empty or holds a space")
-            if found & RMQ_HAS_SEPARATOR:
+            if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
                 with gil:
                     raise fault(i, "a key holds 0x01 or 0x02")
             held[0] |= found
-        return self._arena_size > start
+        return 0
 
     # ---- encode ----
 

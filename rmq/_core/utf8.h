@@ -5,11 +5,6 @@
 #define RMQ_UTF8_H
 
 #include <stdint.h>
-#if defined(__SSE4_1__)
-#include <immintrin.h>
-#endif
-
-#include "cpu.h"
 
 #define RMQ_REPLACEMENT 0xFFFDu
 
@@ -76,21 +71,6 @@ static inline int64_t rmq_ascii_prefix(const uint8_t *p, int64_t size) {
         if (word & 0x8080808080808080ull) break;
     }
     return done;
-}
-
-/* Whether the bytes hold 0x01 or 0x02, which part the items of a property string. */
-static inline int rmq_has_separator(const uint8_t *p, int64_t size) {
-    int64_t i = 0;
-#if defined(__SSE4_1__)
-    const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2);
-    for (; i + 16 <= size && rmq_cpu_level != RMQ_CPU_PLAIN; i += 16) {
-        const __m128i bytes = _mm_loadu_si128((const __m128i *)(p + i));
-        if (_mm_movemask_epi8(_mm_or_si128(_mm_cmpeq_epi8(bytes, one), _mm_cmpeq_epi8(bytes, two)))) return 1;
-    }
-#endif
-    for (; i < size; i++)
-        if (p[i] == 1 || p[i] == 2) return 1;
-    return 0;
 }
 
 /* UTF-16 units of the decoded bytes (Java String.length); *malformed tells whether the bytes were not UTF-8. */
