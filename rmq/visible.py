@@ -21,6 +21,7 @@ from rmq.coverage import Coverage
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
+from rmq.indexfile import IndexFile
 from rmq.lock import Holder, lock_holder
 from rmq.logend import (
     LogEnd,
@@ -91,7 +92,8 @@ class Visible:
         index.refresh()
         queues.load()
         log.refresh()
-        self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
+        self._derived = self._dispatcher.fills_gaps = self._index_is_whole = self._misses_index = False
+        self._judged_index: tuple[list[IndexFile], Version | None] | None = None
         self._cut_short: tuple[str, Version | None] | None = None  # a segment, as it was when it stopped us
         try:
             self._start()
@@ -354,6 +356,16 @@ class Visible:
                     return
                 self._dispatcher.queue_phy_offset = following.next_phy_offset
 
+    def _has_manifest(self) -> bool:
+        """Whether it is there; gone while a recovery derives again. What it names is looked for after a change."""
+        files, version = self._index.files, version_of(self._manifest_name)
+        if self._judged_index is None or self._judged_index[0] is not files or self._judged_index[1] != version:
+            manifest = read_manifest(self._paths)
+            names = {file.path.name for file in files}
+            self._misses_index = manifest is not None and not names.issuperset(manifest.index_files)
+            self._judged_index = files, version
+        return version is not None
+
     def uncovered(self) -> list[tuple[int, int]]:
         """Ranges of the log whose keys no trusted index file holds."""
         with self._lock:
@@ -362,9 +374,9 @@ class Visible:
             covered = self._log.min_phy_offset
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and self._mark != self._first_mark
-            has_manifest = os.path.exists(self._manifest_name)  # gone while a recovery derives again
-            is_whole = self._index_is_whole and has_manifest
-            if self._mark is not None and (is_whole or (is_calm and not self._index.damaged)):
+            has_manifest = self._has_manifest()
+            is_whole = (self._index_is_whole and has_manifest) or (is_calm and not self._index.damaged)
+            if self._mark is not None and is_whole and not self._misses_index:
                 covered = max(covered, self._mark.indexed_phy_offset)
                 if is_calm and files and files[-1].path.name >= str(self._mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index files that go below a reader that has them open: no message is missed without an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import copy_store
+
+import rmq
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=50,
+                         max_index_num=101)  # fmt: skip
+COUNT = 350  # of one key each: three full files and half a one
+
+
+def fill(store: rmq.Store, first: int = 0) -> None:
+    for number in range(first, first + COUNT):
+        store.put(rmq.Message("T", bytes(500), keys=[f"k{number}"]))
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("closed") / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        fill(store)
+    return path
+
+
+def index_files(path: Path) -> list[Path]:
+    return sorted((path / "index").iterdir())
+
+
+def scanned(store: rmq.Store, count: int = COUNT) -> int:
+    """All keys are found, one by one and together; how much of the log was read for one of them."""
+    for number in range(0, count, 23):
+        found = store.query("T", f"k{number}")
+        assert (len(found), found.complete) == (1, True), number
+    assert store.query_many("T", [f"k{number}" for number in range(count)]).table.num_rows == count
+    return store.query("T", "none").scanned_size
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [3], [0, 1, 2], [2, 3], [0, 1, 2, 3]])
+def test_what_a_removed_file_held_is_looked_for_in_the_log(tmp_path: Path, closed: Path, lost: list[int]) -> None:
+    path = copy_store(closed, tmp_path / "s")
+    with rmq.open(path) as store:
+        assert scanned(store) == 0
+        gone = [index_files(path)[number] for number in lost]
+        for file in gone:
+            file.rename(tmp_path / file.name)
+        whole = store.max_phy_offset - store.min_phy_offset
+        assert len(lost) / 7 < scanned(store) / whole <= (len(lost) + 1) / 4
+        assert not store.query("T", f"k{100 * lost[0] + 1}", complete=False).complete
+        for file in gone:
+            shutil.move(tmp_path / file.name, file)
+        assert scanned(store) == 0
+
+
+def test_a_file_that_goes_beside_a_writer_is_missed_too(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as writer:
+        fill(writer)
+        with rmq.open(path) as store:
+            fill(writer, COUNT)
+            writer.flush()
+            assert scanned(store, 2 * COUNT) == 0
+            index_files(path)[1].unlink()
+            assert scanned(store, 2 * COUNT) > 0
+
+
+def test_a_file_that_a_cleaning_removed_is_not_missed(tmp_path: Path, closed: Path) -> None:
+    path = copy_store(closed, tmp_path / "s")
+    with rmq.open(path) as store:
+        assert scanned(store) == 0
+        for segment in sorted((path / "commitlog").iterdir())[:2]:
+            os.utime(segment, (0, 0))
+        with rmq.open(path, "r+") as writer:
+            writer.clean()
+        assert len(index_files(path)) == 2
+        assert len(store.query("T", f"k{COUNT - 1}")) == 1
+        assert store.query("T", "none").scanned_size == 0
