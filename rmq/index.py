@@ -205,13 +205,13 @@ class Index:
         return file.view.collect(hashes) if own < name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
-        """CorruptFileError when pages of a file's map were gone. A reader opens the file anew next time. Cost: nothing
-        until another page is lost.
-        """
+        """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time."""
         count = lost_pages()
-        for file in list(self.files) if count != self._lost_pages else ():
+        for file in list(self.files):
             try:
-                file._check_maps()
+                file.check_size()
+                if count != self._lost_pages:
+                    file._check_maps()
             except CorruptFileError:
                 if not self._writable:
                     self.files = [other for other in self.files if other is not file]

@@ -64,6 +64,7 @@ class IndexFile:
         self._view: IndexFileView | None = None
         self._looks = 0  # for a sidecar; -1: no more
         self._file = MappedFile(self.path, size=size, writable=writable, create=create)
+        self.check_size = self._file.check_size  # after a select, which may have met zeros; no call in between
         try:
             self._view = IndexFileView(
                 self._file.map, hash_slot_num=max_hash_slot_num, index_num=max_index_num, writable=writable,
@@ -246,7 +247,8 @@ class IndexFile:
     def entries(self, first: int, last: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64],
                                                       npt.NDArray[np.int32]]:  # fmt: skip
         """Key hashes, phy offsets and seconds since begin_timestamp of the entries [first, last), copied."""
-        raw = np.frombuffer(self._file.map, ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE)
+        raw = np.frombuffer(self._file.map, ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE).copy()
+        self.check_size()
         return raw["hash"].astype(np.int32), raw["phy_offset"].astype(np.int64), raw["seconds"].astype(np.int32)
 
     @guarded

@@ -216,6 +216,17 @@ class MappedFile:
             raise CorruptFileError(self.path, lost, "page is gone: the file was truncated while it was open, "
                                                     "or the disk cannot read it")  # fmt: skip
 
+    def check_size(self) -> None:
+        """CorruptFileError when the file is shorter than its map: where it ends within a page no page is gone, but what
+        follows there reads as zeros.
+        """
+        try:
+            size = self.map.size()
+        except ValueError:  # closed by another thread that found it so
+            size = 0
+        if size < self.size:
+            raise CorruptFileError(self.path, size, "file was truncated while it was open")
+
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""
         sync_file(self._descriptor, getattr(os, "fdatasync", None))

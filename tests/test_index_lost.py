@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index files that go below a reader that has them open: no message is missed without an error."""
+"""Index files that go, or are cut short, below a reader that has them open: no message is missed without an error."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import copy_store
@@ -15,6 +16,7 @@ import rmq
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=50,
                          max_index_num=101)  # fmt: skip
 COUNT = 350  # of one key each: three full files and half a one
+SIZE = 40 + 4 * 50 + 20 * 101
 
 
 def fill(store: rmq.Store, first: int = 0) -> None:
@@ -82,3 +84,39 @@ def test_a_file_that_a_cleaning_removed_is_not_missed(tmp_path: Path, closed: Pa
         assert len(index_files(path)) == 2
         assert len(store.query("T", f"k{COUNT - 1}")) == 1
         assert store.query("T", "none").scanned_size == 0
+
+
+@pytest.mark.parametrize("cut", [0, 1, 39, 41, 100, 150, 240, 241, 300, 1000, 2000, SIZE - 1])
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_file_of_one_page_that_is_truncated_is_an_error(
+        tmp_path: Path, closed: Path, number: int, cut: int) -> None:  # fmt: skip
+    """What is gone of the page reads as zeros, without a signal."""
+    path = copy_store(closed, tmp_path / "s")
+    with rmq.open(path) as store:
+        assert scanned(store) == 0
+        victim = index_files(path)[number]
+        os.truncate(victim, cut)
+        with pytest.raises(rmq.CorruptFileError, match="truncated") as error:
+            scanned(store)
+        assert error.value.path == str(victim)
+        if cut:
+            with pytest.raises(rmq.CorruptFileError) as error:
+                scanned(store)
+            assert error.value.path == str(victim)
+        else:  # a file that is made and not filled yet: as if there were none
+            assert scanned(store) > 0
+
+
+@pytest.mark.parametrize("read", [
+    lambda store: store.table("index").read_all(),
+    lambda store: store.select_phy_offset_many("T", ["none"]),
+    lambda store: store.query_many("T", ["none"]),
+    lambda store: store.lookup("none", topic="T"),
+])  # fmt: skip
+def test_each_read_of_an_index_tells_that_a_file_was_truncated(tmp_path: Path, closed: Path, read: Any) -> None:
+    path = copy_store(closed, tmp_path / "s")
+    with rmq.open(path) as store:
+        store.query("T", "none")
+        os.truncate(index_files(path)[1], 1000)
+        with pytest.raises(rmq.CorruptFileError, match="truncated"):
+            read(store)
