@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from rmq._core import _layout as L
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.geometry import check_readable
 from rmq.mirror import MirroredStore, Snapshot, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
-from rmq.paths import StorePaths, is_elsewhere, local_path
+from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
@@ -26,7 +27,7 @@ from rmq.windows import WindowedStore
 
 LIMIT = 16  # stores of a worker; of more, the one that nobody uses for longest is closed
 
-Identity = tuple[int, ...]  # of a process and of the files that a directory's store began with
+Identity = tuple[object, ...]  # of a process and of the files that a directory's store began with
 Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
 
 _lock = threading.Lock()
@@ -65,7 +66,7 @@ def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") ->
     """
     key = place, config, io
     with _lock:
-        identity = _identity(place)
+        identity = _identity(place, config)
         if key in _stores:
             known, store = _stores[key]
             if known == identity and not store.closed:
@@ -118,7 +119,7 @@ def path_of(place: Place) -> str:
     return place if isinstance(place, str) else place.location.uri
 
 
-def _identity(place: Place) -> Identity:
+def _identity(place: Place, config: StoreConfig | None = None) -> Identity:
     if not isinstance(place, str):
         return (os.getpid(),)
     try:
@@ -126,11 +127,24 @@ def _identity(place: Place) -> Identity:
     except OSError as error:
         raise ExecutorError(place, f"no store is to be read here: {error.strerror}; "
                             "all executors and the driver need it at this path") from None  # fmt: skip
-    identity = os.getpid(), found.st_dev, found.st_ino
+    paths = StorePaths(Path(place), config.store_path_commit_log if config is not None else None)
+    identity = os.getpid(), found.st_dev, found.st_ino, *_head_of_log(paths)
     with contextlib.suppress(OSError):  # a store that a broker made has none
-        meta = StorePaths(Path(place)).meta.stat()
+        meta = paths.meta.stat()
         return *identity, meta.st_ino, meta.st_mtime_ns
     return identity
+
+
+def _head_of_log(paths: StorePaths) -> Identity:
+    """The first segment and its first record's fixed part: a number of a file that was removed is soon another's."""
+    segments: list[tuple[str, Path]] = []
+    for directory in paths.commit_logs:
+        with contextlib.suppress(OSError):
+            segments += [(name, directory / name) for name in os.listdir(directory) if SEGMENT_NAME.fullmatch(name)]
+    with contextlib.suppress(OSError, ValueError), open(min(segments)[1], "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        return found.st_dev, found.st_ino, file.read(L.RECORD_FIXED_SIZE)
+    return ()
 
 
 @contextlib.contextmanager

@@ -50,18 +50,62 @@ def test_a_store_that_was_closed_or_replaced_is_opened_anew(path: str, tmp_path:
     assert again.closed
 
 
+def bodies(path: Path, **options: str) -> list[bytes]:
+    """Planned by another process, as a driver, and read by this one, as a worker."""
+    asked = ReadOptions.parse({"path": str(path), "subscribe": "t", **options})
+    reader = source.MessageReader(asked, from_arrow_schema(schema_of(["body"])))
+    batches = [batch for part in in_child(reader.partitions) for batch in reader.read(part)]
+    return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+
+def remove_what_is_in(path: Path) -> None:
+    for item in path.glob("*"):
+        shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+
 def test_a_store_that_was_made_anew_in_the_same_directory_is_opened_anew(tmp_path: Path) -> None:
     found = []
     for size in (1 << 20, 1 << 16):
-        for item in (tmp_path / "s").glob("*"):
-            shutil.rmtree(item) if item.is_dir() else item.unlink()
+        remove_what_is_in(tmp_path / "s")
         with rmq.open(tmp_path / "s", "a", config=rmq.StoreConfig(mapped_file_size_commit_log=size)) as store:
             store.put(rmq.Message("t", b"%d" % size))
-        asked = ReadOptions.parse({"path": str(tmp_path / "s"), "subscribe": "t"})
-        reader = source.MessageReader(asked, from_arrow_schema(schema_of(["body"])))
-        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-        found += [body for batch in batches for body in batch.column("body").to_pylist()]
+        found += bodies(tmp_path / "s")
     assert found == [b"1048576", b"65536"]
+
+
+@pytest.mark.parametrize("how", [{}, {"keys": "k"}, {"scanMode": "queue"}], ids=["log", "index", "queue"])
+def test_another_store_of_a_broker_in_the_same_directory_is_opened_anew(tmp_path: Path, how: dict[str, str]) -> None:
+    """Neither has a file of ours."""
+    found, config = [], rmq.StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=10, max_index_num=100)
+    for body, count in ((b"a longer body", 1), (b"new", 3)):
+        with rmq.open(tmp_path / "broker", "x", config=config) as store:
+            store.put_many([rmq.Message("t", body, keys="k")] * count)
+        shutil.rmtree(tmp_path / "broker" / "rmq")
+        remove_what_is_in(tmp_path / "s")
+        shutil.copytree(tmp_path / "broker", tmp_path / "s", dirs_exist_ok=True)
+        shutil.rmtree(tmp_path / "broker")
+        found += bodies(tmp_path / "s", **how)
+    assert found == [b"a longer body", *[b"new"] * 3]
+
+
+def test_a_store_whose_first_record_is_another_one_is_another_store(tmp_path: Path) -> None:
+    """A file system may give a new file the number of one that was removed."""
+    segment = tmp_path / "s" / "commitlog" / f"{0:020d}"
+    segment.parent.mkdir(parents=True)
+    seen = set()
+    for head in (b"a", b"b"):
+        segment.write_bytes(head * 100)
+        seen.add(opened._identity(str(tmp_path / "s")))
+    assert len(seen) == 2
+
+
+def test_a_log_that_a_broker_keeps_elsewhere_is_looked_at_there(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    config = rmq.StoreConfig(store_path_commit_log=str(tmp_path / "log"))
+    before = opened._identity(str(tmp_path / "s"), config)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / f"{0:020d}").write_bytes(b"x")
+    assert opened._identity(str(tmp_path / "s"), config) != before
 
 
 def test_a_plan_that_meets_damage_opens_the_store_anew_next_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
