@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
 from rmq.keys import key_list
+from rmq.paths import segment_name
 from rmq.pool import in_processes
+from rmq.scan import Tell, teller
 from rmq.splits import SPLIT_BYTES, Split, plan, time_ranges
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Answer = TypeVar("Answer")
-logger = logging.getLogger("rmq")
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,33 @@ class ScanTask:
     config: StoreConfig | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def batches(self, store: Store, **more: Any) -> pa.RecordBatchReader:
-        """Messages of the split's range in log order; what was cleaned away since the plan is told to the logger.
+    def batches(self, store: Store, **more: Any) -> Iterator[pa.RecordBatch]:
+        """Messages of the split's range in log order; what the log has lost since the plan is damage.
 
         more: options of Store.scan that are this process's.
         """
-        if self.split.begin < (low := store.min_phy_offset):
-            logger.warning("%s: phy offsets %d to %d were cleaned away before they were read", self.split.path,
-                           self.split.begin, min(low, self.split.end))  # fmt: skip
-        return store.scan(begin_phy_offset=self.split.begin, end_phy_offset=self.split.end, **self.options,
-                          **more)  # fmt: skip
+        options = {**self.options, **more}
+        tell = teller(options.get("on_damage", "raise"), options.get("lost")) or _fail
+        begin, end, high = self.split.begin, self.split.end, store.max_phy_offset
+        found = store.scan(begin_phy_offset=begin, end_phy_offset=end, **options)
+        low = store.min_phy_offset  # behind the scan, which has fixed by now where it begins
+        _tell_gone(store, begin, min(low, end), f"was planned, by now the log begins at byte {low}", tell)
+        yield from found
+        _tell_gone(store, max(high, begin), end, f"was planned, by now the log ends at byte {high}", tell)
+
+
+def _tell_gone(store: Store, begin: int, end: int, reason: str, tell: Tell) -> None:
+    """Tell of [begin, end) of the log, file by file."""
+    size, log = store.config.mapped_file_size_commit_log, store._log
+    while begin < end:
+        segment, start = log.segment_at(begin), begin - begin % size
+        stop = min(end, start + size)
+        tell(segment.path if segment is not None else log.directories[0] / segment_name(start), begin, stop, reason)
+        begin = stop
+
+
+def _fail(path: Path, begin: int, end: int, reason: str) -> None:
+    raise CorruptFileError(path, begin - int(path.name), reason)
 
 
 def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None, split_bytes: int = SPLIT_BYTES,
@@ -76,7 +95,7 @@ class _Call(Generic[Answer]):
 
     def __call__(self, task: ScanTask) -> Answer:
         with open_store(task.split.path, config=task.config) as store:
-            return self.function(iter(task.batches(store)))
+            return self.function(task.batches(store))
 
 
 def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.RecordBatch]], Answer], *,
@@ -85,9 +104,9 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
     """function(batches) for each part of a store, on `processes` processes; its answers in the order of the log.
 
     batches: an iterator of the part's Arrow record batches, valid during the call. Together the parts are all that one
-    `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc) gives,
-    once; with a begin or end only while the store's clock went back by no more than an hour. What is cleaned away
-    before its part is read is left out, and told to the logger.
+    `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc,
+    on_damage) gives, once; with a begin or end only while the store's clock went back by no more than an hour. What was
+    cleaned away before its part is read, or is gone with the end of the log, is damage.
     processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
     and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -332,6 +333,24 @@ def test_a_second_try_of_a_task_is_another_place(path: Path, tmp_path: Path) -> 
                                 columns=None, split_bytes=60_000)  # fmt: skip
     assert done.row_count == COUNT
     assert same(read(tmp_path / "lake", topic=pa.string()), scanned(path))
+
+
+def test_what_is_cleaned_away_before_it_is_read_is_damage(path: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(path, tmp_path / "s")
+    first = store / "commitlog" / f"{0:020d}"
+
+    def late(task: Callable[[Any], Any], items: Any) -> Iterator[Any]:
+        first.unlink(missing_ok=True)
+        return map(task, items)
+
+    options: dict[str, Any] = {"partition_by": ["topic"], "compression": "zstd", "columns": None}
+    with pytest.raises(rmq.CorruptFileError, match="the log begins at byte 65536"):
+        exporting.run_export(late, store, tmp_path / "lake", **options)
+    assert os.listdir(tmp_path) == ["s"]
+    shutil.copyfile(path / "commitlog" / first.name, first)
+    done = exporting.run_export(late, store, tmp_path / "lake", on_damage="skip", **options)
+    assert [(item.path, item.begin_phy_offset, item.end_phy_offset) for item in done.lost] == [(str(first), 0, 65536)]
+    assert same(read(tmp_path / "lake", topic=pa.string()), scanned(store))
 
 
 # ---- arguments -----------------------------------------------------------------------------------

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import rmq
+from rmq.parallel import plan_scan
 from rmq.pool import in_processes
 from rmq.splits import time_ranges
 
@@ -160,7 +162,8 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent("""
         import os, sys, time
-        from rmq.pool import in_processes
+        from rmq.parallel import plan_scan
+from rmq.pool import in_processes
 
         def task(number):
             print(os.getpid(), flush=True)
@@ -181,20 +184,57 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     job.stdout.close()
 
 
-def test_what_is_cleaned_before_its_part_is_read_is_told(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.copytree(path, tmp_path / "s")
-    with rmq.open(tmp_path / "s", "r+") as store:
-        answers = rmq.scan_map(tmp_path / "s", bodies, processes=1, split_bytes=65536)
-        found = next(answers)
-        for file in (tmp_path / "s/commitlog").iterdir():
+# ---- a log that is another one when its parts are read -------------------------------------------
+
+
+def cleaned(path: Path) -> tuple[int, int]:
+    """Removes all segments but the last; the bounds of what is gone."""
+    with rmq.open(path, "r+") as store:
+        low = store.min_phy_offset
+        for file in (path / "commitlog").iterdir():
             os.utime(file, (1, 1))
         store.clean(limit=None, max_used_percent=100)
-        low = store.min_phy_offset
-        found += [body for part in answers for body in part]
-        left = store.scan().read_all()["body"].to_pylist()
-    assert found[-len(left):] == left
-    assert len(found) < COUNT
-    told = [record.args[1:] for record in caplog.records if "cleaned away before" in record.message]
-    assert [begin for begin, _ in told[1:]] + [low] == [end for _, end in told]
+        return low, store.min_phy_offset
+
+
+def shorter(path: Path) -> tuple[int, int]:
+    """Puts an older copy in its place; the bounds of what is gone."""
+    with rmq.open(path) as store:
+        end, bodies = store.max_phy_offset, store.scan(columns=["topic", "body"]).read_all().slice(0, COUNT // 2)
+    shutil.rmtree(path)
+    with rmq.open(path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)) as store:
+        store.put_many(bodies)
+        return store.max_phy_offset, end
+
+
+Loss = Callable[[Path], tuple[int, int]]
+LOSSES = [pytest.param(cleaned, "the log begins at byte {1}$", id="cleaned"),
+          pytest.param(shorter, "the log ends at byte {0}$", id="shorter")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lose", "text"), LOSSES)
+def test_what_the_log_has_lost_since_the_plan_is_damage(path: Path, tmp_path: Path, lose: Loss, text: str) -> None:
+    store = shutil.copytree(path, tmp_path / "s")
+    answers = rmq.scan_map(store, bodies, processes=1, split_bytes=50_000)
+    begin, end = lose(store)
+    with pytest.raises(rmq.CorruptFileError, match=text.format(begin, end)) as error:
+        list(answers)
+    file = f"{begin - begin % 65536:020d}"
+    assert (error.value.path, error.value.offset) == (str(store / "commitlog" / file), begin % 65536)
+
+
+@pytest.mark.parametrize(("lose", "text"), LOSSES)
+def test_what_is_lost_is_passed_over_and_listed(path: Path, tmp_path: Path, lose: Loss, text: str,
+                                                caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    store, lost = shutil.copytree(path, tmp_path / "s"), []
+    tasks = plan_scan(store, split_bytes=50_000, on_damage="skip")
+    begin, end = lose(store)
+    with rmq.open(store) as left:
+        found = [body for task in tasks for body in bodies(task.batches(left, lost=lost))]
+        assert found == left.scan().read_all()["body"].to_pylist()
+    assert [lost[0].begin_phy_offset, *(item.end_phy_offset for item in lost)] == \
+        [*(item.begin_phy_offset for item in lost), end]  # without a gap  # fmt: skip
+    assert lost[0].begin_phy_offset == begin
+    assert all(re.search(text.format(begin, end), item.reason) for item in lost)
+    assert all(int(Path(item.path).name) == item.begin_phy_offset // 65536 * 65536 for item in lost)
+    assert len(caplog.records) == len(lost)

@@ -76,8 +76,9 @@ def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.Rec
     """The rows that function(batches) yields for each part of a store: only they cross to Spark, not the messages.
 
     batches: an iterator of the part's Arrow record batches, as `Store.scan` with the same options gives them (topics,
-    keys, begin, end, columns, batch_rows, batch_bytes, check_crc). function yields record batches of `schema`, whose
-    types are Spark's. A part is a partition; together they are the store as it stands now, each message once.
+    keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage). function yields record batches of
+    `schema`, whose types are Spark's. A part is a partition; together they are the store as it stands now, each message
+    once; what the log has lost by the time a part is read is damage.
     """
     tasks = plan_scan(path, config=config, split_bytes=split_bytes, min_partitions=min_partitions, **options)
     planned_by = __version__
@@ -94,7 +95,7 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
     path = task.split.path
     check_version(planned_by, path)
     with using(path, task.config) as store:
-        yield from function(iter(task.batches(store)))
+        yield from function(task.batches(store))
 
 
 def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),

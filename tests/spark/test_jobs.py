@@ -65,6 +65,19 @@ def test_only_what_the_function_yields_crosses_to_spark(spark: Any, store: Path)
     assert sum(row["bytes"] for row in rows) == sum(len(b"body %d" % number) for number in range(COUNT))
 
 
+def test_what_was_cleaned_away_since_the_plan_is_damage(spark: Any, store: Path, tmp_path: Path) -> None:
+    import rmq.spark
+
+    copy = copy_store(store, tmp_path / "s")
+    frame, skipping = (rmq.spark.scan_map(spark, str(copy), sizes, "count bigint, bytes bigint", on_damage=how)
+                       for how in ("raise", "skip"))  # fmt: skip
+    (copy / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(Exception, match=r"CorruptFileError: .*the log begins at byte 65536"):
+        frame.collect()
+    with rmq.open(copy) as left:
+        assert sum(row["count"] for row in skipping.collect()) == left.scan(columns=["phy_offset"]).read_all().num_rows
+
+
 def test_a_time_range_and_an_empty_store_may_leave_no_part(spark: Any, store: Path, tmp_path: Path) -> None:
     import rmq.spark
 
