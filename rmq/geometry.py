@@ -192,6 +192,14 @@ def check_readable(paths: StorePaths) -> None:
             raise UnsupportedFormatError(path, "tiered storage", "RocketMQ's tiered store reads it")
 
 
+def check_is_store(paths: StorePaths) -> None:
+    """Refuse to read a directory in which nothing is a store's."""
+    if not paths.looks_like_store():
+        reason = "a write of Spark began here and has not committed" if paths.is_begun_by_spark() else \
+            "it has no commitlog directory"  # fmt: skip
+        raise UnsupportedFormatError(paths.root, "no message store", reason)
+
+
 def check_writable(paths: StorePaths) -> None:
     """Refuse to write stores that need what is not written here: UnsupportedFormatError says what."""
     reads_it = 'open it with "r", or let a broker write it'
@@ -224,7 +232,7 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
     is_empty = all(entry.name == "lost+found" for entry in path.iterdir())  # what mkfs makes
     if mode == "x" and not is_empty:
         raise FileExistsError(f"{path}: exists and is not empty")
-    if not paths.looks_like_store() and not is_empty:
+    if not paths.looks_like_store() and not is_empty and not paths.is_begun_by_spark():
         raise UnsupportedFormatError(path, "no message store, but a directory with other files",
                                      "choose an empty or new directory")  # fmt: skip
     if mode == "r+" and not paths.looks_like_store():

@@ -50,10 +50,15 @@ class StorePaths:
     def looks_like_store(self) -> bool:
         """Whether anything below the root is a store's."""
         return (
-            any(path.is_dir() for path in (*self.commit_logs, self.consume_queue, self.own))
+            any(path.is_dir() for path in (*self.commit_logs, self.consume_queue))
             or self.checkpoint.is_file()
             or self.lock.is_file()
+            or (self.own.is_dir() and not self.is_begun_by_spark())
         )
+
+    def is_begun_by_spark(self) -> bool:
+        """Whether `rmq/` has only what a write of Spark leaves there before the first commit."""
+        return [path.name for path in self.own.glob("*")] == ["spark"] and not any(self.commits.glob("*.json"))
 
     def shards(self) -> list[str]:
         """Names of the stores that Spark has committed to this directory, each next to the others."""

@@ -20,8 +20,8 @@ from rmq._core._sidecar import sidecar_size
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.deriving import Derived, derive
-from rmq.errors import CorruptFileError, StoreLockedError, UnsupportedFormatError
-from rmq.geometry import check_readable, check_writable, require_store, settle_config
+from rmq.errors import CorruptFileError, StoreLockedError
+from rmq.geometry import check_is_store, check_readable, check_writable, require_store, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, lock_holder
@@ -84,8 +84,7 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
     root = store_root(path)
     paths = StorePaths(root.absolute(), asked.store_path_commit_log)
     require_store(root, paths)
-    if not paths.looks_like_store():
-        raise UnsupportedFormatError(paths.root, "no message store", "it has no commitlog directory")
+    check_is_store(paths)
     check_readable(paths)
     check_writable(paths)
     if output is not None:

@@ -30,11 +30,11 @@ from rmq.errors import (
     MessageTooLargeError,
     RowError,
     StoreReadOnlyError,
-    UnsupportedFormatError,
 )
 from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import (
     KEPT,
+    check_is_store,
     check_readable,
     check_writable,
     foreign_index,
@@ -129,8 +129,7 @@ class Store(StoreReader):
     def _open_to_read(self, config: StoreConfig) -> None:
         require_store(self.path, self._paths)
         check_readable(self._paths)
-        if not self._paths.looks_like_store():
-            raise UnsupportedFormatError(self.path, "no message store", "it has no commitlog directory")
+        check_is_store(self._paths)
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
         meta = read_meta(self._paths)
         is_settled = is_begun or meta is not None

@@ -14,9 +14,9 @@ import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
 from rmq.config import StoreConfig
-from rmq.errors import UnsupportedFormatError
 from rmq.geometry import (
     NO_LOG,
+    check_is_store,
     check_readable,
     foreign_index,
     foreign_queues,
@@ -117,8 +117,7 @@ def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[St
     paths = StorePaths(root.absolute(), given.store_path_commit_log)
     require_store(root, paths)
     check_readable(paths)
-    if not paths.looks_like_store():
-        raise UnsupportedFormatError(path, "no message store", "it has no commitlog directory")
+    check_is_store(paths)
     return paths, given
 
 

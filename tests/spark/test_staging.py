@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq
+from rmq.marks import write_meta
 from rmq.parallel import plan_scan
+from rmq.paths import StorePaths
+from rmq.scan import schema_of
 from rmq.spark import clean_staging
 from rmq.spark.opened import for_lookups
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import log_bounds, select
+from rmq.spark.source import MessageReader
 from rmq.spark.staging import PUT_COLUMNS, Staging, Written, check_target, commits, pending_begin, roots
+from rmq.spark.stream import StreamReader
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20 * 1000,
                          max_hash_slot_num=100, max_index_num=400)  # fmt: skip
@@ -188,6 +194,32 @@ def test_a_directory_that_the_driver_does_not_see_is_an_error(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError, match="the driver and all executors need"):
         staging.commit_shards([Written(0, "00000.0.x", 1)])
     assert commits(tmp_path) == []
+
+
+def test_a_directory_whose_first_write_has_not_committed_is_no_store(tmp_path: Path) -> None:
+    """Readers and streams of it would find nothing, for ever."""
+    path, text = tmp_path / "out", "a write of Spark began here and has not committed"
+    staging = Staging(str(path), "a")
+    stage(staging, 0, ["a"])
+    asked, columns = ReadOptions.parse({"path": str(path)}), from_arrow_schema(schema_of(["body"]))
+    for look in (lambda: rmq.open(path), lambda: rmq.verify(path), lambda: rmq.rebuild(path, tmp_path / "new"),
+                 MessageReader(asked, columns).partitions, StreamReader(asked, columns).initialOffset):  # fmt: skip
+        with pytest.raises(rmq.RmqError, match=text):
+            look()
+    with pytest.raises(FileNotFoundError, match="no store in it"):
+        rmq.open(path, "r+")
+    staging.abandon()
+    with pytest.raises(rmq.UnsupportedFormatError, match=text):
+        rmq.open(path)
+    staging.commit_shards([])  # has happened, without a row
+    assert bodies(path) == []
+
+
+def test_a_store_that_was_just_begun_is_one_beside_a_write_of_spark(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path), "a")
+    stage(staging, 0, ["a"])
+    write_meta(StorePaths(tmp_path), {"origin": "rmq"})  # what a writer of ours makes first
+    assert bodies(tmp_path) == []
 
 
 # ---- one store -----------------------------------------------------------------------------------
