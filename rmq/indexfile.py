@@ -247,9 +247,10 @@ class IndexFile:
     def entries(self, first: int, last: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64],
                                                       npt.NDArray[np.int32]]:  # fmt: skip
         """Key hashes, phy offsets and seconds since begin_timestamp of the entries [first, last), copied."""
-        raw = np.frombuffer(self._file.map, ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE).copy()
+        raw = np.frombuffer(self._file.map, ENTRY, last - first, self._entries_at + first * L.ENTRY_SIZE)
+        copied = raw["hash"].astype(np.int32), raw["phy_offset"].astype(np.int64), raw["seconds"].astype(np.int32)
         self.check_size()
-        return raw["hash"].astype(np.int32), raw["phy_offset"].astype(np.int64), raw["seconds"].astype(np.int32)
+        return copied
 
     @guarded
     def reset(self, header: bytes) -> str:
