@@ -89,8 +89,8 @@ class ColumnReader:
         names = {**{name: name for name in found if name in KINDS and name not in columns}, **columns}
         unknown = sorted(name for name in {*found} - {*names.values()} if not _INDEX_COLUMN.fullmatch(name))
         if unknown:
-            raise ValueError(f"column {unknown[0]!r} is no message field; "
-                             "map it with columns= or leave it out")  # fmt: skip
+            reason = "stands beside the one that columns= names" if unknown[0] in KINDS else "is no message field"
+            raise ValueError(f"column {unknown[0]!r} {reason}; map it with columns= or leave it out")
         if len({*found}) != len(found):
             raise ValueError("column names repeat")
         self._places = {field: found.index(name) for field, name in names.items()}
@@ -263,7 +263,7 @@ def _as_text(column: pa.Array, field: str) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.large_string())
     if not is_text and not (binary and is_binary):
-        wanted = "binary or string" if binary else "string"
+        wanted = "binary or string" if binary else "string or list of string" if field == "keys" else "string"
         raise TypeError(f"column {field!r} must be {wanted}, got {column.type}")
     wide = pa.large_string() if is_text else pa.large_binary()
     if pa.types.is_dictionary(column.type):

@@ -227,6 +227,15 @@ def test_a_message_that_the_caller_could_not_make_is_of_no_row(store: rmq.Store)
     assert not str(caught.value).startswith("row")
 
 
+def test_a_column_that_cannot_be_taken_says_why(tmp_path: Path) -> None:
+    views = pa.array([["a"]], pa.list_view(pa.string()))
+    with rmq.open(tmp_path / "s", "x") as store:
+        with pytest.raises(TypeError, match="'keys' must be string or list of string, got list_view"):
+            store.put_many(pa.table({"body": ["b"], "keys": views}), topic="T")
+        with pytest.raises(ValueError, match="'keys' stands beside the one that columns= names"):
+            store.put_many(pa.table({"body": ["b"], "keys": ["k"], "id": ["k"]}), topic="T", columns={"keys": "id"})
+
+
 # ---- properties and their own columns ------------------------------------------------------------------------
 
 
