@@ -86,8 +86,8 @@ class Snapshot:
         return any(FILES["log"].fullmatch(item.name) for item in self.files)
 
     def require_store(self) -> Snapshot:
-        """Itself; ObjectStoreError when no store was listed."""
-        if not self.is_store and not self.signs:
+        """Itself; ObjectStoreError when no store was listed. Of a range of a known log all segments may be gone."""
+        if not self.is_store and not self.signs and self.end is None:
             raise ObjectStoreError(self.location.uri, "no message store: there is no object below commitlog/")
         return self
 

@@ -94,6 +94,21 @@ def test_options_choose_as_of_a_store_here(bucket: Bucket, store: Path, options:
     assert rows(given, parts) == expected
 
 
+@pytest.mark.parametrize("number", [2, -1], ids=["between others", "last"])
+def test_a_split_without_any_segment_is_passed_over_or_told(bucket: Bucket, store: Path, number: int) -> None:
+    """As of a store here."""
+    segment = sorted((bucket.root / "commitlog").iterdir())[number]
+    segment.unlink()
+    given, parts = planned(bucket, splitBytes=str(SEGMENT), failOnDataLoss="false")
+    with rmq.open(store) as whole:
+        numbers = whole.scan(columns=["phy_offset", "queue_id"]).read_all().to_pylist()
+    gone = range(int(segment.name), int(segment.name) + SEGMENT)
+    assert rows(given, parts) == [row for row in numbers if row["phy_offset"] not in gone]
+    given, parts = planned(bucket, splitBytes=str(SEGMENT))
+    with pytest.raises(rmq.CorruptFileError, match=f"^test://bucket/commitlog/{segment.name}: byte 0: .*missing"):
+        rows(given, parts)
+
+
 @pytest.mark.parametrize("options", [{"scanMode": "queue"}, {"maxRecordsPerPartition": "5"}], ids=str)
 def test_messages_one_by_one_want_a_disk(bucket: Bucket, options: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="not for stores on object stores"):
