@@ -157,7 +157,7 @@ def times_of_column(column: pa.Array, name: str) -> Times:
         if kind.tz is None:
             raise ValueError(f"{name} is timestamp_ntz, which says no point in time: cast it to timestamp")
         micros = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).fill_null(0).to_numpy()
-        found = -(-micros // 1000) if name == "begin" else micros // 1000
+        found = micros // 1000 + (micros % 1000 > 0) if name == "begin" else micros // 1000
     elif pa.types.is_integer(kind):
         found = column.cast(pa.int64()).fill_null(0).to_numpy()
     else:

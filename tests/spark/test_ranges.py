@@ -111,6 +111,8 @@ def test_raw_answers_of_ranges_are_those_of_one_call_each(store: Path) -> None:
     ([5, -5], pa.int8(), [5, -5], [5, -5]), ([None, None], pa.null(), [MIN_MS] * 2, [MAX_MS] * 2),
     ([], pa.int64(), [], []),
     ([1000, 1001, 1999, -1, None], pa.timestamp("us", "Europe/Berlin"), [1, 2, 2, 0, MIN_MS], [1, 1, 1, -1, MAX_MS]),
+    ([-(2**63), 2**63 - 1], pa.timestamp("us", "UTC"), [-9223372036854775, 9223372036854776],
+     [-9223372036854776, 9223372036854775]),
     ([2, None], pa.timestamp("s", "UTC"), [2000, MIN_MS], [2000, MAX_MS])], ids=str)  # fmt: skip
 def test_times_become_ms_inside_the_range(values: list[Any], kind: pa.DataType, first: list[int],
                                           last: list[int]) -> None:  # fmt: skip
