@@ -164,7 +164,8 @@ class Output:
             try:
                 line = template.format_map(row)
             except (ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError) as error:
-                raise click.UsageError(f"-f: {error or 'no memory for it'}") from None
+                reason = str(error) or "a width is too large: memory has no room for the line"
+                raise click.UsageError(f"-f: {reason}") from None
             sys.stdout.write(line)
             self._flush_if_due()
             count += 1
