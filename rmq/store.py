@@ -388,7 +388,8 @@ class Store(StoreReader):
         if self.mode == "r":
             return self._refresh(), self._visible.uncovered() if self._is_settled else []
         self._flusher.check_not_nested()
-        self._flusher.dispatch()
+        with contextlib.suppress(OSError):  # of a full disk, say: what is not indexed is searched
+            self._flusher.dispatch()
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
 

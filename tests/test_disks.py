@@ -76,6 +76,7 @@ def fill_disk(path: Path, leave: int, put: Callable[[rmq.Store, int], None], con
                 acknowledged.append(i)
             assert failed.errno == errno.ENOSPC
             assert numbers(store) == acknowledged
+            assert [int(found.body[:5]) for found in store.query("T", "all", limit=None)] == acknowledged[::-1]
             with suppress(OSError):
                 assert_holds(store, acknowledged)
             with rmq.open(path / "s") as reader:
