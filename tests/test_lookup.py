@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_foreign_formats import Builder, packed
+from test_foreign_formats import Builder
+from test_inner_batches import packed
 
 import rmq
 

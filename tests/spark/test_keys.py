@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
-from test_foreign_formats import Builder, packed
+from test_foreign_formats import Builder
+from test_inner_batches import packed
 
 import rmq
 from rmq.scan import COLUMNS
