@@ -214,8 +214,8 @@ class ConsumeQueue:
             self.max_offset = first + len(data) // UNIT_SIZE
 
     def _is_begun_again(self, first: int, data: bytes) -> bool:
-        """For readers: whether units of lower queue offsets are of later records: a cleaning ended the queue."""
-        if self._writable or not self.is_exact:
+        """For readers: whether units of lower queue offsets are of later records: the queue had ended."""
+        if self._writable:
             return False
         last, size, _ = self.read(self.max_offset - 1, 1)
         if not len(last):
@@ -224,13 +224,13 @@ class ConsumeQueue:
 
     def _place_in_shifted(self, first: int, data: bytes) -> int:
         """Where units of records from queue offset `first` on belong in a broker's queue, whose unit numbers may differ
-        from these: at the unit that has the first record already, else behind all units."""
+        from these: at the unit that has the first record already."""
         def phy_offset_of(number: int) -> int:
             return int.from_bytes(self._read(number, 1)[:8] or b"\xff", "big", signed=True)  # -1 for none
 
         phy_offset = int.from_bytes(data[:8], "big", signed=True)
         if first < 0 or phy_offset_of(self.max_offset - 1) < phy_offset:
-            return first if first < 0 else max(first, self.max_offset)
+            return first
         lowest = min(self.first_offset, self.max_offset)
         place = bisect.bisect_left(range(self.max_offset), phy_offset, lo=lowest, key=phy_offset_of)
         return place if phy_offset_of(place) == phy_offset else first

@@ -61,6 +61,28 @@ def test_a_reader_derives_what_follows_a_shift_once(tmp_path: Path) -> None:
             assert [message.body for message in store.pull("T").messages] == bodies
 
 
+@pytest.mark.parametrize("kept", [0, 5, 15])
+def test_a_topic_that_was_deleted_and_made_again_has_its_new_messages_only(tmp_path: Path, kept: int) -> None:
+    """The old ones are in the log before them; the broker is killed with so many units of the new ones on disk."""
+    path = tmp_path / "s"
+    placed = two_queues_of_a_broker(path)
+    first = min((path / "commitlog").iterdir())
+    log = bytearray(first.read_bytes())
+    for result in placed[10:]:
+        at = result.phy_offset + L.RECORD_QUEUE_OFFSET_OFFSET
+        struct.pack_into(">q", log, at, result.queue_offset - 10)
+    first.write_bytes(log)
+    units = b"".join(file.read_bytes() for file in queue_files(path))[200 : (10 + kept) * 20].ljust(600, b"\0")
+    for number, file in enumerate(queue_files(path)):
+        file.write_bytes(units[number * 200 : (number + 1) * 200])
+    (path / "abort").touch()
+    (path / "checkpoint").unlink()
+    for mode in ("r", "r+", "r", "r+"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            assert store.topics() == {"T": {0: (0, 15)}, "U": {0: (0, 25)}}
+            assert [message.body for message in store.pull("T").messages] == [b"%d" % n for n in range(10, 25)]
+
+
 def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: Path) -> None:
     """A broker that had lost a queue's first unit went on one unit in front of its records' queue offsets."""
     path = tmp_path / "s"
