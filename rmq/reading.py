@@ -85,7 +85,7 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
             raise_with_file(store._log, error)
             raise
         finally:
-            if lost_pages():
+            if lost_pages() and not store.closed:
                 store._check_maps()
 
     return checked
