@@ -10,7 +10,7 @@ from rmq._core._record cimport PLAIN_HEADER_SIZE, PutRow, append_record_crc, rmq
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     void rmq_prefetch_room(const uint8_t *p, int64_t n) noexcept
-    bint rmq_asks_every_line() noexcept
+    bint rmq_writes_every_line() noexcept
 
 cdef extern from "crc32.h" nogil:
     int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
@@ -52,7 +52,7 @@ cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, i
                               int32_t properties_size, const rmq_texts *texts, int64_t number) noexcept nogil:
     """encode_record for a row like the one that `alike` took. properties NULL: made of texts, as row `number`."""
     cdef uint8_t *p = dest + PLAIN_HEADER_SIZE
-    if size <= SHORT_RECORD or (size <= LONG_RECORD and rmq_asks_every_line()):
+    if size <= SHORT_RECORD or (size <= LONG_RECORD and rmq_writes_every_line()):
         rmq_prefetch_room(dest + WRITE_AHEAD, size)
     memcpy(dest, alike.header, PLAIN_HEADER_SIZE)
     store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, queue_offset)

@@ -8,7 +8,7 @@ from rmq._core._record cimport RecordRow
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_far(const void *p) noexcept
-    bint rmq_asks_every_line() noexcept
+    bint rmq_reads_every_line() noexcept
 
 cdef enum:
     LINE = 64                   # bytes of a cache line

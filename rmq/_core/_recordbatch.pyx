@@ -26,7 +26,7 @@ from rmq._core._prefetch cimport (
     prefetch_bytes,
     prefetch_front,
     prefetch_tail,
-    rmq_asks_every_line,
+    rmq_reads_every_line,
 )
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
@@ -174,7 +174,7 @@ cdef class RecordBatch:
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
-        cdef int64_t step = LINE if rmq_asks_every_line() else FOUR_LINES
+        cdef int64_t step = LINE if rmq_reads_every_line() else FOUR_LINES
         if position < 0 or limit < position or limit > segment_size:
             self.release()
             raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
