@@ -205,7 +205,9 @@ class Index:
         return file.view.collect(hashes) if own < name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
-        """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time. Cost: an fstat each."""
+        """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time. Cost:
+        an fstat for each file.
+        """
         count = lost_pages()
         for file in list(self.files):
             try:
