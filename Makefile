@@ -13,6 +13,9 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
+# Thousands of interpreters are started; without its files each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
     bench-check bench-latency bench-spark bench-jobs bench-peers bench-growth performance-page docs build debug \
     sanitize clean FORCE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import gc
 import hashlib
 import json
@@ -176,6 +177,34 @@ def pytest_configure(config: pytest.Config) -> None:
     os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
     if not config.getoption("--synced") and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Of a whole run each CPU takes some files, where pytest-xdist is there and no debugger or terminal is in the way.
+
+    Two of them at most: what is tested has threads and processes of its own, and patience that a crowd would wear out.
+    """
+    options = config.option
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if config.args_source is config.ArgsSource.TESTPATHS and getattr(options, "numprocesses", 0) is None:
+        options.numprocesses = 0 if options.usepdb or options.capture == "no" else min(2, os.cpu_count() or 1)
+        options.dist = "loadfile" if options.dist == "no" else options.dist
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """While a test that measures runs no other process of the run is amid a test."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str, Any]]:
+    """Between processes goes UTF-8, which names of files that a test printed need not be."""
+    return json.loads(json.dumps((yield), ensure_ascii=False, default=str).encode("utf-8", "replace"))
 
 
 @pytest.hookimpl(tryfirst=True)

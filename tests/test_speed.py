@@ -14,6 +14,7 @@ RUN = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(os.environ.get("RMQ_CHECK_SPEED") != "1", reason="RMQ_CHECK_SPEED=1 asks for it, three minutes")
 def test_no_row_is_below_its_goal_by_more_than_noise() -> None:
     done = subprocess.run([sys.executable, str(RUN), "--check"], capture_output=True, text=True, check=False)
