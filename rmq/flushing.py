@@ -90,6 +90,16 @@ class Flusher:
             self._store.log.tail.behind = 0
             self._dispatch_failure = None
 
+    def try_dispatch(self) -> bool:
+        """dispatch, and whether it came to the end: what is full or used up may keep it from that."""
+        try:
+            self.dispatch()
+        except OSError as error:
+            if not _passes(error):
+                raise
+            return False
+        return True
+
     def settle(self) -> None:
         """Try a dispatch that failed again: a put raises before it stores anything. Take back what an interrupted put
         began. Call under the put lock.
@@ -258,7 +268,7 @@ class Flusher:
 
     def _note(self, error: OSError) -> None:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
-        if error.errno not in PASSING or getattr(error, "failed_sync", False):
+        if not _passes(error):
             self.failure = error
 
     def _distrust(self, error: OSError) -> None:
@@ -365,6 +375,10 @@ class Flusher:
         except (OSError, CorruptFileError) as error:
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
+
+
+def _passes(error: OSError) -> bool:
+    return error.errno in PASSING and not getattr(error, "failed_sync", False)
 
 
 @atexit.register

@@ -25,6 +25,7 @@ from rmq.segment import (
     room_for_files,
     sync_directory,
     sync_file,
+    tell_file,
     write_fully,
 )
 
@@ -159,7 +160,11 @@ class MappedFile:
             begin = max(begin, self.reserved) if self.reserved else begin
             target = min(self.size, max(end, begin + ahead))
             if end > self.reserved:
-                allocate(self._descriptor, begin, target - begin)
+                try:
+                    allocate(self._descriptor, begin, target - begin)
+                except OSError as error:
+                    tell_file(error, self.path)
+                    raise
                 self.reserved = target
 
     def fill(self, used: int, count: int) -> None:

@@ -95,6 +95,17 @@ class QueueSet:
             fresh.load()
             return fresh.end_phy_offset()
 
+    def to_read(self, trusted: int, files: FileCache) -> QueueSet:
+        """Another set of the queues, for reading: units in files count as `trusted` says, others are added in memory.
+
+        files: by which they are read; several sets may share it. CorruptFileError while files of one are damaged.
+        """
+        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
+        fresh.files, fresh.trusted = files, trusted
+        fresh.load()
+        fresh.check()
+        return fresh
+
     def forget(self) -> None:
         """For readers: no queue is known and no file is open, until they are loaded again."""
         for queue in self.queues.values():

@@ -112,8 +112,8 @@ class StoreReader(ABC):
         """End of the log for this answer."""
 
     @abstractmethod
-    def _derive(self) -> int:
-        """Bring the queues level with the log; returns its end."""
+    def _derive(self) -> QueueSet:
+        """The queues, level with the log."""
 
     @abstractmethod
     def _derived_end(self) -> int:
@@ -122,6 +122,10 @@ class StoreReader(ABC):
     @abstractmethod
     def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
         """End of the log, and the ranges of it that the index does not cover."""
+
+    @abstractmethod
+    def _follow_index(self) -> None:
+        """See the index files as they are now; a writing store's are level with the log, or OSError (disk full)."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -160,9 +164,8 @@ class StoreReader(ABC):
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}."""
         self._check_queues()
-        self._derive()
         found: dict[str, dict[int, tuple[int, int]]] = {}
-        for (topic, queue_id), queue in sorted(self._queues.queues.items()):
+        for (topic, queue_id), queue in sorted(self._derive().queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
         for batch_queue in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
@@ -181,11 +184,10 @@ class StoreReader(ABC):
 
         Cost: a few records for each queue. Raises StoreClosedError, CorruptFileError.
         """
-        if self._foreign_queues is None:
-            self._derive()
+        queues = self._derive() if self._foreign_queues is None else self._queues
         log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
-        return describe(str(self.path), self._paths, self._log, self._queues, self._index, self.config, log_end=log_end,
+        return describe(str(self.path), self._paths, self._log, queues, self._index, self.config, log_end=log_end,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
                         is_open=self.mode != "r" or lock_holder(self._paths.lock) is not None)  # fmt: skip
 
@@ -270,10 +272,11 @@ class StoreReader(ABC):
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
 
-        max_num is capped at max_msgs_num_batch. Source: RocketMQ IndexService#queryOffset.
+        max_num is capped at max_msgs_num_batch. OSError: no room to write entries (disk full). Source: RocketMQ
+        IndexService#queryOffset.
         """
         encoded(topic, "topic")
-        self._uncovered()
+        self._follow_index()
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
         return list_array(*self._index.select(hash_keys(keys, topic), checked_max_num(max_num), first, last))
 
@@ -340,9 +343,9 @@ class StoreReader(ABC):
         key, name = encoded(uniq_key, "id"), None if topic is None else encoded(topic, "topic")
 
         def hashes() -> npt.NDArray[np.int32]:
-            if topic is None and self._foreign_queues is None and not self._queues.damage:
-                self._derive()  # a reader learns of topics that are newer than its open
-            known = {name for name, _ in [*self._queues.queues, *self._queues.damage]}
+            is_told = topic is not None or self._foreign_queues is not None or self._queues.damage
+            queues = self._queues if is_told else self._derive()  # a reader learns of topics newer than its open
+            known = {name for name, _ in [*queues.queues, *queues.damage]}
             topics = sorted(known) if topic is None else [topic]
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
@@ -359,11 +362,11 @@ class StoreReader(ABC):
         if isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer):
             raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
         self._check_queues()
-        self._derive()
+        queues = self._derive()
         # A topic of inner batches has its single messages in the same queue.
         batched = batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset, topic, int(queue_id))
         queue = next(batched, None)
-        return queue if queue is not None and queue.max_offset else self._queues.queues.get((topic, int(queue_id)))
+        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, int(queue_id)))
 
     @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
@@ -501,12 +504,11 @@ class StoreReader(ABC):
                                     if chosen is None or topic in chosen})  # fmt: skip
         elif name == "queues":
             self._check_queues()
-            self._derive()
-            batches = queue_units(self._queues, chosen)
+            batches = queue_units(self._derive(), chosen)
         elif name == "index":
             if self._foreign_index is not None:
                 raise self._foreign_index
-            self._uncovered()
+            self._follow_index()
             batches = index_entries(self._index)
         else:
             batches = log_segments(self._log, self._log_end())

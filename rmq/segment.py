@@ -55,6 +55,11 @@ def sync_directories(path: Path) -> None:
         sync_directory(Path(name))
 
 
+def tell_file(error: OSError, path: Path) -> None:
+    """Have the error's text tell the file, as that of a call on a descriptor does not."""
+    error.filename = error.filename or str(path)
+
+
 def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """All bytes of data at a position, however many the system takes at a time."""
     view = memoryview(data)
@@ -345,7 +350,11 @@ class FileCache:
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
         with self._lock:
-            write_fully(self._descriptor(path), data, position)
+            try:
+                write_fully(self._descriptor(path), data, position)
+            except OSError as error:
+                tell_file(error, path)
+                raise
 
     @contextlib.contextmanager
     def _held(self, path: Path) -> Iterator[int]:

@@ -51,6 +51,7 @@ from rmq.lock import StoreLock
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, holder_pid, read_manifest, read_meta, write_meta, write_owner
 from rmq.message import PutResult, PutResults
+from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
 from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
@@ -208,6 +209,8 @@ class Store(StoreReader):
         self._table = QueueTable()
         indexing = self._index if self.config.message_index_enable else None
         self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
+        self._overflow = Overflow(self._log, self._queues, self._dispatcher, self.config)
+        self._release.callback(self._overflow.close)
         parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
         recover(parts, mark, read_manifest(self._paths) if meta is not None else None, clean=clean, repair=repair)
@@ -355,31 +358,33 @@ class Store(StoreReader):
         """
         at = system_clock() if now is None else to_ms(now, "now")
         rules = checked_rules(self.config, at, file_reserved_time, max_used_percent, limit, expired_queues, disk_usage)
-        parts = self._log, self._queues, self._index, rules
         if dry_run:
             self._check_open()
             check_writable(self._paths)
-            end = self._derive()
+            queues = self._derive()
             if self.mode == "r":
                 self._visible.follow_files()
-            return Retention(*parts).plan(end)
+            return Retention(self._log, queues, self._index, rules).plan(self._derived_end())
         self._check_writable()
         with self._flusher.paused() as end:
-            return Retention(*parts).clean(end, self._table, self._put_lock, self._flusher)
+            retention = Retention(self._log, self._queues, self._index, rules)
+            return retention.clean(end, self._table, self._put_lock, self._flusher)
 
     # ---- reading ----
 
     def _log_end(self) -> int:
         return self._refresh() if self.mode == "r" else self._log.position
 
-    def _derive(self) -> int:
+    def _derive(self) -> QueueSet:
         if self.mode == "r":
-            end = self._refresh()
+            self._refresh()
             self._visible.derive()
-            return end
+            return self._queues
         self._flusher.check_not_nested()
-        self._flusher.dispatch()
-        return self._log.position
+        if self._flusher.try_dispatch():
+            return self._queues
+        with self._put_lock:
+            return self._overflow.level(self._log.position)
 
     def _derived_end(self) -> int:
         return self._visible.end if self.mode == "r" else self._log.position
@@ -388,10 +393,16 @@ class Store(StoreReader):
         if self.mode == "r":
             return self._refresh(), self._visible.uncovered() if self._is_settled else []
         self._flusher.check_not_nested()
-        with contextlib.suppress(OSError):  # of a full disk, say: what is not indexed is searched
-            self._flusher.dispatch()
+        self._flusher.try_dispatch()  # what is not indexed, on a full disk, is searched
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
         return end, [(covered, end)] if covered < end else []
+
+    def _follow_index(self) -> None:
+        if self.mode == "r":
+            self._uncovered()
+        else:
+            self._flusher.check_not_nested()
+            self._flusher.dispatch()
 
     def _writer_now(self) -> object:
         return (self._visible.writer_now(), self._paths.manifest.exists()) if self.mode == "r" else None

@@ -32,7 +32,7 @@ LAYERS = (
     {"logsegment", "consumequeue", "batchconsumequeue", "indexfile", "marks"},
     {"commitlog", "queueset", "index"},
     {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing", "signs"},
-    {"queueends", "coverage", "legacy"},
+    {"queueends", "coverage", "legacy", "overflow"},
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views",
      "lookup"},
     {"flushing", "visible", "reading"},
@@ -53,8 +53,8 @@ LARGER = {
     "rmq/_core/_putbatch.pyx": 640,  # one noun: rows from a list and rows from columns go through the same checks
     "rmq/commitlog.py": 436,  # one noun: files, appending, reading, the end
     "rmq/consumequeue.py": 415,  # one noun: files, units, where it ends
-    "rmq/reading.py": 525,  # the public face: half of it docstrings
-    "rmq/store.py": 462,  # the public face
+    "rmq/reading.py": 526,  # the public face: half of it docstrings
+    "rmq/store.py": 473,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }
