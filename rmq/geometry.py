@@ -24,6 +24,7 @@ from rmq.segment import make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
+BEGUN = "a write of Spark began here and has not committed"
 NO_LOG = "the commit log has no segments, but other files do"
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
@@ -194,10 +195,14 @@ def check_readable(paths: StorePaths) -> None:
 
 def check_is_store(paths: StorePaths) -> None:
     """Refuse to read a directory in which nothing is a store's."""
-    if not paths.looks_like_store():
-        reason = "a write of Spark began here and has not committed" if paths.is_begun_by_spark() else \
-            "it has no commitlog directory"  # fmt: skip
+    if not _is_store(paths):
+        reason = BEGUN if paths.is_begun_by_spark() else "it has no commitlog directory"
         raise UnsupportedFormatError(paths.root, "no message store", reason)
+
+
+def _is_store(paths: StorePaths) -> bool:
+    """Whether anything is a store's, or a writer is about to make it one."""
+    return paths.looks_like_store() or lock_holder(paths.lock) is not None
 
 
 def check_writable(paths: StorePaths) -> None:
@@ -232,11 +237,12 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
     is_empty = all(entry.name == "lost+found" for entry in path.iterdir())  # what mkfs makes
     if mode == "x" and not is_empty:
         raise FileExistsError(f"{path}: exists and is not empty")
-    if not paths.looks_like_store() and not is_empty and not paths.is_begun_by_spark():
+    is_store = _is_store(paths)
+    if not is_store and not is_empty and not paths.is_begun_by_spark():
         raise UnsupportedFormatError(path, "no message store, but a directory with other files",
                                      "choose an empty or new directory")  # fmt: skip
-    if mode == "r+" and not paths.looks_like_store():
-        raise FileNotFoundError(f"{path}: no store in it")
+    if mode == "r+" and not is_store:
+        raise FileNotFoundError(f"{path}: no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark())
     if is_empty:  # perhaps made by a process that was killed
         with contextlib.suppress(PermissionError):
             sync_directory(paths.root.parent)

@@ -14,6 +14,7 @@ INDEX_NAME = re.compile(r"\d{17}")
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1
+BEGUN_BY_SPARK = {"spark", "meta.json", "meta.json.tmp"}  # in rmq/, while there is no store yet
 
 
 class StorePaths:
@@ -52,13 +53,15 @@ class StorePaths:
         return (
             any(path.is_dir() for path in (*self.commit_logs, self.consume_queue))
             or self.checkpoint.is_file()
-            or self.lock.is_file()
-            or (self.own.is_dir() and not self.is_begun_by_spark())
+            or ((self.lock.is_file() or self.own.is_dir()) and not self.is_begun_by_spark())
         )
 
     def is_begun_by_spark(self) -> bool:
-        """Whether `rmq/` has only what a write of Spark leaves there before the first commit."""
-        return [path.name for path in self.own.glob("*")] == ["spark"] and not any(self.commits.glob("*.json"))
+        """Whether `rmq/` has only what a write of Spark leaves there before the first commit, or a bulk_load (which
+        takes the lock, too) before its log is there.
+        """
+        names = {path.name for path in self.own.glob("*")}
+        return {"spark"} <= names <= BEGUN_BY_SPARK and not any(self.commits.glob("*.json"))
 
     def shards(self) -> list[str]:
         """Names of the stores that Spark has committed to this directory, each next to the others."""

@@ -179,7 +179,7 @@ class Store(StoreReader):
         check_writable(self._paths)
         self._release.callback(StoreLock(self._paths.lock, lambda: holder_pid(self._paths)).close)
         finish_rebuild(self._paths)
-        meta = read_meta(self._paths)
+        meta = read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)

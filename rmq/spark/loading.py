@@ -25,7 +25,7 @@ from rmq.geometry import KEPT
 from rmq.lock import StoreLock
 from rmq.logpart import Part, PartWriter, Queue, place_part
 from rmq.marks import holder_pid, write_meta
-from rmq.paths import StorePaths, segment_name
+from rmq.paths import BEGUN_BY_SPARK, StorePaths, segment_name
 from rmq.segment import make_directory, sync_directory
 from rmq.spark.staging import Staging
 from rmq.store import open as open_store
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PLACED, GATHERED = "placed", "commitlog"
 OF_A_NEW_STORE = {"rmq", "lock"}  # in its directory, and below in rmq/: what loads that failed may have left
-OF_A_NEW_RMQ = {"spark", "meta.json", "meta.json.tmp"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def check_new(path: Path) -> None:
     found = {item.name for item in path.iterdir()} - OF_A_NEW_STORE
     own = path / "rmq"
     if own.is_dir():
-        found |= {f"rmq/{item.name}" for item in own.iterdir() if item.name not in OF_A_NEW_RMQ}
+        found |= {f"rmq/{item.name}" for item in own.iterdir() if item.name not in BEGUN_BY_SPARK}
     if found:
         raise FileExistsError(f"{path}: exists and holds {min(found)}; bulk_load makes a new store, "
                               "mode=single of df.write appends to one")  # fmt: skip

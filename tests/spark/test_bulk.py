@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,11 +211,84 @@ def test_a_driver_that_dies_before_the_last_rename_leaves_nothing_visible(tmp_pa
     crash(os, "rename", calls)
     with pytest.raises(Crash):
         publish(staging, places, placed, CONFIG)
-    assert is_begun(path) if calls < 5 else is_empty(path)
+    assert is_begun(path)
     assert clean_staging(str(path)) == []
     assert clean_staging(str(path), older_than=0) == [str(staging.directory)]
     load(path, range(200))
     assert by_queue(path) == by_queue(peer(tmp_path / "peer", range(200)))
+
+
+CHANGES = ("open", "mkdir", "ftruncate", "pwrite", "fsync", "rename", "replace", "unlink")  # os functions
+
+
+def killed(call: int, publish_all: Callable[[], object]) -> bool:
+    """Whether a process was killed before the nth call that may change files; False: it came to its end."""
+    pid = os.fork()
+    if not pid:
+        left = [call]
+
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **named)
+
+            return call
+
+        for name in CHANGES:
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            publish_all()
+        finally:
+            os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_at_any_step_leaves_no_store_or_a_whole_one(tmp_path: Path) -> None:
+    path, staging = tmp_path / "s", Staging(str(tmp_path / "s"), "job")
+    places = plan(staged_all(staging, range(90), range(90, 200)), SEGMENT)
+    placed = [put_in_place(staging, place, SEGMENT) for place in places]
+    os.rename(path, tmp_path / "before")
+    expected = by_queue(peer(tmp_path / "peer", range(200)))
+    call, left = 1, set()
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", path)
+        if not killed(call, lambda: publish(staging, places, placed, CONFIG)):
+            break
+        is_there = (path / "commitlog").is_dir()
+        call += 12 if is_there else 1
+        if is_there:
+            with rmq.open(path) as store:
+                assert store.scan(columns=["queue_id"]).read_all().num_rows == 200
+                assert len(store.query("t1", "c-7")) == 20
+            rmq.open(path, "r+").close()
+            assert by_queue(path) == expected
+            left.add("a store")
+        else:
+            assert is_begun(path)
+            with pytest.raises(rmq.UnsupportedFormatError, match="has not committed"):
+                rmq.verify(path)
+            with pytest.raises(FileNotFoundError, match="no store in it; a write of Spark began here and has not"):
+                rmq.open(path, "r+")
+            found = "|".join(sorted(item.name for item in [*path.glob("lock"), *path.glob("rmq/meta*")]))
+            if found in left:
+                continue
+            left.add(found)
+            shutil.copytree(path, tmp_path / "other")
+            load(path, range(200))
+            another = rmq.StoreConfig(mapped_file_size_commit_log=2 * SEGMENT)
+            with rmq.open(tmp_path / "other", "a", config=another) as store:  # sizes of the load do not count
+                store.put(message(0))
+            assert sum(map(len, by_queue(tmp_path / "other").values())) == 1
+            shutil.rmtree(tmp_path / "other")
+            assert by_queue(path) == expected
+    assert left == {"", "lock", "lock|meta.json.tmp", "lock|meta.json", "a store"}
+    assert by_queue(path) == expected
 
 
 @pytest.mark.slow
@@ -263,10 +337,12 @@ def test_segments_that_were_lost_since_are_told(tmp_path: Path) -> None:
 
 def test_a_reader_that_looked_before_sees_nothing_then_all(tmp_path: Path) -> None:
     path, staging = tmp_path / "s", Staging(str(tmp_path / "s"), "job")
-    places = plan(staged_all(staging, range(90), range(90, 200)), SEGMENT)
-    placed = [put_in_place(staging, place, SEGMENT) for place in places]
-    (path / "lock").touch()  # of a load that failed: a store that was begun
+    path.mkdir()
+    (path / "lock").touch()  # of a writer that was killed: a store that was begun
     with rmq.open(path) as store:
+        assert store.topics() == {}
+        places = plan(staged_all(staging, range(90), range(90, 200)), SEGMENT)
+        placed = [put_in_place(staging, place, SEGMENT) for place in places]
         assert store.topics() == {}
         publish(staging, places, placed, CONFIG)
         assert store.scan().read_all().num_rows == 200

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq
+from rmq.lock import StoreLock
 from rmq.marks import write_meta
 from rmq.parallel import plan_scan
 from rmq.paths import StorePaths
@@ -218,8 +220,15 @@ def test_a_directory_whose_first_write_has_not_committed_is_no_store(tmp_path: P
 def test_a_store_that_was_just_begun_is_one_beside_a_write_of_spark(tmp_path: Path) -> None:
     staging = Staging(str(tmp_path), "a")
     stage(staging, 0, ["a"])
-    write_meta(StorePaths(tmp_path), {"origin": "rmq"})  # what a writer of ours makes first
-    assert bodies(tmp_path) == []
+    paths = StorePaths(tmp_path)
+    with closing(StoreLock(paths.lock, lambda: None)):  # what a writer of ours does first
+        assert bodies(tmp_path) == []
+        write_meta(paths, {"origin": "rmq"})
+        assert bodies(tmp_path) == []
+        with pytest.raises(rmq.StoreLockedError):
+            rmq.open(tmp_path, "r+")
+    with pytest.raises(rmq.UnsupportedFormatError, match="a write of Spark began here and has not committed"):
+        rmq.open(tmp_path)  # it died
 
 
 # ---- one store -----------------------------------------------------------------------------------
