@@ -347,11 +347,11 @@ class CommitLog:
         return (self.damage(phy_offset, SCAN_ZERO) if segment is None
                 else CorruptFileError(segment.path, phy_offset - segment.start, reason))  # fmt: skip
 
-    def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
-             capacity: int = 8192) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+    def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0, capacity: int = 8192,
+             any_size: bool = False) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
         """Records at ascending phy offsets: batches, each with the positions in phy_offsets of its rows.
 
-        What is no whole record below `end` is left out.
+        What is no whole record below `end` is left out. any_size: a file that is cut short is no error.
         """
         batch = RecordBatch(min(capacity, max(1, len(phy_offsets))))
         first = 0
@@ -361,7 +361,8 @@ class CommitLog:
                 first += 1
                 continue
             last = min(int(phy_offsets.searchsorted(segment.end)), first + segment.at_once(batch.capacity))
-            file = segment.holding_records(phy_offsets[first:last])
+            hold = segment.holding_what_is_left if any_size else segment.holding_records
+            file = hold(phy_offsets[first:last])
             found = batch.load(file.map, file.start, phy_offsets[first:last], end, checks=checks, behind=file.behind)
             file.check()
             if batch.count:

@@ -14,6 +14,7 @@ from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIM
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.errors import CorruptFileError
 from rmq.marks import Mark
 
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
@@ -114,6 +115,25 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
             end.is_damage = end.is_damage or durable_time is None or time <= durable_time
             break
     return end
+
+
+def record_behind(log: CommitLog, phy_offset: int) -> tuple[int, CorruptFileError | None]:
+    """For readers: the first whole record behind a damaged place, -1 when none, and the error of a file on the way that
+    is passed over, as it was cut short.
+    """
+    passed = None
+    for start in [segment.start for segment in log.segments if segment.end > phy_offset]:
+        segment = log.segment_at(start)
+        if segment is None:
+            continue  # taken off by a recovery beside a reader
+        try:
+            found = segment.resync(max(start, phy_offset + 1), segment.end)
+        except CorruptFileError as error:
+            passed = error
+            continue
+        if found >= 0:
+            return found, passed
+    return -1, passed
 
 
 def misses_last_segment(log: CommitLog, checkpoint: Checkpoint, queue_end: int) -> bool:

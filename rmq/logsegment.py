@@ -102,6 +102,15 @@ class Segment:
         """The file, of which only records that begin at some phy offsets are read."""
         return self.file
 
+    def holding_what_is_left(self, phy_offsets: npt.NDArray[np.int64]) -> Held:
+        """holding_records; of a file that has another size what is there."""
+        try:
+            return self.holding_records(phy_offsets)
+        except CorruptFileError:
+            file = self.of_any_size(int(phy_offsets[0]), self.end)
+            file.start = self.start
+            return file
+
     def at_once(self, records: int) -> int:
         """Of how many phy offsets, of so many, `holding_records` takes the records in at a time."""
         return records
@@ -118,7 +127,7 @@ class Segment:
         """Ask the disk for the phy offsets [begin, end), and wait for nothing. What cannot be asked for is no error."""
         position = begin - self.start
         position -= position % mmap.PAGESIZE
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CorruptFileError):
             self.file.map.madvise(mmap.MADV_WILLNEED, position, end - self.start - position)
 
     def is_there(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.keys import int64_array
 from rmq.query import load_sound
 from rmq.scan import TABLE_BYTES, BatchMaker, unwrapped_rows
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 Load = Callable[[npt.NDArray[np.int64], int, int], Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]]
 
 
-def loader(log: CommitLog, phy_offsets: npt.NDArray[np.int64], sizes: Any, *, check_crc: bool) -> Load:
-    """What loads records for a look-up. sizes: theirs, when they shall be read ahead."""
+def loader(log: CommitLog, phy_offsets: npt.NDArray[np.int64], sizes: Any, *, check_crc: bool,
+           skip_damage: bool = False) -> Load:  # fmt: skip
+    """What loads records for a look-up. sizes: theirs, when they shall be read ahead. skip_damage: what is whole."""
     if sizes is not None:
         log.read_ahead(phy_offsets, int64_array(sizes, "sizes"))
+    if skip_damage:
+        crc = CHECK_CRC if check_crc else 0
+        return lambda at, end, checks: log.load(at, end, checks=checks | crc, any_size=True)
     return partial(load_sound, log) if check_crc else lambda at, end, checks: log.load(at, end, checks=checks)
 
 

@@ -327,9 +327,10 @@ class StoreReader(ABC):
         table, placed = table_of(self._placed(wanted, names, self._log_end(), sizes, crc=check_crc))
         return numbered("place", np.sort(placed), table)
 
-    def _placed(self, at: Any, names: Any, end: int, sizes: Any = None, *, crc: bool, **limit: int) -> Iterator[Any]:
+    def _placed(self, at: Any, names: Any, end: int, sizes: Any = None, *, crc: bool, skip_damage: bool = False,
+                **limit: int) -> Iterator[Any]:  # fmt: skip
         """What lookup_many makes a table of: who reads gigabytes takes it batch by batch."""
-        load = loader(self._log, at, sizes, check_crc=crc)
+        load = loader(self._log, at, sizes, check_crc=crc, skip_damage=skip_damage)
         return self._while_open(placed_batches(load, at, end, names, **limit))
 
     def _at(self, phy_offset: int) -> StoredMessage:

@@ -13,7 +13,6 @@ import threading
 from itertools import takewhile
 
 from rmq._core import _layout as L
-from rmq._core._record import SCAN_BAD_MAGIC
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
@@ -30,6 +29,7 @@ from rmq.logend import (
     fits,
     look_behind,
     misses_last_segment,
+    record_behind,
     start_without_marks,
     was_left_alone,
 )
@@ -95,6 +95,7 @@ class Visible:
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = self._misses_index = False
         self._judged_index: tuple[list[IndexFile], Version | None] | None = None
         self._cut_short: tuple[str, Version | None] | None = None  # a segment, as it was when it stopped us
+        self.passed: CorruptFileError | None = None  # of a segment that is cut short: its records may have no units
         try:
             self._start()
         except CorruptFileError as error:
@@ -350,11 +351,11 @@ class Visible:
             except CorruptFileError:
                 if self._is_live or self._dispatcher.queue_phy_offset < self._log.min_phy_offset:
                     raise
-                following = look_behind(self._log, LogEnd(self._dispatcher.queue_phy_offset, SCAN_BAD_MAGIC),
-                                        durable=0, durable_time=None)  # fmt: skip
-                if not 0 <= following.next_phy_offset < end:
+                following, passed = record_behind(self._log, self._dispatcher.queue_phy_offset)
+                self.passed = passed or self.passed
+                if not 0 <= following < end:
                     return
-                self._dispatcher.queue_phy_offset = following.next_phy_offset
+                self._dispatcher.queue_phy_offset = following
 
     def _has_manifest(self) -> bool:
         """Whether it is there; gone while a recovery derives again. What it names is looked for after a change."""

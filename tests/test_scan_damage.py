@@ -342,6 +342,18 @@ def test_what_this_process_lacks_is_no_damage(tmp_path: Path, monkeypatch: pytes
             assert not lost
 
 
+@pytest.mark.parametrize("segment", [0, 1, 2])
+def test_a_segment_that_is_cut_short_costs_pulls_of_its_own_messages_alone(log: Log, segment: int) -> None:
+    os.truncate(log.file(segment), 1000)
+    numbers = [i for i, (begin, _) in enumerate(log.records) if begin // SEGMENT == segment]
+    with rmq.open(log.path) as store:
+        assert store.topics() == {"T": {0: (0, 40)}}
+        for number in {*range(40)} - {*numbers}:
+            assert store.pull("T", 0, number, 1).messages[0].body[5:8] == b"%03d" % number
+        with pytest.raises(rmq.CorruptFileError, match="file has 1000 bytes"):
+            store.pull("T", 0, numbers[0], 1)
+
+
 def test_queues_are_derived_past_any_number_of_damaged_places(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=2**20)) as store:
         places = [result.phy_offset for result in store.put_many([rmq.Message("t", b"")] * 2400)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.spark.options import ReadOptions
-from rmq.spark.selection import FOREVER, Bounds, DataLossError, Selection
+from rmq.spark.selection import FOREVER, Bounds, DataLossError, Selection, check_units
 from rmq.splits import CLOCK_SLACK
 from rmq.store import Store
 
@@ -119,6 +119,7 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
     low_time, high_time = (pa.scalar(time, pa.int64()) for time in (selection.begin, selection.end))
     while at < last:
         offsets, sizes, _ = store.units(topic, queue, at, min(asked["batchRows"], last - at))
+        check_units(store, asked)
         if not len(offsets):
             _lose(store, span, at, asked)
             low, high = store.topics().get(topic, {}).get(queue, (0, 0))
@@ -155,9 +156,9 @@ def _found(store: Store, offsets: np.ndarray, columns: list[str], asked: ReadOpt
     the batches are taken. With failOnDataLoss=false those that can be read, one by one when it must be.
     """
     is_left = np.ones(len(offsets), np.bool_)
+    how = {"crc": asked["verifyCrc"], "skip_damage": not asked["failOnDataLoss"], "limit": asked["batchBytes"]}
     try:
-        for batch, places in store._placed(offsets, columns, store.max_phy_offset, sizes, limit=asked["batchBytes"],
-                                           crc=asked["verifyCrc"]):  # fmt: skip
+        for batch, places in store._placed(offsets, columns, store.max_phy_offset, sizes, **how):
             yield batch, places
             is_left[places] = False
         return

@@ -139,6 +139,7 @@ def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
     What Spark is appending and has not committed is not counted.
     """
     known, pending = beside_appends(str(store.path), store.topics)
+    check_units(store, options)
     chosen: Bounds = {}
     for name, queues in known.items():
         for number, place in queues.items():
@@ -148,6 +149,12 @@ def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
         return chosen
     return {name: {number: (low, first_behind(store, (name, number), range(low, high), pending))
                    for number, (low, high) in queues.items()} for name, queues in chosen.items()}  # fmt: skip
+
+
+def check_units(store: Store, options: ReadOptions) -> None:
+    """DataLossError when units were made of a log of which a segment is cut short: the rest of it may have none."""
+    if options["failOnDataLoss"] and store._visible.passed is not None:
+        raise DataLossError(f"{store._visible.passed}; failOnDataLoss=false reads what is left")
 
 
 def phy_offset_of(store: Store, topic: str, queue: int, offset: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from rmq.scan import schema_of
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import DataLossError, ranges, select
 from rmq.spark.source import MessageReader
+from rmq.spark.stream import StreamReader
 from rmq.splits import Split, plan
 from spark.orders import COUNT, TIME
 
@@ -157,6 +159,47 @@ def test_a_log_that_is_shorter_than_when_it_was_planned_is_data_loss(tmp_path: P
         rows("true")
     if not is_by_key:
         assert rows("false") == whole // 2
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """100 messages of one queue in eight segments of 4 KiB, three of them in the first 1,000 bytes of each."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 10)
+    with rmq.open(tmp_path / "s", "x", config=config) as made:
+        made.put_many([rmq.Message("t", b"%03d" % number + bytes(200)) for number in range(100)])
+    return tmp_path / "s"
+
+
+def numbers_by_queue(path: Path, fail: str, *, stream: bool) -> list[int]:
+    asked = ReadOptions.parse({"path": str(path), "subscribe": "t", "scanMode": "queue", "failOnDataLoss": fail})
+    schema = from_arrow_schema(schema_of(["body"]))
+    reader: Any = StreamReader(asked, schema) if stream else MessageReader(asked, schema)
+    parts = reader.partitions({}, {"t": {"0": 100}}) if stream else reader.partitions()
+    return [int(body[:3]) for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
+@pytest.mark.parametrize(("segment", "lost"), [(0, range(3, 13)), (2, range(29, 39)), (7, range(94, 100))], ids=str)
+def test_by_queue_a_segment_that_is_cut_short_is_data_loss_or_read_to_its_last_whole_record(
+    clean: Path, segment: int, lost: range, stream: bool
+) -> None:
+    file = clean / "commitlog" / f"{segment * 4096:020d}"
+    os.truncate(file, 1000)
+    for _ in range(2):
+        with pytest.raises((DataLossError, rmq.CorruptFileError), match=f"{file}: byte 1000: file has 1000 bytes"):
+            numbers_by_queue(clean, "true", stream=stream)
+        assert numbers_by_queue(clean, "false", stream=stream) == [n for n in range(100) if n not in lost]
+
+
+@pytest.mark.parametrize("segment", [0, 2, 7])
+def test_queues_that_must_be_made_of_a_log_that_is_cut_short_are_data_loss(clean: Path, segment: int) -> None:
+    """What units the rest of the segment had nobody knows."""
+    shutil.rmtree(clean / "consumequeue")
+    file = clean / "commitlog" / f"{segment * 4096:020d}"
+    os.truncate(file, 1000)
+    with pytest.raises(DataLossError, match=f"{file}: byte 1000: .*; failOnDataLoss=false reads what is left"):
+        numbers_by_queue(clean, "true", stream=False)
+    assert len(numbers_by_queue(clean, "false", stream=False)) == (91 if segment == 7 else 87)
 
 
 def test_a_queue_that_is_not_there_is_data_loss(store: Path) -> None:
