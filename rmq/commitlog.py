@@ -334,7 +334,7 @@ class CommitLog:
         """The error for bytes that are no record, naming file and byte."""
         segment = self._known_segment(phy_offset)
         if segment is None:
-            start = phy_offset - phy_offset % self.segment_size
+            start = phy_offset - phy_offset % self.segment_size + (self.segment_size if stop == SCAN_BLANK else 0)
             return CorruptFileError(self.directories[0] / segment_name(start), 0, "segment is missing")
         is_last = stop == SCAN_BLANK and self._known_segment(segment.end) is None
         if is_last or (stop in (SCAN_BLANK, SCAN_ZERO) and segment.ends_with_blank(phy_offset - segment.start)):

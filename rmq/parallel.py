@@ -36,14 +36,15 @@ class ScanTask:
     options: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, store: Store, **more: Any) -> Iterator[pa.RecordBatch]:
-        """Messages of the split's range in log order; what the log has lost since the plan is damage.
+        """Messages of the split's range in log order; what the log has lost since the plan, or loses before it is read,
+        is damage.
 
         more: options of Store.scan that are this process's.
         """
         options = {**self.options, **more}
         tell = teller(options.get("on_damage", "raise"), options.get("lost")) or _fail
         begin, end, high = self.split.begin, self.split.end, store.max_phy_offset
-        found = store.scan(begin_phy_offset=begin, end_phy_offset=end, **options)
+        found = store.scan(begin_phy_offset=begin, end_phy_offset=end, **{**options, "skip_removed": False})
         low = store.min_phy_offset  # behind the scan, which has fixed by now where it begins
         _tell_gone(store, begin, min(low, end), f"was planned, by now the log begins at byte {low}", tell)
         yield from found
@@ -106,7 +107,7 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
     batches: an iterator of the part's Arrow record batches, valid during the call. Together the parts are all that one
     `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc,
     on_damage) gives, once; with a begin or end only while the store's clock went back by no more than an hour. What was
-    cleaned away before its part is read, or is gone with the end of the log, is damage.
+    cleaned away before it was read, or is gone with the end of the log, is damage.
     processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
     and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk

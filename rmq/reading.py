@@ -438,7 +438,7 @@ class StoreReader(ABC):
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
              columns: Iterable[str] | None = None, batch_rows: int = 8192, batch_bytes: int = 8 * 1024 * 1024,
              check_crc: bool = True, on_damage: Literal["raise", "skip"] = "raise",
-             lost: list[LostRange] | None = None) -> pa.RecordBatchReader:  # fmt: skip
+             lost: list[LostRange] | None = None, skip_removed: bool = True) -> pa.RecordBatchReader:  # fmt: skip
         """The log's messages in log order as a stream of Arrow record batches.
 
         topics: those only. keys: those that query_many finds by one of them, but without the index. begin, end: store
@@ -449,7 +449,8 @@ class StoreReader(ABC):
 
         on_damage: "raise" gives what lies before the first damage, then raises CorruptFileError; "skip" goes on at the
         next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
-        `rmq`, and appends it to `lost`. Also files that are gone or cut short are skipped then.
+        `rmq`, and appends it to `lost`. Also files that are gone or cut short are skipped then. skip_removed: whether
+        "raise" passes over what is cleaned away before the scan comes to it, with a warning, or else it is damage.
         """
         import pyarrow as pa
 
@@ -466,16 +467,15 @@ class StoreReader(ABC):
         first = MIN_MS if begin is None else to_ms(begin, "begin")
         last = MAX_MS if end is None else to_ms(end, "end")
         wanted = Wanted(named, first, last, listed)
-        log_end = self._log_end()
-        low = self._log.min_phy_offset
+        log_end, low = self._log_end(), self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
         stop = log_end if end_phy_offset is None else int64_offset(end_phy_offset, "end_phy_offset")
         align = self._align if tell is None else partial(aligned, self._log)
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
-        maker = BatchMaker(names)
+        maker, checks = BatchMaker(names), wanted.checks | (CHECK_CRC if check_crc else 0)
         batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=int(batch_rows),
-                                 batch_bytes=int(batch_bytes), checks=wanted.checks | (CHECK_CRC if check_crc else 0),
-                                 keep=None if wanted.is_all else wanted.keep, tell=tell)  # fmt: skip
+                                 batch_bytes=int(batch_bytes), checks=checks, skip_removed=skip_removed, tell=tell,
+                                 keep=None if wanted.is_all else wanted.keep)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _align(self, place: int, log_end: int) -> int:

@@ -325,17 +325,18 @@ def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
 
 
 def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, checks: int, keep: Keep | None,
-                   batch_rows: int, batch_bytes: int, tell: Tell | None) -> Iterator[pa.RecordBatch]:  # fmt: skip
+                   batch_rows: int, batch_bytes: int, tell: Tell | None,
+                   skip_removed: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Arrow batches of the records in [begin, end): at most batch_rows rows, about batch_bytes of text each.
 
     keep: takes what is not wanted out of a scanned batch; None: all is. checks: what it and the reader need.
     Raises CorruptFileError at the first byte that is no record; what lies before was yielded. With `tell` it goes on
-    at the next whole record.
+    at the next whole record, with skip_removed behind what is cleaned away meanwhile.
     """
     batch = RecordBatch(min(8192, batch_rows))
     damage: CorruptFileError | None = None
     options = {"checks": maker.checks | checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
-    records = log.records(begin, end, batch=batch, **options) if tell is None else \
+    records = log.records(begin, end, batch=batch, skip_removed=skip_removed, **options) if tell is None else \
         readable(log, begin, end, batch, tell, **options)  # fmt: skip
     has_bodies = "body" in maker.schema.names
     while damage is None:

@@ -238,3 +238,35 @@ def test_what_is_lost_is_passed_over_and_listed(path: Path, tmp_path: Path, lose
     assert all(re.search(text.format(begin, end), item.reason) for item in lost)
     assert all(int(Path(item.path).name) == item.begin_phy_offset // 65536 * 65536 for item in lost)
     assert len(caplog.records) == len(lost)
+
+
+def under_way(path: Path, on_damage: str) -> tuple[rmq.Store, Iterator[pa.RecordBatch], list[rmq.LostRange],
+                                                  list[bytes]]:  # fmt: skip
+    """The whole store as one part: an open store, what follows its first batch, what is lost, that batch's bodies."""
+    (task,) = plan_scan(path, split_bytes=2**40, on_damage=on_damage, batch_rows=5)
+    store, lost = rmq.open(path), []
+    batches = task.batches(store, lost=lost)
+    return store, batches, lost, bodies([next(batches)])
+
+
+def test_what_is_cleaned_away_before_a_part_comes_to_it_is_damage(path: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(path, tmp_path / "s")
+    store, batches, *_ = under_way(made, "raise")
+    with store:
+        cleaned(made)
+        with pytest.raises(rmq.CorruptFileError, match="segment is missing") as error:
+            bodies(batches)
+    assert (Path(error.value.path).name, error.value.offset) == (f"{65536:020d}", 0)
+
+
+def test_what_is_cleaned_away_before_a_part_comes_to_it_is_listed(path: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(path, tmp_path / "s")
+    store, batches, lost, first = under_way(made, "skip")
+    with store:
+        _, low = cleaned(made)
+        found = bodies(batches)
+        left = store.scan().read_all()["body"].to_pylist()
+    assert (first + found)[-len(left) :] == left
+    assert {item.reason for item in lost} == {"segment is missing"}
+    assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == \
+        [(begin, begin + 65536) for begin in range(65536, low, 65536)]  # fmt: skip

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
 from rmq.spark.opened import Place, check_version, forget, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
@@ -121,9 +122,13 @@ def scanned(store: Store, partition: SplitPartition, columns: list[str],
     batches = store.scan(topics=selection.topics, keys=asked["keys"], begin=selection.begin, end=selection.end,
                          begin_phy_offset=split.begin, end_phy_offset=split.end, columns=columns,
                          batch_rows=asked["batchRows"], batch_bytes=asked["batchBytes"], check_crc=asked["verifyCrc"],
-                         on_damage="raise" if asked["failOnDataLoss"] else "skip")  # fmt: skip
+                         on_damage="raise" if asked["failOnDataLoss"] else "skip", skip_removed=False)  # fmt: skip
     check_range(store, (split.begin, split.end), asked)  # behind the scan, which has fixed by now where it begins
-    yield from batches
+    try:
+        yield from batches
+    except CorruptFileError:
+        check_range(store, (split.begin, split.end), asked)  # what is missing may have been cleaned away meanwhile
+        raise
 
 
 def check_range(store: Store, planned: tuple[int, int], asked: ReadOptions) -> None:

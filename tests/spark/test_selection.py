@@ -202,6 +202,24 @@ def test_queues_that_must_be_made_of_a_log_that_is_cut_short_are_data_loss(clean
     assert len(numbers_by_queue(clean, "false", stream=False)) == (91 if segment == 7 else 87)
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_what_is_cleaned_away_before_a_task_comes_to_it_is_data_loss(clean: Path, fail: str) -> None:
+    asked = ReadOptions.parse({"path": str(clean), "batchRows": "5", "failOnDataLoss": fail})
+    reader = MessageReader(asked, from_arrow_schema(schema_of(["body"])))
+    (part,) = reader.partitions()
+    batches = reader.read(part)
+    assert len(next(batches)) == 5
+    with rmq.open(clean, "r+") as store:
+        for file in (clean / "commitlog").iterdir():
+            os.utime(file, (1, 1))
+        store.clean(limit=3)
+    if fail == "true":
+        with pytest.raises(DataLossError, match=r"the log has bytes 12288 to .* by now, the read 0 to"):
+            list(batches)
+    else:
+        assert sum(map(len, batches)) == 100 - 5 - 2 * 13
+
+
 def test_a_queue_that_is_not_there_is_data_loss(store: Path) -> None:
     given = {"subscribe": "orders", "startingOffsets": '{"orders": {"17": 0}}'}
     with pytest.raises(DataLossError, match="the store has no orders queue 17"):
