@@ -33,7 +33,8 @@ Place = str | Snapshot  # a directory here, or what the driver has listed elsewh
 _lock = threading.Lock()
 Key = tuple[Place, StoreConfig | None, str]
 _stores: OrderedDict[Key, tuple[Identity, Store]] = OrderedDict()
-_in_use: dict[object, Key] = {}  # of each `using`
+_in_use: dict[object, tuple[Key, Store | None]] = {}  # of each `using`; None: not opened yet
+_let_go: list[tuple[Key, Store]] = []  # closed when the last `using` of them ends
 
 
 class ExecutorError(RmqError):
@@ -78,7 +79,7 @@ def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") ->
         except (OSError, MemoryError, UnsupportedFormatError) as error:
             raise ExecutorError(path_of(place), f"cannot be opened: {_advice(error)}") from error
         _stores[key] = identity, store
-        used = [key, *_in_use.values()]
+        used = [key, *_used_keys()]
         unused = [other for other in _stores if other not in used]
         for other in unused[: max(0, len(_stores) - LIMIT)]:
             _close(other)
@@ -99,7 +100,7 @@ def _open(path: str, config: StoreConfig | None, io: str) -> Store:
 
 def _mirrored(snapshot: Snapshot, config: StoreConfig | None) -> MirroredStore:
     """A snapshot, open. Others that nobody uses give way: former ones of its store, and any when the cache is full."""
-    used = list(_in_use.values())
+    used = _used_keys()
     unused = [(key, place) for key in _stores if isinstance(place := key[0], Snapshot) and key not in used]
     former = [key for key, place in unused if place != snapshot
               and (place.location, place.parts) == (snapshot.location, snapshot.parts)]  # fmt: skip
@@ -161,8 +162,10 @@ def having_room(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def using(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> Iterator[Store]:
     """opened. After an error the store is opened anew next time. ExecutorError when memory or disk is full."""
-    with _held((place, config, io)):
+    key = place, config, io
+    with _held(key) as user:
         store = opened(place, config, io)
+        _in_use[user] = key, store
         try:
             with having_room(path_of(place)):
                 yield store
@@ -176,14 +179,19 @@ def using(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> 
 
 
 @contextlib.contextmanager
-def _held(key: Key) -> Iterator[None]:
+def _held(key: Key) -> Iterator[object]:
     """Not to be closed for others."""
-    token = object()
-    _in_use[token] = key
+    user = object()
+    _in_use[user] = key, None
     try:
-        yield
+        yield user
     finally:  # without the lock: a generator that was let go of may end where its own thread has it
-        del _in_use[token]
+        del _in_use[user]
+        _close_unused()
+
+
+def _used_keys() -> list[Key]:
+    return [key for key, _ in list(_in_use.values())]
 
 
 @contextlib.contextmanager
@@ -217,7 +225,18 @@ def forget(place: Place) -> None:
 def _close(key: Key) -> None:
     identity, store = _stores.pop(key)
     if identity[0] == os.getpid():
-        store.close()
+        _let_go.append((key, store))
+        _close_unused()
+
+
+def _close_unused() -> None:
+    """Close the stores that were let go of and that nobody reads."""
+    users = list(_in_use.values())
+    for key, store in list(_let_go):
+        if not any(user[1] is store or user == (key, None) for user in users):
+            with contextlib.suppress(ValueError):  # another thread closes it too
+                _let_go.remove((key, store))
+            store.close()
 
 
 def _is_no_room(error: Exception) -> bool:

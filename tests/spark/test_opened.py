@@ -143,6 +143,42 @@ def test_a_store_in_use_is_not_closed_for_others(tmp_path: Path, monkeypatch: py
     assert [store.closed for store in (first, second, fourth, opened.opened(paths[2]))] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("why", ["replaced", "forgotten"])
+def test_a_store_that_is_opened_anew_is_closed_when_its_last_user_ends(path: str, tmp_path: Path, why: str) -> None:
+    with opened.using(path) as first:
+        with opened.using(path) as same:
+            assert same is first
+            if why == "replaced":
+                shutil.copytree(path, tmp_path / "copy")
+                Path(path).rename(tmp_path / "old")
+                (tmp_path / "copy").rename(path)
+            else:
+                forget(path)
+            with opened.using(path) as second:
+                assert second is not first
+            assert not first.closed
+        assert not first.closed
+    assert (first.closed, second.closed) == (True, False)
+    assert not opened._in_use
+    assert not opened._let_go
+
+
+def test_a_read_goes_on_when_another_of_the_same_store_fails(tmp_path: Path) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        places = [store.put(rmq.Message("t", bytes(5000))).phy_offset for _ in range(45)]
+    with (tmp_path / "s" / "commitlog" / f"{3 * 65536:020d}").open("r+b") as file:
+        file.write(b"\xff" * 8)
+    asked = ReadOptions.parse({"path": str(tmp_path / "s"), "splitBytes": "131072", "batchRows": "1"})
+    reader = source.MessageReader(asked, from_arrow_schema(schema_of(["body"])))
+    whole, damaged = reader.partitions()
+    batches = reader.read(whole)
+    rows = len(next(batches))
+    with pytest.raises(rmq.CorruptFileError):
+        list(reader.read(damaged))
+    assert rows + sum(map(len, batches)) == sum(place < damaged.split.begin for place in places)
+
+
 def test_a_path_without_store_is_told_with_host_and_path(tmp_path: Path) -> None:
     pattern = re.escape(f"host {socket.gethostname()}: {tmp_path}/nix: no store is to be read here: No such file")
     for call in (opened.opened, check_seen):
