@@ -109,6 +109,11 @@ class Dispatcher(Generic[Queue]):
             if self._index is not None:
                 self.index_phy_offset = max(self.index_phy_offset, end)
 
+    def forget_queues(self) -> None:
+        """The next unit of each queue goes where `queues` opens it then."""
+        with self.lock:
+            self._by_number.clear()
+
     def _queue(self, number: int) -> Queue | None:
         """The queue of a number in the table; None when its topic cannot name a directory."""
         while len(self._by_number) <= number:

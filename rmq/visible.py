@@ -71,6 +71,8 @@ class Visible:
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log, queues, index = self._paths, self._log, self._queues, self._index
+        queues.forget()
+        self._dispatcher.forget_queues()
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
@@ -107,7 +109,6 @@ class Visible:
 
     def _look_anew(self, why: str) -> None:
         logger.warning("%s: %s; the reader looks at all anew", self._paths.root, why)
-        self._queues.forget()
         self._look()
 
     def _read_mark(self) -> None:
@@ -275,7 +276,6 @@ class Visible:
         """Bring the queues level with the end, in memory. CorruptFileError while files of one are damaged."""
         with self._lock:
             if self._queues.damage:
-                self._queues.forget()
                 self._look()  # at files that were put in their place, maybe
             self._queues.check()
             low = self._log.min_phy_offset

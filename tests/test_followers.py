@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import workload
+from conftest import copy_store
 from test_info import broker
 from workload import message
 
@@ -95,6 +96,30 @@ def test_units_of_records_that_a_reader_cannot_see_yet_are_not_its_units(path: P
             assert_follows(reader, range(first + 40))
             del view._limit
             assert_follows(reader, range(first + 60))
+
+
+def test_a_reader_follows_queues_that_a_recovery_made_shorter(path: Path, tmp_path: Path) -> None:
+    """Power was lost: a reader sees all of 20 records, a writer finds the last one of them torn."""
+    with rmq.open(path, "r+", config=workload.config(flush_interval_commit_log=FAR)) as writer:
+        writer.put_many([rmq.Message("new", b"%d" % number) for number in range(20)])
+        last = writer.pull("new", 0, 19, 1).messages[0]
+        image = copy_store(path, tmp_path / "image")
+    with rmq.open(image) as reader:
+        assert len(reader.pull("new", 0, 0, 100).messages) == 20
+        zero_record(image, last)
+        with rmq.open(image, "r+") as writer:
+            assert reader.topics()["new"] == {0: (0, 19)}
+            writer.put_many([rmq.Message("new", b"more")] * 5)
+            assert reader.topics()["new"] == {0: (0, 24)}
+            assert reader.pull("new", 0, 0, 100).messages == writer.pull("new", 0, 0, 100).messages
+
+
+def zero_record(store: Path, message: rmq.StoredMessage) -> None:
+    size = workload.config().mapped_file_size_commit_log
+    start = message.phy_offset - message.phy_offset % size
+    with (store / "commitlog" / f"{start:020d}").open("r+b") as segment:
+        segment.seek(message.phy_offset - start)
+        segment.write(bytes(message.size))
 
 
 def directory_only(path: Path) -> None:
