@@ -152,6 +152,12 @@ class ConsumeQueue:
         """Queue offset of the first unit in the files."""
         return self._starts[0] // UNIT_SIZE if self._starts else self._tail_start
 
+    @property
+    def files_end(self) -> int:
+        """Behind the last unit in the files: one beside us that writes through a map may be at it still."""
+        with self._lock:
+            return self._tail_start if self._tail else self.max_offset
+
     def place_of(self, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit."""
         number, position = divmod(queue_offset * UNIT_SIZE, self._segment_size)

@@ -49,6 +49,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     at = queue_offset
     chunk = PULL_CHUNK if wanted is not None else min(PULL_CHUNK, limit)
     while at < high and len(messages) < limit:
+        files_end = queue.files_end
         offsets, sizes, tags_codes = queue.read(at, min(chunk, high - at))
         chunk = PULL_CHUNK
         if not len(offsets):
@@ -61,6 +62,8 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
             passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
+            # Of the newest unit in the files a broker beside us may not have written the tags code yet.
+            passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True
             chosen = chosen[passes[chosen]]
             ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
             room = max(room, int(np.searchsorted(ends, PULL_BYTES)))

@@ -1,5 +1,5 @@
 """The last record of a broker's log may be half there: its writer is at it, or was killed at it. The checks of a whole
-record let through one that lacks the end of its properties."""
+record let through one that lacks the end of its properties. So may the last unit of a queue: that of its tags code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import rmq
 import rmq.visible
+from rmq._core._layout import UNIT_SIZE
 from rmq.lock import Holder
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=8192, max_hash_slot_num=100, max_index_num=400)
@@ -88,3 +89,27 @@ def test_a_record_with_another_behind_it_is_whole_also_with_a_nul_at_its_end(tmp
     for mode in ("r", "r+"):
         with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
             assert bodies(store) == [*WHOLE, b"last"]
+
+
+@pytest.mark.parametrize("tags", ["TagA", "polygenelubricants"], ids=["a positive hash", "a negative hash"])
+@pytest.mark.parametrize("written", range(12, 20))
+@pytest.mark.parametrize("behind", [0, 2])
+def test_tags_are_those_of_the_record_where_a_broker_is_at_the_newest_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, written: int, behind: int
+) -> None:
+    """behind: so many records follow whose units are in no file yet."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"%d" % number, tags=tags) for number in range(3 + behind)])
+    shutil.rmtree(tmp_path / "s/rmq")
+    [file] = (tmp_path / "s/consumequeue/T/0").iterdir()
+    units = file.read_bytes()
+    file.write_bytes(units[: 2 * UNIT_SIZE + written].ljust(len(units), b"\0"))
+    monkeypatch.setattr(rmq.visible, "lock_holder", lambda _: Holder.OTHER)
+    with rmq.open(tmp_path / "s", config=CONFIG) as store:
+        pulled = store.pull("T", tags=tags)
+        assert [message.body for message in pulled.messages] == [b"%d" % number for number in range(3 + behind)]
+        assert pulled.next_queue_offset == 3 + behind
+        assert not store.pull("T", tags="other").messages
+        assert [message.body for message in store.pull("T", 0, 2, 1, tags=tags).messages] == [b"2"]
+        file.write_bytes(units)
+        assert store.pull("T", tags=tags).messages == pulled.messages
