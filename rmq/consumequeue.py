@@ -149,8 +149,10 @@ class ConsumeQueue:
 
     @property
     def first_offset(self) -> int:
-        """Queue offset of the first unit in the files."""
-        return self._starts[0] // UNIT_SIZE if self._starts else self._tail_start
+        """Queue offset of the first unit in the files, or of those in memory where these took the files' place."""
+        with self._lock:
+            starts = [start // UNIT_SIZE for start in self._starts[:1]]
+            return min([*starts, self._tail_start] if self._tail or not starts else starts)
 
     @property
     def files_end(self) -> int:
@@ -162,6 +164,15 @@ class ConsumeQueue:
         """File and position of a unit."""
         number, position = divmod(queue_offset * UNIT_SIZE, self._segment_size)
         return self._path(number * self._segment_size), position
+
+    def behind_lost_file(self, queue_offset: int) -> int:
+        """Where the next file begins when that of a unit is gone and a later one is not, as after no recovery; else the
+        unit's queue offset. Source: ConsumeQueue#rollNextFile."""
+        with self._lock:
+            start = queue_offset * UNIT_SIZE // self._segment_size * self._segment_size
+            later = [self._path(other) for other in self._starts if other > start]
+            is_lost = not self._path(start).exists() and any(path.exists() for path in later)
+        return (start + self._segment_size) // UNIT_SIZE if is_lost else queue_offset
 
     def end_phy_offset(self) -> int:
         """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""

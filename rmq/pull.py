@@ -88,7 +88,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     if messages:
         status = PullStatus.FOUND
     elif at == queue_offset:
-        status = PullStatus.OFFSET_FOUND_NULL
+        status, at = PullStatus.OFFSET_FOUND_NULL, min(queue.behind_lost_file(at), high)
     else:
         status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, low, high, messages)
