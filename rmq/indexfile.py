@@ -20,7 +20,7 @@ from rmq._core._message import to_ms
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
-from rmq.errors import StoreClosedError, StoreReadOnlyError
+from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
 from rmq.keys import checked_max_num, hash_keys, int64_array, list_array, ms_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.sidecar import open_sidecar
@@ -179,6 +179,7 @@ class IndexFile:
         """
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
         counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
+        self._check_size()
         return list_array(counts, values)
 
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
@@ -274,6 +275,15 @@ class IndexFile:
         if self._writable:
             self.view.settle()
             self._file.sync()
+
+    def _check_size(self) -> None:
+        """check_size, of a file that another thread may close."""
+        try:
+            self.check_size()
+        except CorruptFileError:
+            if self._view is None:
+                raise StoreClosedError(f"{self.path}: index file is closed") from None
+            raise
 
     def _check_maps(self) -> None:
         self._file.check()

@@ -193,6 +193,29 @@ def test_an_index_file_alone_is_guarded(tmp_path: Path) -> None:
                 call()
 
 
+def test_no_answer_of_an_index_file_that_ends_within_a_page_is_short(tmp_path: Path) -> None:
+    """No page is gone then; behind the end zeros are read, wherever it is."""
+    place, sizes = tmp_path / "i", {"max_hash_slot_num": 10, "max_index_num": 40}
+    keys = [f"T#{number % 20}" for number in range(33)]
+    with rmq.IndexFile(place, "x", **sizes) as file:
+        file.put_keys(keys, np.arange(100, 133), np.arange(33) * 1000 + 10**12)
+        used = 40 + 10 * 4 + file.index_count * 20
+        right = file.select_phy_offset_many(keys).to_pylist()
+    data, short = place.read_bytes(), 0
+    for cut in range(1, used):
+        place.write_bytes(data)
+        with rmq.IndexFile(place, **sizes) as file:
+            os.truncate(place, cut)
+            for key, answer in zip(keys, right, strict=True):
+                try:
+                    assert file.select_phy_offset(key) == answer
+                except rmq.CorruptFileError:
+                    short += 1
+            with pytest.raises(rmq.CorruptFileError, match="was truncated"):
+                file.select_phy_offset_many(keys[:1])
+    assert short >= (used - 20) * len(keys)
+
+
 def test_marks_that_are_gone_are_an_error(path: Path) -> None:
     with rmq.open(path) as store:
         os.truncate(path / "rmq" / "marks", 0)

@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
 from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
-from rmq._core._indexwalk cimport OffsetList, Question, count_of, set_index_bytes, walk, walk_one
+from rmq._core._indexwalk cimport OffsetList, Question, count_of, may_be_cut, set_index_bytes, walk, walk_one
 from rmq._core._javahash cimport hash_of_str, key_hash_of
 from rmq._core._recordbatch cimport RecordBatch
 from rmq._core._sidecar cimport ANSWERED, DAMAGED, Outcome, SidecarView
@@ -27,7 +27,6 @@ cdef enum:
     SLOTS_OF_A_KEY = 1365           # 4/3 of those of a page: so many keys touch more than half of the pages
     BYTES_TOGETHER = 16384          # of entries: fewer are not worth a call of the system
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
-
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
@@ -327,7 +326,7 @@ cdef class IndexFileView:
 
     def select_one(self, key, max_num, begin, end):
         """Raw answers for one whole index key, a list; None when an argument is not just a str and int of 64 bits,
-        max_num >= 0: select tells more."""
+        max_num >= 0, or the file may be shorter than its map: select, and the system, tell more."""
         cdef Question question
         cdef OffsetList out
         cdef int64_t[FEW_ANSWERS] few
@@ -338,6 +337,8 @@ cdef class IndexFileView:
             return None
         self._check()
         key_hash = key_hash_of(hash_of_str(key, 0))
+        if may_be_cut(&self._file, key_hash):
+            return None
         if self.sidecar is None:
             self._users += 1
             with nogil:

@@ -40,6 +40,7 @@ cdef inline int32_t slot_of(const IndexBytes *file, int32_t key_hash) noexcept n
 
 cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num, int32_t index_num) noexcept nogil
 cdef int32_t count_of(const IndexBytes *file) noexcept nogil
+cdef bint may_be_cut(const IndexBytes *file, int32_t key_hash) noexcept nogil
 cdef bint walk(const IndexBytes *file, const Question *question, const int32_t *key_hashes, Py_ssize_t keys,
                int32_t *counts, OffsetList *out) noexcept nogil
 cdef int walk_one(const IndexBytes *file, const Question *question, int32_t key_hash, int64_t *items,

@@ -78,6 +78,19 @@ cdef int32_t count_of(const IndexBytes *file) noexcept nogil:
     return 1 if count < 1 else min(count, file.index_num)
 
 
+cdef bint may_be_cut(const IndexBytes *file, int32_t key_hash) noexcept nogil:
+    """Whether the walk of a hash may meet what lies behind the end of a truncated file: its last page reads as zeros.
+
+    The newest entry ends with zeros then. When its offset does not, no more than its own time and link can be gone.
+    """
+    cdef int32_t newest = count_of(file) - 1, its_hash
+    cdef const uint8_t *entry = file.entries + <int64_t>newest * L.ENTRY_SIZE
+    if newest > 0 and entry[L.ENTRY_SIZE - 1] != 0:
+        return False
+    its_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET) & INT32_LIMIT
+    return newest < 1 or entry[L.ENTRY_TIME_DIFF_OFFSET - 1] == 0 or slot_of(file, its_hash) == slot_of(file, key_hash)
+
+
 cdef bint _make_room(HitList *hits, int64_t more) noexcept nogil:
     cdef Hit *items
     cdef int64_t room
