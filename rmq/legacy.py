@@ -15,7 +15,7 @@ from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.paths import StorePaths
 from rmq.scan import readable
-from rmq.signs import Version, VersionSign, file_signs, first_messages, record_signs
+from rmq.signs import Version, VersionSign, file_signs, first_messages, has_old_blanks, record_signs
 
 Range = tuple[int, int]
 _NEW_RULES: Version = (4, 9, 1)
@@ -30,8 +30,7 @@ class LegacyKeys:
         """config: as it was passed. A reader's names the release that wrote the store, a writer's how it goes on."""
         self.told = {} if is_own else {NO_LEGACY: _is_told(paths, meta)}  # for meta.json
         is_passed = mode == "r" and config.is_explicit("rocketmq_version")
-        # None: the first records tell.
-        self._is_possible = False if is_own or is_passed or self.told[NO_LEGACY] else None
+        self._is_possible = False if is_own or is_passed else None  # None: the log tells
         self._found: list[Range] = []
         self._end = 0  # of the pass
 
@@ -40,7 +39,9 @@ class LegacyKeys:
         low = log.min_phy_offset
         if self._is_possible is None and low < covered:
             with contextlib.suppress(CorruptFileError):
-                self._is_possible = not _is_later(record_signs(first_messages(log, log_end)))
+                # Small files tell of the last broker only, records of the first.
+                self._is_possible = has_old_blanks(log) or not (
+                    self.told[NO_LEGACY] or _is_later(record_signs(first_messages(log, log_end))))
         if self._is_possible is not False or config.parses_legacy_properties or index.counts_every_put():
             if self._end < covered:
                 self._found += ambiguous_records(log, max(self._end, low), covered)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,12 +12,16 @@ from rmq._core import _layout as L
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
+from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
 
 Version = tuple[int, int, int]
 SAMPLE_ROWS = 256
+BLANKS_ASKED = 16  # of the first segments
+BLANK_SIZE = 64 * 1024  # of a segment's end: a blank record is shorter than the record that had no room
+_BLANK_MAGIC = (L.BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
 _FIRST: Version = (4, 0, 0)
 _LAST: Version = (5, 99, 99)
 
@@ -101,6 +106,29 @@ def record_signs(samples: list[Sample]) -> Iterator[VersionSign]:
     ends = {sample.properties_end == L.PROPERTY_END for sample in samples if sample.properties_end is not None}
     if ends == {False}:
         yield VersionSign(first=(4, 9, 1), last=(5, 1, 4), fact="properties end without a separator")
+
+
+def has_old_blanks(log: CommitLog) -> bool:
+    """Whether RocketMQ <= 4.9.0 filled one of the log's first segments: the blank record at its end repeats the record
+    before it, with its place, from a buffer that later releases leave alone. None of less than 36 bytes tells.
+    """
+    for segment in log.segments[: min(BLANKS_ASKED, len(log.segments) - 1)]:
+        with contextlib.suppress(CorruptFileError):
+            tail = segment.read(max(0, log.segment_size - BLANK_SIZE), min(BLANK_SIZE, log.segment_size))
+            at = len(tail)
+            while (at := tail.rfind(_BLANK_MAGIC, 0, at)) >= L.RECORD_MAGIC_OFFSET:
+                blank = tail[at - L.RECORD_MAGIC_OFFSET :]
+                if int.from_bytes(blank[: L.RECORD_MAGIC_OFFSET], "big") == len(blank):
+                    break
+            else:
+                continue
+            before = int.from_bytes(blank[L.RECORD_PHY_OFFSET_OFFSET : L.RECORD_SYS_FLAG_OFFSET], "big") - segment.start
+            size = min(len(blank), log.segment_size - len(blank) - before)
+            if before >= 0 and size >= L.RECORD_SYS_FLAG_OFFSET:
+                rest = segment.read(before, size)[L.BLANK_HEADER_SIZE :]
+                if rest == blank[L.BLANK_HEADER_SIZE : size]:
+                    return True
+    return False
 
 
 def first_messages(log: CommitLog, log_end: int) -> list[Sample]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from conftest import copy_store
+from conftest import Golden, copy_store
 
 import rmq
 from rmq import legacy
+from rmq.signs import has_old_blanks
 
 CONFIG = {"mapped_file_size_commit_log": 65536, "max_hash_slot_num": 50, "max_index_num": 200}
 # What the newer rules read as the key; the older ones ignore an item with two 0x01.
@@ -69,6 +70,44 @@ def test_the_release_that_is_passed_to_a_reader_holds(tmp_path: Path) -> None:
         assert passes(store) == 0
     with rmq.open(path, config=rmq.StoreConfig(rocketmq_version="4.9.0")) as store:
         assert passes(store) == 1
+
+
+def of_two_brokers(path: Path, *, is_old: bool) -> None:
+    """Three segments whose records 4.8.0 indexed, left by 5.x. is_old: with blank records as up to 4.9.0."""
+    config = rmq.StoreConfig(**CONFIG | {"mapped_file_size_commit_log": 4096}, rocketmq_version="4.8.0")
+    with rmq.open(path, "x", config=config) as store:
+        placed = [store.put(rmq.Message("T", RAW[::-1], raw_properties=RAW))]
+        placed += [store.put(rmq.Message("T", b"", keys=[f"k{n}"])) for n in range(90)]
+    shutil.rmtree(path / "rmq")
+    (path / "abort.bak").touch()
+    for segment in sorted((path / "commitlog").iterdir())[:-1] if is_old else []:
+        last = max(item for item in placed if item.phy_offset // 4096 * 4096 == int(segment.name))
+        data, at = bytearray(segment.read_bytes()), last.phy_offset % 4096
+        blank = at + last.size
+        size = min(4096 - blank, last.size)
+        assert size >= 36
+        data[blank + 8 : blank + size] = data[at + 8 : at + size]
+        segment.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_store_that_an_old_broker_began_and_a_newer_one_left_is_searched(tmp_path: Path, is_old: bool) -> None:
+    """Up to 4.9.0 a blank record goes on as the record before it; files tell of the newer one."""
+    of_two_brokers(tmp_path / "s", is_old=is_old)
+    for mode in ("r", "r+", "r+", "r"):
+        with rmq.open(tmp_path / "s", mode) as store:
+            with patch.object(legacy, "ambiguous_records", side_effect=legacy.ambiguous_records) as made:
+                assert len(store.query("T", "k89")) == 1
+                assert made.called is is_old
+            assert not is_old or [message.body for message in store.query("T", HIDDEN)] == [RAW[::-1]]
+
+
+@pytest.mark.parametrize(("name", "is_old"), [("4.7.0-small-1", True), ("4.9.8-small-1", False),
+                                              ("5.3.3-small-1", False)])  # fmt: skip
+def test_blank_records_of_rocketmq_tell(golden_stores: dict[str, Golden], name: str, is_old: bool) -> None:
+    golden = golden_stores[name]
+    with rmq.open(golden.directory / "store", config=golden.store_config) as store:
+        assert has_old_blanks(store._log) is is_old
 
 
 def test_own_stores_are_not_searched(tmp_path: Path) -> None:
