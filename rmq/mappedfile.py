@@ -227,7 +227,7 @@ class MappedFile:
         """
         try:
             size = self.map.size()
-        except ValueError:  # closed by another thread that found it so
+        except (ValueError, OSError):  # closed by another thread, before or in the midst of the call
             size = 0
         if size < self.size:
             raise CorruptFileError(self.path, size, "file was truncated while it was open")

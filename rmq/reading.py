@@ -77,16 +77,17 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
         store: StoreReader = arguments[0]  # type: ignore[assignment]
         store._check_open()
         try:
-            answer = method(*arguments, **options)
+            try:
+                answer = method(*arguments, **options)
+            finally:
+                if lost_pages() and not store.closed:
+                    store._check_maps()
             store._check_open()
             return answer
         except (ValueError, OSError, RmqError) as error:
             store._check_open()
             raise_with_file(store._log, error)
             raise
-        finally:
-            if lost_pages() and not store.closed:
-                store._check_maps()
 
     return checked
 

@@ -18,7 +18,7 @@ from rmq.marks import read_manifest
 from rmq.paths import StorePaths
 
 SMALL = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
-         "max_index_num": 30}  # fmt: skip
+         "max_index_num": 30, "flush_interval_commit_log": 2**31 - 1}  # fmt: skip
 CONFIG = rmq.StoreConfig(**SMALL)
 PAGE = 512
 

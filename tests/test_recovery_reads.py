@@ -19,7 +19,7 @@ from rmq.logsegment import Segment
 
 SEGMENT = 16 * 1024
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=400,
-                         max_hash_slot_num=10, max_index_num=40)  # fmt: skip
+                         max_hash_slot_num=10, max_index_num=40, flush_interval_commit_log=2**31 - 1)  # fmt: skip
 EDGES = [0, 1, SEGMENT // 3, SEGMENT - 1, 5 * SEGMENT // 2]  # unflushed at least so many bytes
 
 
