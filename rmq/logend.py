@@ -6,6 +6,7 @@ Source: RocketMQ CommitLog#recoverNormally, #recoverAbnormally, #isMappedFileMat
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 
@@ -117,23 +118,17 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
     return end
 
 
-def record_behind(log: CommitLog, phy_offset: int) -> tuple[int, CorruptFileError | None]:
-    """For readers: the first whole record behind a damaged place, -1 when none, and the error of a file on the way that
-    is passed over, as it was cut short.
-    """
-    passed = None
+def record_behind(log: CommitLog, phy_offset: int) -> int:
+    """For readers: the first whole record behind a damaged place, -1 when none. Files cut short are passed over."""
     for start in [segment.start for segment in log.segments if segment.end > phy_offset]:
         segment = log.segment_at(start)
         if segment is None:
             continue  # taken off by a recovery beside a reader
-        try:
+        with contextlib.suppress(CorruptFileError):
             found = segment.resync(max(start, phy_offset + 1), segment.end)
-        except CorruptFileError as error:
-            passed = error
-            continue
-        if found >= 0:
-            return found, passed
-    return -1, passed
+            if found >= 0:
+                return found
+    return -1
 
 
 def misses_last_segment(log: CommitLog, checkpoint: Checkpoint, queue_end: int) -> bool:

@@ -97,7 +97,7 @@ class Visible:
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = self._misses_index = False
         self._judged_index: tuple[list[IndexFile], Version | None] | None = None
         self._cut_short: tuple[str, Version | None] | None = None  # a segment, as it was when it stopped us
-        self.passed: CorruptFileError | None = None  # of a segment that is cut short: its records may have no units
+        self.passed: CorruptFileError | None = None  # damage that was passed over: its records have no units
         try:
             self._start()
         except CorruptFileError as error:
@@ -348,11 +348,11 @@ class Visible:
             try:
                 self._dispatcher.advance(end)
                 return
-            except CorruptFileError:
+            except CorruptFileError as error:
                 if self._is_live or self._dispatcher.queue_phy_offset < self._log.min_phy_offset:
                     raise
-                following, passed = record_behind(self._log, self._dispatcher.queue_phy_offset)
-                self.passed = passed or self.passed
+                following = record_behind(self._log, self._dispatcher.queue_phy_offset)
+                self.passed = self.passed or error
                 if not 0 <= following < end:
                     return
                 self._dispatcher.queue_phy_offset = following

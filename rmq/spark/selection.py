@@ -152,7 +152,7 @@ def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
 
 
 def check_units(store: Store, options: ReadOptions) -> None:
-    """DataLossError when units were made of a log of which a segment is cut short: the rest of it may have none."""
+    """DataLossError when units were made of a damaged log: what could not be read of it has none."""
     if options["failOnDataLoss"] and store.mode == "r" and store._visible.passed is not None:
         raise DataLossError(f"{store._visible.passed}; failOnDataLoss=false reads what is left")
 

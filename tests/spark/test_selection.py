@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,13 @@ def numbers_by_queue(path: Path, fail: str, *, stream: bool) -> list[int]:
     return [int(body[:3]) for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
 
 
+def zero_a_record(file: Path) -> None:
+    with file.open("r+b") as segment:
+        size = int.from_bytes(segment.read(4), "big")
+        segment.seek(size)
+        segment.write(bytes(size))
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
 @pytest.mark.parametrize(("segment", "lost"), [(0, range(3, 13)), (2, range(29, 39)), (7, range(94, 100))], ids=str)
 def test_by_queue_a_segment_that_is_cut_short_is_data_loss_or_read_to_its_last_whole_record(
@@ -200,6 +208,18 @@ def test_queues_that_must_be_made_of_a_log_that_is_cut_short_are_data_loss(clean
     with pytest.raises(DataLossError, match=f"{file}: byte 1000: .*; failOnDataLoss=false reads what is left"):
         numbers_by_queue(clean, "true", stream=False)
     assert len(numbers_by_queue(clean, "false", stream=False)) == (91 if segment == 7 else 87)
+
+
+@pytest.mark.parametrize(("damage", "left"), [(os.unlink, 87), (zero_a_record, 99)], ids=["removed", "zeroed"])
+def test_queues_that_must_be_made_of_a_damaged_log_are_data_loss(
+    clean: Path, damage: Callable[[Path], None], left: int
+) -> None:
+    shutil.rmtree(clean / "consumequeue")
+    damage(clean / f"commitlog/{2 * 4096:020d}")
+    for stream in (False, True):
+        with pytest.raises(DataLossError, match="failOnDataLoss=false reads what is left"):
+            numbers_by_queue(clean, "true", stream=stream)
+    assert len(numbers_by_queue(clean, "false", stream=False)) == left
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
