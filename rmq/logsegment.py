@@ -107,9 +107,7 @@ class Segment:
         try:
             return self.holding_records(phy_offsets)
         except CorruptFileError:
-            file = self.of_any_size(int(phy_offsets[0]), self.end)
-            file.start = self.start
-            return file
+            return self.of_any_size(int(phy_offsets[0]), self.end)
 
     def at_once(self, records: int) -> int:
         """Of how many phy offsets, of so many, `holding_records` takes the records in at a time."""
@@ -121,7 +119,7 @@ class Segment:
 
     def of_any_size(self, begin: int, end: int) -> MappedFile:
         """The file as it is, mapped for the caller, who closes it and reads only the phy offsets [begin, end)."""
-        return MappedFile(self.path)
+        return MappedFile(self.path, start=self.start)
 
     def read_ahead(self, begin: int, end: int) -> None:
         """Ask the disk for the phy offsets [begin, end), and wait for nothing. What cannot be asked for is no error."""

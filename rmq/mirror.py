@@ -289,6 +289,7 @@ class FetchedSegment(Segment):
             raise ObjectStoreError(self._mirror.objects.uri(self._listed.name), str(error)) from error
         finally:
             os.close(descriptor)
+        file.start = self.start
         return file
 
     def _head_end(self, place: int) -> int:
