@@ -13,8 +13,8 @@ import numpy.typing as npt
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.keys import int64_array
-from rmq.query import load_sound
-from rmq.scan import TABLE_BYTES, BatchMaker, unwrapped_rows
+from rmq.query import Found, load_sound, rank_in
+from rmq.scan import TABLE_BYTES, BatchMaker, KeysOf, unwrapped_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +34,13 @@ def loader(log: CommitLog, phy_offsets: npt.NDArray[np.int64], sizes: Any, *, ch
 
 
 def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int, columns: Sequence[str],
-                   limit: int = TABLE_BYTES) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
+                   limit: int = TABLE_BYTES, keys_of: KeysOf | None = None
+                   ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
     """Records at phy offsets in the order of the log, inner batches unwrapped, about `limit` bytes a batch, and of each
     row the place of its phy offset.
 
-    load(ascending phy offsets, log_end, checks): batches, each with the positions of its rows.
+    load(ascending phy offsets, log_end, checks): batches, each with the positions of its rows. keys_of(place): those
+    for which the record was found (message.carrying); None: all messages of an inner batch.
     """
     maker = BatchMaker(columns)
     order = np.argsort(phy_offsets)
@@ -53,7 +55,7 @@ def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
             first = last
 
     for batch, positions in load(phy_offsets[order], log_end, maker.checks):
-        for part, first, last, placed in _portions(batch, order[positions], limit):
+        for part, first, last, placed in _portions(batch, order[positions], limit, keys_of):
             if maker.data_size > limit:
                 yield from finished()
             maker.append(part, first, last)
@@ -61,11 +63,11 @@ def placed_batches(load: Load, phy_offsets: npt.NDArray[np.int64], log_end: int,
     yield from finished()
 
 
-def _portions(batch: RecordBatch, places: npt.NDArray[np.int64],
-              limit: int) -> Iterator[tuple[RecordBatch, int, int, npt.NDArray[np.int64]]]:  # fmt: skip
+def _portions(batch: RecordBatch, places: npt.NDArray[np.int64], limit: int,
+              keys_of: KeysOf | None) -> Iterator[tuple[RecordBatch, int, int, npt.NDArray[np.int64]]]:  # fmt: skip
     """Rows [first, last) of a batch or of an inner batch, `limit` bytes of them at a time, with their places."""
     if batch.has_inner_batches():
-        for row, part in unwrapped_rows(batch):
+        for row, part in unwrapped_rows(batch, None if keys_of is None else lambda row: keys_of(int(places[row]))):
             yield part, 0, len(part), np.full(len(part), places[row], np.int64)
         return
     ends, first = np.cumsum(batch.numbers("size")), 0
@@ -89,6 +91,24 @@ def table_of(parts: Iterable[tuple[pa.RecordBatch,
     except pa.ArrowInvalid:  # of a column's chunks, which Arrow joins
         raise ValueError(f"{len(placed)} messages have {table.nbytes >> 20} MiB, a look-up takes less than 2 GiB: ask "
                          "for fewer columns, or for fewer messages at a time") from None  # fmt: skip
+
+
+def newest(table: pa.Table, found: Found, places: npt.NDArray[np.int64],
+           limit: int | None) -> tuple[pa.Table, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:  # fmt: skip
+    """A table whose rows have ascending places in `found`, the key's number of each row, and which keys have more.
+    Newest first in inner batches too, whose messages share a place, and of these too no more than the limit.
+    """
+    numbers, truncated = found.numbers[places], found.truncated
+    if (places[1:] > places[:-1]).all():
+        return table, numbers, truncated
+    import pyarrow as pa
+
+    rows = np.lexsort((-np.arange(len(places)), places))
+    if limit is not None:
+        totals = np.bincount(numbers, minlength=len(truncated))
+        is_kept = rank_in(numbers, totals) < limit
+        rows, numbers, truncated = rows[is_kept], numbers[is_kept], truncated | (totals > limit)
+    return table.take(pa.array(rows)) if table.num_columns else table, numbers, truncated
 
 
 def numbered(name: str, numbers: npt.NDArray[np.int64], table: pa.Table) -> pa.Table:

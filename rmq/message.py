@@ -7,8 +7,9 @@ import datetime
 import enum
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -304,6 +305,20 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
                       *wrapper[7:13], body_crc(own), own, item[tail + 2 :]))  # fmt: skip
         at += size
     return found
+
+
+def carrying(wrapper: tuple[Any, ...], items: list[tuple[Any, ...]], asked: Set[str]) -> list[tuple[Any, ...]]:
+    """Of the messages of an inner batch those that carry a key that was asked for and that the wrapper carries too; all
+    of them when of some such key the wrapper alone knows.
+    """
+    own = [_carried(item) for item in items]
+    found = [[number for number, keys in enumerate(own) if key in keys] for key in asked & _carried(wrapper)]
+    return [items[number] for number in sorted(set(chain(*found)))] if found and all(found) else items
+
+
+def _carried(fields: tuple[Any, ...]) -> set[str]:
+    properties = parse_properties(fields[15])
+    return {properties.get("UNIQ_KEY", ""), *properties.get("KEYS", "").split(" ")} - {""}
 
 
 # ---- ids -------------------------------------------------------------------------------------------

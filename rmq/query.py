@@ -17,7 +17,7 @@ from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECO
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
-from rmq.message import SOME_SEGMENT, StoredMessage, inner_messages
+from rmq.message import SOME_SEGMENT, StoredMessage, carrying, inner_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,8 @@ class Wanted:
 
     def __init__(self, topics: Sequence[bytes] | None, begin: int, end: int, keys: Sequence[str] | None) -> None:
         self._bounds = topics, begin, end
-        self._keys: set[tuple[bytes | None, bytes]] | None = None if keys is None else {(None, key.encode()) for key in
-                                                                                        keys}
+        self.keys = None if keys is None else frozenset(keys)
+        self._items: set[Item] = {(None, key.encode()) for key in keys or ()}
         self._hashes = np.sort(hash_str_keys(list(keys or ())))
         self.is_all = topics is None and keys is None and end - begin == 2**64 - 1
         self.checks = 0 if keys is None else PARSE_PROPERTIES
@@ -45,9 +45,9 @@ class Wanted:
     def keep(self, batch: RecordBatch) -> None:
         """Keep those rows, of a batch that was scanned with `checks`."""
         batch.keep(*self._bounds)
-        if self._keys is not None:
+        if self.keys is not None:
             mask = np.zeros(len(batch), np.uint8)
-            mask[[row for row, _ in batch.find_keys(self._keys, self._hashes)]] = 1
+            mask[[row for row, _ in batch.find_keys(self._items, self._hashes)]] = 1
             batch.keep(mask=mask)
 
 
@@ -105,7 +105,7 @@ def find(log: CommitLog, topic: bytes, keys: list[str],
     found = [_scan_uncovered(log, items, uncovered, begins, ends)]
     enough = ALL if limit is None else limit + 1
     numbers, offsets = _in_order(*candidates)
-    rank = _rank(numbers, np.bincount(numbers, minlength=len(keys)))
+    rank = rank_in(numbers, np.bincount(numbers, minlength=len(keys)))
     counts = np.zeros(len(keys), np.int64)
     is_sound = is_all and not len(found[0][0])
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
@@ -125,7 +125,7 @@ def find(log: CommitLog, topic: bytes, keys: list[str],
     totals = np.bincount(numbers, minlength=len(keys))
     if limit is None:
         return Found(numbers, offsets, np.zeros(len(keys), np.bool_), is_sound)
-    kept = _rank(numbers, totals) < limit
+    kept = rank_in(numbers, totals) < limit
     return Found(numbers[kept], offsets[kept], totals > limit, is_sound)
 
 
@@ -143,7 +143,7 @@ def _in_order(numbers: npt.NDArray[np.int64],
     return numbers, offsets
 
 
-def _rank(numbers: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def rank_in(numbers: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Of pairs by number: how many of the same number come before each. totals: pairs of each number."""
     return np.arange(len(numbers)) - np.repeat(np.cumsum(totals) - totals, totals)
 
@@ -300,8 +300,7 @@ def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:
     if inner is None:
         yield message
         return
-    own = [StoredMessage(fields) for fields in inner]
-    yield from reversed([item for item in own if key in item.keys or key == item.uniq_key] or own)
+    yield from map(StoredMessage, reversed(carrying(message.as_tuple(), inner, {key})))
 
 
 def messages_with(log: CommitLog, topic: bytes, key: str, candidates: Iterable[int], uncovered: list[tuple[int, int]],

@@ -39,7 +39,7 @@ from rmq.keys import (
 )
 from rmq.legacy import LegacyKeys
 from rmq.lock import lock_holder
-from rmq.lookup import loader, numbered, placed_batches, table_of
+from rmq.lookup import loader, newest, numbered, placed_batches, table_of
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
@@ -55,7 +55,7 @@ from rmq.query import (
     raise_with_file,
 )
 from rmq.queueset import QueueSet
-from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller
+from rmq.scan import BatchMaker, KeysOf, LostRange, aligned, checked_columns, record_batches, teller
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class StoreReader(ABC):
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
 
         keys: list of str, numpy text, or an Arrow string array. begin, end: as of query, or a NumPy array of ms, one
-        for each key. limit: records of each key, an inner batch is one. columns: as of scan.
+        for each key. limit: of each key. columns: as of scan.
         """
         import pyarrow as pa
 
@@ -235,13 +235,13 @@ class StoreReader(ABC):
         found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
                      limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
-            table, key_index = pa.table({"phy_offset": found.phy_offsets}), found.numbers
+            table, key_index, truncated = pa.table({"phy_offset": found.phy_offsets}), found.numbers, found.truncated
         else:
-            table, placed = table_of(self._placed(found.phy_offsets, names, log_end, crc=True))
-            key_index = found.numbers[np.sort(placed)]
+            table, placed = table_of(self._placed(found.phy_offsets, names, log_end, crc=True,
+                                                  keys_of=lambda place: {listed[found.numbers[place]]}))  # fmt: skip
+            table, key_index, truncated = newest(table, found, np.sort(placed), limit)
         table = numbered("key_index", key_index.astype(np.int64), table)
-        cut = np.flatnonzero(found.truncated)
-        return QueryManyResult(table, complete or not uncovered, bool(len(cut)), cut)
+        return QueryManyResult(table, complete or not uncovered, bool(truncated.any()), np.flatnonzero(truncated))
 
     def _checked_query(self, topic: str, keys: list[str], limit: int | None) -> bytes:
         """The topic of a query whose topic, keys and limit are as they should be."""
@@ -329,10 +329,10 @@ class StoreReader(ABC):
         return numbered("place", np.sort(placed), table)
 
     def _placed(self, at: Any, names: Any, end: int, sizes: Any = None, *, crc: bool, skip_damage: bool = False,
-                **limit: int) -> Iterator[Any]:  # fmt: skip
+                keys_of: KeysOf | None = None, **limit: int) -> Iterator[Any]:  # fmt: skip
         """What lookup_many makes a table of: who reads gigabytes takes it batch by batch."""
         load = loader(self._log, at, sizes, check_crc=crc, skip_damage=skip_damage)
-        return self._while_open(placed_batches(load, at, end, names, **limit))
+        return self._while_open(placed_batches(load, at, end, names, keys_of=keys_of, **limit))
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:
@@ -476,7 +476,7 @@ class StoreReader(ABC):
         maker, checks = BatchMaker(names), wanted.checks | (CHECK_CRC if check_crc else 0)
         batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=int(batch_rows),
                                  batch_bytes=int(batch_bytes), checks=checks, skip_removed=skip_removed, tell=tell,
-                                 keep=None if wanted.is_all else wanted.keep)  # fmt: skip
+                                 keep=None if wanted.is_all else wanted.keep, keys=wanted.keys)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _align(self, place: int, log_end: int) -> int:

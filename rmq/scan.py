@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
-from rmq.message import SOME_SEGMENT, inner_messages, plain_body
+from rmq.message import SOME_SEGMENT, carrying, inner_messages, plain_body
 from rmq.paths import segment_name
 from rmq.segment import EXHAUSTED
 
@@ -62,6 +62,7 @@ class LostRange:
 
 Tell = Callable[[Path, int, int, str], None]
 Keep = Callable[[RecordBatch], object]
+KeysOf = Callable[[int], Set[str]]
 
 
 def teller(on_damage: str, lost: list[LostRange] | None) -> Tell | None:
@@ -195,17 +196,24 @@ class BatchMaker:
                 bodies, first, size = [], row, 0
 
 
-def unwrapped(batch: RecordBatch) -> Iterator[RecordBatch]:
-    """The batch with each inner batch replaced by its messages, each with its own queue offset."""
-    return (part for _, part in unwrapped_rows(batch)) if batch.has_inner_batches() else iter((batch,))
+def unwrapped(batch: RecordBatch, keys: Set[str] | None) -> Iterator[RecordBatch]:
+    """The batch with each inner batch replaced by its messages, each with its own queue offset. keys: for carrying."""
+    if not batch.has_inner_batches():
+        return iter((batch,))
+    return (part for _, part in unwrapped_rows(batch, None if keys is None else lambda _: keys))
 
 
-def unwrapped_rows(batch: RecordBatch) -> Iterator[tuple[int, RecordBatch]]:
+def unwrapped_rows(batch: RecordBatch, keys_of: KeysOf | None) -> Iterator[tuple[int, RecordBatch]]:
     """Each row, with batches of its own: the messages of an inner batch, or the one message."""
     for row in range(len(batch)):
         wrapper = batch.fields(row)
-        for part in _adopted(inner_messages(wrapper) or [wrapper]):
+        for part in _adopted(_items(wrapper, None if keys_of is None else keys_of(row))):
             yield row, part
+
+
+def _items(wrapper: tuple[Any, ...], keys: Set[str] | None) -> list[tuple[Any, ...]]:
+    items = inner_messages(wrapper)
+    return [wrapper] if not items else items if keys is None else carrying(wrapper, items, keys)
 
 
 def _adopted(items: list[tuple[Any, ...]]) -> Iterator[RecordBatch]:
@@ -228,7 +236,8 @@ def _adopted(items: list[tuple[Any, ...]]) -> Iterator[RecordBatch]:
     return parts()
 
 
-def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, tell: Tell) -> Iterator[RecordBatch]:
+def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, keys: Set[str] | None,
+          tell: Tell) -> Iterator[RecordBatch]:  # fmt: skip
     """unwrapped, less the rows whose inner batch or compressed body breaks the format: those are told."""
     if not (batch.numbers("sys_flag") & (L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_COMPRESSED)).any():
         yield batch
@@ -236,7 +245,7 @@ def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, tell: Tell) -> I
     for row in range(len(batch)):
         wrapper = batch.fields(row)
         try:
-            items = inner_messages(wrapper) or [wrapper]
+            items = _items(wrapper, keys)
             for item in items if has_bodies else ():
                 plain_body(item[14], item[6], item[3])
             parts = _adopted(items)
@@ -325,11 +334,12 @@ def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
 
 
 def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, checks: int, keep: Keep | None,
-                   batch_rows: int, batch_bytes: int, tell: Tell | None,
+                   keys: Set[str] | None, batch_rows: int, batch_bytes: int, tell: Tell | None,
                    skip_removed: bool) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Arrow batches of the records in [begin, end): at most batch_rows rows, about batch_bytes of text each.
 
-    keep: takes what is not wanted out of a scanned batch; None: all is. checks: what it and the reader need.
+    keep: takes what is not wanted out of a scanned batch; None: all is. keys: what carrying has to go by; None: all
+    messages of an inner batch. checks: what keep and the reader need.
     Raises CorruptFileError at the first byte that is no record; what lies before was yielded. With `tell` it goes on
     at the next whole record, with skip_removed behind what is cleaned away meanwhile.
     """
@@ -349,7 +359,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
             break
         if keep is not None:
             keep(scanned)
-        for rows in unwrapped(scanned) if tell is None else sound(log, scanned, has_bodies, tell):
+        for rows in unwrapped(scanned, keys) if tell is None else sound(log, scanned, has_bodies, keys, tell):
             first = 0
             while first < len(rows):
                 last = min(len(rows), first + batch_rows - maker.count)

@@ -212,6 +212,30 @@ def test_a_limit_counts_the_messages_inside(batched: Path, limit: int | None, of
         assert ([message.queue_offset for message in found], found.truncated) == (offsets, limit in (1, 2))
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, None])
+@pytest.mark.parametrize("columns", [["phy_offset", "queue_offset"], ["phy_offset"], []])
+def test_many_keys_find_the_messages_that_one_does(batched: Path, limit: int | None, columns: list[str]) -> None:
+    """Newest first, as many as the limit lets through, and the same keys have more."""
+    keys = ["u10", "k5", "none", "k3", "u9", "k3"]
+    with rmq.open(batched) as store:
+        each = [store.query("BT", key, limit=limit) for key in keys]
+        found = store.query_many("BT", keys, limit=limit, columns=columns)
+    assert found.table["key_index"].to_pylist() == [number for number, one in enumerate(each) for _ in one]
+    assert found.truncated_keys.tolist() == [number for number, one in enumerate(each) if one.truncated]
+    for column in columns:
+        assert found.table[column].to_pylist() == [getattr(message, column) for one in each for message in one]
+
+
+@pytest.mark.parametrize(("keys", "offsets"), [(["k5"], [4]), (["k3"], [2, 4]), (["u9", "k5"], [0, 1, 4]),
+                                               (["k5", "u10"], [2, 3, 4]), (["i3"], []), ([], [])])  # fmt: skip
+def test_a_scan_by_keys_finds_the_messages_that_queries_do(batched: Path, keys: list[str], offsets: list[int]) -> None:
+    """In the order of the log: of u10 the record alone knows, so all inside it are found by that."""
+    with rmq.open(batched) as store:
+        for on_damage in ("raise", "skip"):
+            assert store.scan(keys=keys, on_damage=on_damage).read_all()["queue_offset"].to_pylist() == offsets
+        assert {message.queue_offset for key in keys for message in store.query("BT", key)} == set(offsets)
+
+
 def test_lookup_by_place_gives_the_wrapper_and_by_queue_offset_the_message(batched: Path) -> None:
     with rmq.open(batched) as store:
         wrapper = store.lookup(642)

@@ -106,7 +106,8 @@ class Probe:
             is_first = (np.diff(numbers, prepend=-1) != 0) | (np.diff(offsets, prepend=-1) != 0)
             numbers, offsets = numbers[is_first], offsets[is_first]  # an inner batch has a row for each message
             # query_many has looked at their CRCs.
-            for batch, places in store._placed(offsets, columns, store.max_phy_offset, crc=False, limit=PIECE_BYTES):
+            for batch, places in store._placed(offsets, columns, store.max_phy_offset, crc=False, limit=PIECE_BYTES,
+                                               keys_of=lambda place: {keys[numbers[place]].as_py()}):  # fmt: skip
                 yield batch, numbers[places]
 
 

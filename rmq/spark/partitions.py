@@ -147,7 +147,7 @@ def pulled(store: Store, partition: QueuePartition, columns: list[str],
 
 def queried(store: Store, partition: KeysPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Each message once, though it has several of the keys; those of an inner batch all."""
+    """Each message once, though it has several of the keys."""
     keys, selection = partition.keys, partition.selection
     seen = np.empty(0, np.int64)
     for topic in selection.topics or ():
@@ -158,7 +158,8 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
             wanted = np.setdiff1d(found[found < partition.end], seen)
             seen = np.union1d(seen, wanted)
             # query_many has looked at their CRCs.
-            for batch, _ in store._placed(wanted, columns, store.max_phy_offset, crc=False, limit=asked["batchBytes"]):
+            for batch, _ in store._placed(wanted, columns, store.max_phy_offset, crc=False, limit=asked["batchBytes"],
+                                          keys_of=lambda _: frozenset(keys)):  # fmt: skip
                 for start in range(0, len(batch), asked["batchRows"]):
                     yield from in_pieces(batch.slice(start, asked["batchRows"]), asked["batchBytes"])
     check_range(store, (partition.begin, partition.end), asked)
