@@ -234,6 +234,8 @@ def test_public_face_of_the_installed_wheel(installed: Environment, sdist: Path)
     for entry in (installed.away / prefix).iterdir():
         entry.rename(installed.away / entry.name)
     installed.install(*CIBUILDWHEEL["test-requires"])
-    summary = run(CIBUILDWHEEL["test-command"], installed.away, installed.variables).splitlines()[-1]
+    variables = {**installed.variables, "PYTEST_DEBUG_TEMPROOT": str(installed.away)}
+    summary = run(CIBUILDWHEEL["test-command"], installed.away, variables).splitlines()[-1]
     assert re.search(r"\d+ passed", summary)
     assert "skipped" not in summary  # without golden files, pytest would skip what reads them
+    assert not any(installed.away.glob("pytest-of-*/*/*")), "stores of 90 MB each are removed with their tests"
