@@ -316,9 +316,9 @@ def carrying(wrapper: tuple[Any, ...], items: list[tuple[Any, ...]], asked: Set[
     return [items[number] for number in sorted(set(chain(*found)))] if found and all(found) else items
 
 
-def _carried(fields: tuple[Any, ...]) -> set[str]:
-    properties = parse_properties(fields[15])
-    return {properties.get("UNIQ_KEY", ""), *properties.get("KEYS", "").split(" ")} - {""}
+def _carried(fields: tuple[Any, ...]) -> set[str | None]:
+    message = StoredMessage(fields)
+    return {message.uniq_key, *message.keys}
 
 
 # ---- ids -------------------------------------------------------------------------------------------

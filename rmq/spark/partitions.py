@@ -149,7 +149,7 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
             asked: ReadOptions) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Each message once, though it has several of the keys."""
     keys, selection = partition.keys, partition.selection
-    seen = np.empty(0, np.int64)
+    seen, all_keys = np.empty(0, np.int64), frozenset(keys)
     for topic in selection.topics or ():
         for first in range(0, len(keys), KEYS_AT_ONCE):
             table = store.query_many(topic, list(keys[first : first + KEYS_AT_ONCE]), begin=selection.begin,
@@ -159,7 +159,7 @@ def queried(store: Store, partition: KeysPartition, columns: list[str],
             seen = np.union1d(seen, wanted)
             # query_many has looked at their CRCs.
             for batch, _ in store._placed(wanted, columns, store.max_phy_offset, crc=False, limit=asked["batchBytes"],
-                                          keys_of=lambda _: frozenset(keys)):  # fmt: skip
+                                          keys_of=lambda _: all_keys):  # fmt: skip
                 for start in range(0, len(batch), asked["batchRows"]):
                     yield from in_pieces(batch.slice(start, asked["batchRows"]), asked["batchBytes"])
     check_range(store, (partition.begin, partition.end), asked)

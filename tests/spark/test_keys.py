@@ -188,6 +188,18 @@ def test_a_join_has_each_message_of_an_inner_batch_with_its_own_keys(tmp_path: P
     assert sorted(pairs) == [(0, 2), (0, 5), (1, 0), (1, 3)]
 
 
+def test_a_join_with_a_limit_has_all_messages_of_the_last_inner_batch_it_reaches_into(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    inner = packed(*((b"%d" % number, b"", number) for number in range(3)))
+    for number in range(2):
+        builder.record("BT", inner, b"INNER_BASE\1%d\2INNER_NUM\0013\2KEYS\1k\2" % (3 * number), sys_flag=0xC0,
+                       queue_offset=3 * number)  # fmt: skip
+    path = str(builder.finish())
+    for limit, offsets in (1, [3, 4, 5]), (3, [3, 4, 5]), (4, [0, 1, 2, 3, 4, 5]):
+        parts = functions.Probe(path, "BT", None, None, limit, None).matches(pa.array(["k"]), ["queue_offset"])
+        assert sorted(offset for batch, _ in parts for offset in batch["queue_offset"].to_pylist()) == offsets
+
+
 @pytest.mark.slow
 def test_a_join_may_find_more_than_2_gib_for_one_batch_of_keys(tmp_path: Path) -> None:
     """One table of them, newest first, is more than Arrow joins."""
