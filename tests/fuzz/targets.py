@@ -149,9 +149,10 @@ def use(batch: RecordBatch, has_columns: bool) -> None:
         builder = ColumnBuilder(list(KINDS))
         builder.append(batch)
         builder.finish()
-        with suppress(rmq.CorruptFileError):
-            for part in unwrapped(batch):
-                part.numbers("queue_offset")
+        for keys in (None, {"k", "k1", "u1"}):
+            with suppress(rmq.CorruptFileError):
+                for part in unwrapped(batch, keys):
+                    part.numbers("queue_offset")
     batch.keep([b"T"], 0)
 
 
