@@ -17,60 +17,73 @@ from rmq._core._recordbatch cimport RecordBatch
 from rmq._core._rowhash cimport NO_KEY_HASH, RowHashes
 
 cdef enum:
-    KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn
+    KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn; beside a writer
+                                    # a slot may be ahead of the header by so many entries
     KEYS_NEAR = 16                  # and once more: some processors take no far prefetches until there were many
-    ENTRIES_UNSEEN = 64             # beside a writer a slot may be ahead of the header by so many entries
-cdef int32_t INT32_LIMIT = 0x7FFFFFFF
+    INT32_LIMIT = 0x7FFFFFFF
+cdef int64_t INT64_LIMIT = 0x7FFFFFFFFFFFFFFF
 cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
 
 cdef struct Tail:                   # of the file, while entries are put
-    int32_t number                  # of the next entry
+    uint8_t *entry                  # the next one
+    int32_t number                  # of it
     int32_t slots                   # how many more the header is to count
-    int64_t begin_timestamp
+    int64_t since                   # ms from which on time diffs count; INT64_MAX: there are none
 
 
 cdef inline int64_t _begin(const IndexBytes *file, Tail *tail, int64_t count) noexcept nogil:
     """How many of `count` entries fit."""
     tail.number = count_of(file)
+    tail.entry = file.entries + <int64_t>tail.number * L.ENTRY_SIZE
     tail.slots = 0
-    tail.begin_timestamp = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
+    _take_since(tail, load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET))
     return max(<int64_t>0, min(count, <int64_t>file.limit - tail.number))
 
 
-cdef inline void _append(const IndexBytes *file, Tail *tail, int32_t key_hash, int32_t slot_number, int64_t phy_offset,
+cdef inline void _take_since(Tail *tail, int64_t begin_timestamp) noexcept nogil:
+    tail.since = begin_timestamp if begin_timestamp > 0 else INT64_LIMIT
+
+
+cdef inline void _append(Tail *tail, int32_t key_hash, uint8_t *slot, int64_t phy_offset,
                          int64_t store_timestamp) noexcept nogil:
-    cdef uint8_t *slot = file.slots + <int64_t>slot_number * L.INDEX_SLOT_SIZE
-    cdef uint8_t *entry = file.entries + <int64_t>tail.number * L.ENTRY_SIZE
+    cdef uint8_t *entry = tail.entry
     cdef int32_t previous = load_i32(slot)
-    cdef int64_t diff = 0
+    # Unsigned: the difference of hostile times may not overflow.
+    cdef uint64_t ms = <uint64_t>store_timestamp - <uint64_t>tail.since if store_timestamp > tail.since else 0
     # A number outside 1 .. number is none; whether a slot is empty is a coin, so there is no branch.
     previous &= -<int32_t>(<uint32_t>previous - 1 < <uint32_t>tail.number)
-    if tail.begin_timestamp > 0 and store_timestamp > tail.begin_timestamp:
-        # Unsigned: the difference of hostile times may not overflow.
-        diff = <int64_t>((<uint64_t>store_timestamp - <uint64_t>tail.begin_timestamp) // 1000)
-        diff = min(diff, INT32_LIMIT)
     store_i32(entry + L.ENTRY_KEY_HASH_OFFSET, key_hash)
     store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, phy_offset)
-    store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>diff)
+    store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>min(ms // 1000, <uint64_t>INT32_LIMIT))
     store_i32(entry + L.ENTRY_PREVIOUS_OFFSET, previous)
     store_i32(slot, tail.number)
-    if tail.number <= 1:
-        tail.begin_timestamp = store_timestamp
-        store_i64(file.header + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, phy_offset)
-        store_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET, store_timestamp)
-    tail.slots += (previous == 0) | file.count_every_put
+    tail.slots += previous == 0
+    tail.entry += L.ENTRY_SIZE
     tail.number += 1
 
 
-cdef inline void _count(const IndexBytes *file, Tail *tail, int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
-    """The header counts what was appended, up to the entry of these numbers."""
+cdef inline void _count(const IndexBytes *file, Tail *tail, int64_t entries, int64_t phy_offset,
+                        int64_t store_timestamp) noexcept nogil:
+    """The header counts so many entries that were appended, up to the one of these numbers."""
+    cdef int64_t slots = entries if file.count_every_put else tail.slots
     store_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET,
-              <int32_t>(<uint32_t>load_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>tail.slots))
+              <int32_t>(<uint32_t>load_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
     store_i32(file.header + L.INDEX_COUNT_OFFSET, tail.number)
     store_i64(file.header + L.INDEX_END_PHY_OFFSET_OFFSET, phy_offset)
     store_i64(file.header + L.INDEX_END_TIMESTAMP_OFFSET, store_timestamp)
     tail.slots = 0
+
+
+cdef inline void _put_alone(const IndexBytes *file, Tail *tail, int32_t key_hash, int64_t phy_offset,
+                            int64_t store_timestamp) noexcept nogil:
+    """Append the next entry alone; the file's first one says where and when it begins."""
+    _append(tail, key_hash, _slot_at(file, key_hash), phy_offset, store_timestamp)
+    if tail.number <= 2:
+        _take_since(tail, store_timestamp)
+        store_i64(file.header + L.INDEX_BEGIN_PHY_OFFSET_OFFSET, phy_offset)
+        store_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET, store_timestamp)
+    _count(file, tail, 1, phy_offset, store_timestamp)
 
 
 cdef bint put_one_hashed(const IndexBytes *file, int32_t key_hash, int64_t phy_offset,
@@ -79,16 +92,35 @@ cdef bint put_one_hashed(const IndexBytes *file, int32_t key_hash, int64_t phy_o
     cdef Tail tail
     if _begin(file, &tail, 1) == 0:
         return False
-    _append(file, &tail, key_hash, slot_of(file, key_hash), phy_offset, store_timestamp)
-    _count(file, &tail, phy_offset, store_timestamp)
+    _put_alone(file, &tail, key_hash, phy_offset, store_timestamp)
     return True
 
 
-cdef inline int32_t _ask(const IndexBytes *file, int32_t key_hash) noexcept nogil:
+cdef inline uint8_t *_slot_at(const IndexBytes *file, int32_t key_hash) noexcept nogil:
+    return file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE
+
+
+cdef inline uint8_t *_ask(const IndexBytes *file, int32_t key_hash) noexcept nogil:
     """The slot of a hash, asked of memory."""
-    cdef int32_t slot = slot_of(file, key_hash)
-    rmq_prefetch_far(file.slots + <int64_t>slot * L.INDEX_SLOT_SIZE)
+    cdef uint8_t *slot = _slot_at(file, key_hash)
+    rmq_prefetch_far(slot)
     return slot
+
+
+cdef inline void _put_block(const IndexBytes *file, Tail *tail, uint8_t **slots, const int32_t *key_hashes,
+                            const int64_t *phy_offsets, const int64_t *store_timestamps, int64_t count,
+                            int64_t left) noexcept nogil:
+    """Append `count` entries, at most KEYS_AHEAD, whose slots are asked for; and ask for those behind, of `left`."""
+    cdef int64_t k
+    cdef uint8_t *slot
+    for k in range(count):
+        slot = slots[k]
+        if k + KEYS_AHEAD < left:
+            slots[k] = _ask(file, key_hashes[k + KEYS_AHEAD])
+        if k + KEYS_NEAR < left:
+            rmq_prefetch(slots[(k + KEYS_NEAR) & (KEYS_AHEAD - 1)])
+        _append(tail, key_hashes[k], slot, phy_offsets[k], store_timestamps[k])
+    _count(file, tail, count, phy_offsets[count - 1], store_timestamps[count - 1])
 
 
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,
@@ -96,25 +128,23 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
     """Append entries; returns how many fitted. No hash may be negative."""
     cdef IndexBytes bytes_ = file[0]
     cdef Tail tail
-    cdef int64_t fitting = _begin(&bytes_, &tail, count), i, stop = 0
-    cdef int32_t[KEYS_AHEAD] slots
-    cdef int32_t slot
-    for i in range(min(<int64_t>KEYS_AHEAD, fitting)):
-        slots[i] = _ask(&bytes_, key_hashes[i])
-        if i < KEYS_NEAR:
-            rmq_prefetch(bytes_.slots + <int64_t>slots[i] * L.INDEX_SLOT_SIZE)
-    i = 0
+    cdef int64_t fitting = _begin(&bytes_, &tail, count), i = 0, k
+    cdef uint8_t *slots[KEYS_AHEAD]
+    if fitting > 0 and tail.number <= 1:
+        _put_alone(&bytes_, &tail, key_hashes[0], phy_offsets[0], store_timestamps[0])
+        i = 1
+    for k in range(min(<int64_t>KEYS_AHEAD, fitting - i)):
+        slots[k] = _ask(&bytes_, key_hashes[i + k])
+        if k < KEYS_NEAR:
+            rmq_prefetch(slots[k])
+    while fitting - i >= 2 * KEYS_AHEAD:    # constants, so that the loop asks nothing
+        _put_block(&bytes_, &tail, slots, key_hashes + i, phy_offsets + i, store_timestamps + i, KEYS_AHEAD,
+                   2 * KEYS_AHEAD)
+        i += KEYS_AHEAD
     while i < fitting:
-        stop = min(fitting, i + ENTRIES_UNSEEN)
-        while i < stop:
-            slot = slots[i & (KEYS_AHEAD - 1)]
-            if i + KEYS_AHEAD < fitting:
-                slots[i & (KEYS_AHEAD - 1)] = _ask(&bytes_, key_hashes[i + KEYS_AHEAD])
-            if i + KEYS_NEAR < fitting:
-                rmq_prefetch(bytes_.slots + <int64_t>slots[(i + KEYS_NEAR) & (KEYS_AHEAD - 1)] * L.INDEX_SLOT_SIZE)
-            _append(&bytes_, &tail, key_hashes[i], slot, phy_offsets[i], store_timestamps[i])
-            i += 1
-        _count(&bytes_, &tail, phy_offsets[i - 1], store_timestamps[i - 1])
+        k = min(<int64_t>KEYS_AHEAD, fitting - i)
+        _put_block(&bytes_, &tail, slots, key_hashes + i, phy_offsets + i, store_timestamps + i, k, fitting - i)
+        i += k
     return fitting
 
 
