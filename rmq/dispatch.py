@@ -27,7 +27,7 @@ logger = logging.getLogger("rmq")
 
 # Of a batch: units, then entries are made of records that the cache still holds.
 BATCH_ROWS = 4096
-BATCH_BYTES = 8 * 1024 * 1024
+BATCH_BYTES = 16 * 1024 * 1024
 
 
 Queue = TypeVar("Queue", bound="UnitSink")

@@ -66,7 +66,7 @@ cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t 
     """
     cdef int64_t at = following + BYTES_AHEAD
     cdef int64_t stop = min(size, at + min(<int64_t>BYTES_AHEAD, last_size))
-    at -= at % step
+    at &= -step                     # of a power of two
     while at < stop:
         rmq_prefetch_far(base + at)
         at += step

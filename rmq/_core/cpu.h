@@ -18,7 +18,7 @@ static int rmq_cpu_best(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return RMQ_CPU_PLAIN;
-    if (!__builtin_cpu_supports("avx2")) return RMQ_CPU_V2;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi")) return RMQ_CPU_V2;
     if (!__builtin_cpu_supports("vpclmulqdq")) return RMQ_CPU_AVX2;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return RMQ_CPU_VPCLMUL256;
     return RMQ_CPU_VPCLMUL512;
