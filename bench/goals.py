@@ -67,7 +67,7 @@ GOALS = [
     *_parts("C6", "put_many, live, new files / append alone + queue and index alone", PER_SIZE, (0.6,) * 3, (1,) * 3),
     *_parts("S1", "scan, CRC and properties / checkMessageAndReturnSize", PER_SIZE, (6, 5, 3.5), (12, 8, 5)),
     *_parts("S1b", "the same / read bandwidth", PER_SIZE, (0.25, 0.6, 0.75), (0.5, 0.85, 0.95)),
-    *_parts("S2", "dispatch to queue and index, no CRC / doReput", PER_SIZE, (6, 7, 8), (12, 12, 14)),
+    *_parts("S2", "dispatch to queue and warm index, no CRC / doReput", PER_SIZE, (6, 7, 8), (12, 12, 14)),
     *_parts("S3", "Arrow columns, 1 KiB / read bandwidth", ("views", "copied, CRC"), (0.5, 0.3), (0.8, 0.5)),
     *_parts("S4", "scan, CRC and properties / pure Python", PER_SIZE, (60, 40, 18), (115, 75, 28)),
     Goal("Q1", "", "query_many, no bodies, 10 index files, 5 million messages", 1, 2),

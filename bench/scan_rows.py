@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sample import START
 from setting import Setting
 
 import rmq
+from rmq._core import _layout as L
 from rmq._core._record import PARSE_PROPERTIES
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.dispatch import Dispatcher
@@ -117,21 +119,24 @@ def beside_recovery(setting: Setting, filled: Filled, part: str) -> None:
 
 
 def beside_reput(setting: Setting, filled: Filled, part: str) -> None:
-    """Queue and index of a new store each round, those of the round before are let go of; two keys a message."""
+    """Queue and index of a new store each round, those of the round before are let go of; two keys a message. The index
+    file's pages are in memory, as far as it is filled."""
     place, rocketmq = setting.place / "derived", setting.rocketmq
+    warm = L.INDEX_HEADER_SIZE + CONFIG.max_hash_slot_num * L.INDEX_SLOT_SIZE + (1 + 2 * filled.count) * L.ENTRY_SIZE
 
     def make(_: int) -> Callable[[], Any]:
         opened.close()
         shutil.rmtree(place, ignore_errors=True)
         queues = QueueSet(place / "consumequeue", CONFIG.mapped_file_size_consume_queue, writable=True, is_exact=True)
         index = Index(place / "index", CONFIG, writable=True)
+        np.frombuffer(index._next_file()._file.map, np.uint8)[: warm : mmap.PAGESIZE] = 0
         dispatcher = Dispatcher(filled.log, queues, index, CONFIG)
         opened.callback(queues.close)
         opened.callback(index.close)
         return lambda: dispatcher.advance(filled.end)
 
     anchors = rocketmq.rounds(filled.count, "dispatch", store=str(setting.place / "{name}" / "dispatch"),
-                              log=str(filled.segment), end=filled.end)  # fmt: skip
+                              log=str(filled.segment), end=filled.end, warm=warm)  # fmt: skip
     with ExitStack() as opened:
         setting.add("S2", timed(filled.count, make), anchors, part)
     for asked in anchors.values():
