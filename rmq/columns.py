@@ -17,6 +17,7 @@ from rmq._core._message import Message, check_topic, parse_host
 from rmq._core._putbatch import PutBatch
 from rmq._core._putrow import PutRules
 from rmq._core._textcolumn import TextColumn
+from rmq.arrays import EMPTY, flags, integers, list_starts, offset_size, text_column
 from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError, MessageTypeError
 
@@ -27,6 +28,7 @@ _TEXT = ("topic", "tags", "uniq_key", "born_host", "store_host")
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
             "born_timestamp")  # fmt: skip
 _ACCEPTED = {*_TEXT, *_NUMBERS, "body", "raw_body", "keys", "properties", "raw_properties"}
+_ENCODED = ("keys", "tags", "uniq_key", "properties")  # what raw_properties stands for
 _BYTES = ("body", "raw_body", "raw_properties")  # what may be binary
 _INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # what pandas adds for an index without a name
 _TICKS_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
@@ -35,7 +37,6 @@ CHUNK_ROWS = 8192
 CHUNK_BYTES = 64 * 1024 * 1024  # of bodies that an iterator gave and that wait for their chunk to be full
 Chunk = tuple[int, Callable[[PutBatch], None]]
 _TRANSACTION_MASK = 0xC
-_EMPTY = np.empty(0, np.uint8)
 
 
 def put_rules(config: StoreConfig) -> PutRules:
@@ -95,14 +96,14 @@ class ColumnReader:
             raise ValueError("column names repeat")
         self._places = {field: found.index(name) for field, name in names.items()}
         self._numbered = [field for field in _NUMBERS if field in self._places]
-        self._widths = {field: 0 if field in _NUMBERS else _offset_size(types[place], field in _BYTES)
+        self._widths = {field: 0 if field in _NUMBERS else offset_size(types[place], field in _BYTES)
                         for field, place in self._places.items()}  # fmt: skip
         self._topic = topic
         self._constant: TextColumn | None = None
         self._queue_id = queue_id
         if topic is not None:
             encoded = check_topic(topic)
-            self._constant = TextColumn(np.array([0, len(encoded)]), encoded, _EMPTY)
+            self._constant = TextColumn(np.array([0, len(encoded)]), encoded, EMPTY)
         elif "topic" not in names:
             raise ValueError("column 'topic' is missing, and no topic= is given")
         if "raw_body" not in names and "body" not in names:
@@ -117,6 +118,8 @@ class ColumnReader:
     def load(self, batch: pa.RecordBatch, into: PutBatch) -> None:
         """Check all rows of one record batch and take them. IllegalMessageError with .row."""
         raw = self._text(batch, "raw_properties")
+        if raw is not None:
+            self._check_raw(batch)
         keys, key_lists = self._keys(batch) if raw is None else (None, None)
         names, values, maps = self._properties(batch) if raw is None else (None, None, None)
         topic = self._constant if self._topic is not None else self._text(batch, "topic")
@@ -140,6 +143,20 @@ class ColumnReader:
             is_stored=self._is_plain,
         )
 
+    def _check_raw(self, batch: pa.RecordBatch) -> None:
+        """Where raw_properties is null, nothing may stand beside it: it would be left out."""
+        raw = batch.column(self._places["raw_properties"])
+        if not raw.null_count:
+            return
+        rows = np.flatnonzero(flags(raw.is_null()))
+        for field in _ENCODED:
+            column = self._column(batch, field)
+            beside = column.take(rows).to_pylist() if column is not None else []
+            for row, value in zip(rows, beside, strict=False):
+                if value is not None and value != []:
+                    raise IllegalMessageError(f"raw_properties is null and {field} is not: the table's rows have one "
+                                              "or the other", row=int(row))  # fmt: skip
+
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
         place = self._places.get(field)
         return None if place is None else batch.column(place)
@@ -159,8 +176,8 @@ class ColumnReader:
         column = batch.column(self._places["keys"])
         if pa.types.is_fixed_size_list(column.type):
             column = column.cast(pa.large_list(column.type.value_type))
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            column, starts, first, count = _list_starts(column)
+        if _is_list(column.type):
+            column, starts, first, count = list_starts(column)
             return text_column(_as_text(column.values.slice(first, count), "keys")), starts
         return text_column(_as_text(column, "keys")), None
 
@@ -171,9 +188,13 @@ class ColumnReader:
             return None, None, None
         import pyarrow as pa
 
+        if pa.types.is_null(column.type):
+            return None, None, None
+        if _is_list(column.type) and _is_list(column.type.value_type):
+            return _pairs(column)
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
-        column, starts, first, count = _list_starts(column)
+        column, starts, first, count = list_starts(column)
         names = text_column(_as_text(column.keys.slice(first, count), "properties"))
         values = text_column(_as_text(column.items.slice(first, count), "properties"))
         return names, values, starts
@@ -225,6 +246,23 @@ class ColumnReader:
         return hosts
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _pairs(column: pa.Array) -> tuple[TextColumn, TextColumn, npt.NDArray[np.int64]]:
+    """Names, values and the item numbers at which rows start of lists of pairs, which pandas makes of maps."""
+    column, starts, first, count = list_starts(column)
+    pairs, pair_starts, first, count = list_starts(column.values.slice(first, count))
+    if pairs.null_count or (np.diff(pair_starts) != 2).any():
+        raise TypeError("column 'properties' must be a map of strings, or a list of pairs of them")
+    texts = _as_text(pairs.values.slice(first, count), "properties")
+    names, values = (text_column(texts.take(np.arange(at, count, 2))) for at in (0, 1))
+    return names, values, starts
+
+
 def _cast(column: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
     """The column as another type; IllegalMessageError with .row for the first value that does not fit."""
     import pyarrow as pa
@@ -240,21 +278,12 @@ def _cast(column: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
         raise
 
 
-def _offset_size(kind: pa.DataType, binary: bool = True) -> int:
-    """Bytes of an offset of text or (binary) bytes; 0: the type is none of those that have offsets."""
-    import pyarrow as pa
-
-    if pa.types.is_string(kind) or (binary and pa.types.is_binary(kind)):
-        return 4
-    return 8 if pa.types.is_large_string(kind) or (binary and pa.types.is_large_binary(kind)) else 0
-
-
 def _as_text(column: pa.Array, field: str) -> pa.Array:
     """The column as text or bytes with offsets; TypeError when it is neither text nor (bodies) bytes."""
     import pyarrow as pa
 
     binary = field in _BYTES
-    if _offset_size(column.type, binary):
+    if offset_size(column.type, binary):
         return column
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
@@ -272,61 +301,6 @@ def _as_text(column: pa.Array, field: str) -> pa.Array:
             values = values.cast(wide)
         column = values.take(column.indices)
     return column.cast(wide)
-
-
-def text_scalar(text: str) -> pa.Scalar:
-    """large_string. pa.scalar would import pandas, to ask whether the text is a value of its."""
-    import pyarrow as pa
-
-    data = text.encode()
-    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
-    return pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])[0]
-
-
-def integers(array: pa.Array) -> npt.NDArray[Any]:
-    """Signed integers without nulls, borrowed. to_numpy would import pandas."""
-    size, data = array.type.bit_width // 8, array.buffers()[1]
-    return np.frombuffer(data, f"i{size}", len(array), array.offset * size) if len(array) else np.empty(0, f"i{size}")
-
-
-def flags(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
-    """Booleans without nulls."""
-    data = array.buffers()[1]
-    if data is None:
-        return np.empty(0, np.bool_)
-    begin, end = array.offset, array.offset + len(array)
-    return np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")[begin:].view(np.bool_)
-
-
-def text_column(array: pa.Array, width: int = 0) -> TextColumn:
-    """Offsets, bytes and a mask of an Arrow array of strings or binaries, large or not, borrowed.
-
-    width: bytes of an offset, when they are known.
-    """
-    _, offsets, data = array.buffers()
-    count, missing = len(array), _EMPTY
-    if array.null_count:
-        missing = flags(array.is_null()).view(np.uint8)
-    if count == 0 or offsets is None:
-        return TextColumn(bytes(8 * (count + 1)), b"", missing)
-    return TextColumn(offsets, b"" if data is None else data, missing, width=width or _offset_size(array.type),
-                      first=array.offset, count=count)  # fmt: skip
-
-
-def _list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int, int]:
-    """The column whose items are meant (another one where nulls hid items); item numbers at which the rows start and
-    the last ends, counted from the first item that is used; the number of that item, and how many are used. A null row
-    is empty. A slice of a large table pays for its own items only.
-    """
-    offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
-    if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
-        column = column.take(np.arange(len(column)))
-        offsets = integers(column.offsets).astype(np.int64)
-    items = len(column.keys if hasattr(column, "keys") else column.values)
-    if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
-        raise ValueError("list offsets lie outside the items")
-    first = int(offsets[0])
-    return column, offsets - first, first, int(offsets[-1]) - first
 
 
 def put_chunks(messages: Any, topic: str | None, queue_id: int | None,

@@ -24,7 +24,7 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.dispatch import Dispatcher
 from rmq.indexfile import ENTRY, IndexFile
-from rmq.paths import LARGEST_OFFSET, next_index_name, segment_name
+from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
 from rmq.pool import Runner
 from rmq.queueset import QueueSet
 from rmq.segment import FILE_MODE, FileCache, make_directory, sync_directories
@@ -132,7 +132,7 @@ class _UnitSink:
     def open(self, topic: str, queue_id: int) -> _Units:
         key = topic, queue_id
         if key not in self.queues:
-            self.queues[key] = _Units(self._directory / topic / str(queue_id), self._segment_size, self.files)
+            self.queues[key] = _Units(queue_directory(self._directory, topic, queue_id), self._segment_size, self.files)
         return self.queues[key]
 
     def touch(self, queue: _Units) -> None: ...
@@ -278,7 +278,7 @@ def _finish_queues(parts: Sequence[SegmentPart], queues: Path, config: StoreConf
         for (topic, queue_id), first in firsts.items():
             begin = first - first % units
             if first > begin:
-                path = queues / topic / str(queue_id) / segment_name(begin * L.UNIT_SIZE)
+                path = queue_directory(queues, topic, queue_id) / segment_name(begin * L.UNIT_SIZE)
                 files.write(path, 0, pre_blank_units(first - begin))
                 files.sync(path)
             derived.extents[topic, queue_id] = begin, ends[topic, queue_id]

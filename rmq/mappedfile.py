@@ -153,13 +153,17 @@ class MappedFile:
             os.close(descriptor)
 
     def reserve(self, begin: int, end: int, ahead: int) -> None:
-        """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more."""
+        """Make sure that blocks stand behind [begin, end); if not, reserve `ahead` bytes from begin or more.
+
+        CorruptFileError when the file was truncated: blocks would make it long again. OSError (ENOSPC).
+        """
         if end <= self.reserved:
             return
         with self._growing:
             begin = max(begin, self.reserved) if self.reserved else begin
             target = min(self.size, max(end, begin + ahead))
             if end > self.reserved:
+                self._check_end()
                 try:
                     allocate(self._descriptor, begin, target - begin)
                 except OSError as error:
@@ -197,12 +201,15 @@ class MappedFile:
 
     def write(self, position: int, data: memoryview) -> None:
         """Bytes at a position, not through the map. CorruptFileError when the file was truncated; OSError."""
+        self._check_end()
+        self.take(position + len(data))
+        write_fully(self._descriptor, data, position)
+
+    def _check_end(self) -> None:
         # Not fstat: who asks for the times of a file makes the next write note a new one, and the sync after it slower.
         size = os.lseek(self._descriptor, 0, os.SEEK_END)
         if size < self.size:
             raise CorruptFileError(self.path, size, "page is gone: the file was truncated while it was open")
-        self.take(position + len(data))
-        write_fully(self._descriptor, data, position)
 
     def begin_write_out(self, position: int, size: int) -> None:
         """Let the disk begin with what was just written: less is left for `sync`."""

@@ -209,10 +209,12 @@ def void_manifest(paths: StorePaths) -> None:
 
 def _queue_key(topic: Any, queue_id: Any) -> tuple[str, int]:
     """A topic and queue id that name a directory below consumequeue/. ValueError, TypeError."""
-    name = os.fsencode(topic)
+    if not isinstance(topic, str):
+        raise TypeError(f"{topic!r} is no topic")
+    name = topic.encode()
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255 or not 0 <= int(queue_id) < 2**31:
         raise ValueError(f"{topic!r}, {queue_id}: no queue")
-    return str(topic), int(queue_id)
+    return topic, int(queue_id)
 
 
 def _extent(first: Any, following: Any) -> tuple[int, int]:
@@ -281,14 +283,14 @@ def keep_cut(paths: StorePaths, source: Path, position: int, pieces: Iterable[by
     target = _free_name(paths, f"{source.name}-{position}")
     write_atomically(target, pieces)
     line = f"{target.stat().st_size} bytes from byte {position} of {source}: {reason}\n"
-    write_atomically(target.with_suffix(".txt"), line.encode())
+    write_atomically(target.with_suffix(".txt"), line.encode(errors="surrogateescape"))
     logger.warning("kept %s", line.rstrip())
 
 
 def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
     """Move a whole derived file out of the store; its line says why. Durable."""
     target = _free_name(paths, source.name)
-    write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode())
+    write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode(errors="surrogateescape"))
     os.replace(source, target)
     sync_directory(paths.cut)
     sync_directory(source.parent)

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
+
+logger = logging.getLogger("rmq")
 
 SEGMENT_NAME = re.compile(r"\d{20}")
 INDEX_NAME = re.compile(r"\d{17}")
@@ -44,10 +48,6 @@ class StorePaths:
         self.sidecars = self.own / "sidecar"
         self.commits = self.own / "spark" / "commits"  # what Spark has written here, a file for each job
 
-    def queue(self, topic: str, queue_id: int) -> Path:
-        """Directory of a consume queue. The topic must have passed check_topic: it is one directory name."""
-        return self.consume_queue / topic / str(queue_id)
-
     def looks_like_store(self) -> bool:
         """Whether anything below the root is a store's."""
         return (
@@ -67,6 +67,42 @@ class StorePaths:
         """Names of the stores that Spark has committed to this directory, each next to the others."""
         jobs = {path.stem for path in self.commits.glob("*.json")}
         return sorted(path.name for path in self.root.glob("part-*-*") if path.name.split("-", 2)[2] in jobs)
+
+
+def queue_directory(queues: Path, topic: str, queue_id: int) -> Path:
+    """Where the files of a queue lie. The topic must have passed check_topic; its UTF-8 is one directory name, whatever
+    encoding the locale has for names.
+    """
+    return queues / os.fsdecode(topic.encode()) / str(queue_id)
+
+
+def topic_of(name: str) -> str | None:
+    """The topic that a directory is named after; None when the name is not UTF-8."""
+    try:
+        return os.fsencode(name).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def is_queue_id(name: str) -> bool:
+    """Whether a directory of a topic is a queue's."""
+    return name.isascii() and name.isdigit() and len(name) <= 10
+
+
+def queue_directories(queues: Path) -> Iterator[tuple[Path, str, int]]:
+    """Path, topic and queue id of each queue's directory, in order; others are skipped, with a warning."""
+    if not queues.is_dir():
+        return
+    for directory in sorted(path for path in queues.iterdir() if path.is_dir()):
+        topic = topic_of(directory.name)
+        if topic is None:
+            logger.warning("%s: no topic's directory, its name is not UTF-8; skipped", directory)
+            continue
+        for path in sorted(path for path in directory.iterdir() if path.is_dir()):
+            if is_queue_id(path.name):
+                yield path, topic, int(path.name)
+            else:
+                logger.warning("%s: no queue's directory, skipped", path)
 
 
 def sidecar_path(index_file: Path) -> Path | None:

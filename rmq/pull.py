@@ -20,6 +20,7 @@ from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
+from rmq.paths import queue_directories
 from rmq.query import messages_at
 
 PULL_CHUNK = 1024
@@ -151,13 +152,9 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
 def batch_queues(root: Path, min_phy_offset: int, topic: str | None = None,
                  queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:  # fmt: skip
     """The queues of inner batches below a directory: all, or those of a topic or number. CorruptFileError."""
-    if not root.is_dir():
-        return
-    for directory in sorted(root.glob("*/*")):
-        name = directory.name
-        if name.isascii() and name.isdigit() and len(name) <= 10 and directory.is_dir() \
-                and topic in (None, directory.parent.name) and queue_id in (None, int(name)):  # fmt: skip
-            yield BatchConsumeQueue(directory, directory.parent.name, int(name), min_phy_offset)
+    for directory, own_topic, own_id in queue_directories(root):
+        if topic in (None, own_topic) and queue_id in (None, own_id):
+            yield BatchConsumeQueue(directory, own_topic, own_id, min_phy_offset)
 
 
 def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_offset: int, limit: int,

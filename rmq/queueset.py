@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
+from rmq.paths import queue_directories, queue_directory
 from rmq.segment import LOOKS, FileCache, sync_directory
 
 ADVICE = "`rmq rebuild` makes the queues again"
-
-logger = logging.getLogger("rmq")
 
 
 class QueueSet:
@@ -59,17 +57,11 @@ class QueueSet:
         return status.st_dev, status.st_ino
 
     def _load(self) -> None:
-        if not self.directory.is_dir():
-            return
-        for topic in sorted(path for path in self.directory.iterdir() if path.is_dir()):
-            for queue in sorted(path for path in topic.iterdir() if path.is_dir()):
-                if not queue.name.isascii() or not queue.name.isdigit() or len(queue.name) > 10:
-                    logger.warning("%s: no queue's directory, skipped", queue)
-                    continue
-                try:
-                    self.open(topic.name, int(queue.name))
-                except CorruptFileError as error:
-                    self.refuse((topic.name, int(queue.name)), error)
+        for _, topic, queue_id in queue_directories(self.directory):
+            try:
+                self.open(topic, queue_id)
+            except CorruptFileError as error:
+                self.refuse((topic, queue_id), error)
 
     def refuse(self, key: tuple[str, int], error: CorruptFileError) -> None:
         """A queue whose files are damaged is an error to writers; readers go on without it, and check tells."""
@@ -117,7 +109,7 @@ class QueueSet:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
-            directory = self.directory / topic / str(queue_id)
+            directory = queue_directory(self.directory, topic, queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
                                  writable=self._writable, is_exact=self._is_exact, trusted=self.trusted,
                                  bridges_gap=self.bridges_gaps, judges_files=self.judges_files)  # fmt: skip

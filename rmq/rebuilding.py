@@ -27,7 +27,7 @@ from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
-from rmq.paths import StorePaths, directory_here, sidecar_path, store_root
+from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
@@ -242,7 +242,7 @@ class _Source:
                           is_exact=False)  # fmt: skip
         queues.bridges_gaps = self._mark is not None
         with closing(queues):
-            for topic, queue_id in _queue_directories(self._paths.consume_queue):
+            for _, topic, queue_id in queue_directories(self._paths.consume_queue):
                 if (topic, queue_id) in derived.extents:
                     continue
                 try:
@@ -254,10 +254,11 @@ class _Source:
                     continue
                 if not queue.end_phy_offset():
                     continue
-                make_directory(target / topic / str(queue_id))
+                kept = queue_directory(target, topic, queue_id)
+                make_directory(kept)
                 last, position = queue.place_of(queue.max_offset - 1)
                 for path in [path for path in queue.first_files() if path <= last]:
-                    copied = target / topic / str(queue_id) / path.name
+                    copied = kept / path.name
                     shutil.copyfile(path, copied)
                     with copied.open("rb+") as file:
                         if path == last:
@@ -292,12 +293,6 @@ def _read_mark(paths: StorePaths) -> Mark | None:
         return None
     with closing(Marks(paths.marks, writable=False)) as marks:
         return marks.read()
-
-
-def _queue_directories(path: Path) -> Iterator[tuple[str, int]]:
-    for queue in sorted(path.glob("*/*")):
-        if queue.is_dir() and queue.name.isascii() and queue.name.isdigit() and len(queue.name) <= 10:
-            yield queue.parent.name, int(queue.name)
 
 
 def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import rmq
-from rmq.columns import flags, integers, text_scalar
+from rmq.arrays import flags, integers, text_scalar
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000,
                          max_hash_slot_num=100, max_index_num=1000)  # fmt: skip
@@ -107,6 +107,46 @@ def test_the_index_of_a_filtered_pandas_frame_is_no_column(store: rmq.Store) -> 
     assert column(store, "body") == [b"a", b"c"]
     with pytest.raises(ValueError, match="'number' is no message field"):
         store.put_many(filtered.rename_axis("number"), topic="T")
+
+
+def test_what_scan_gave_is_put_again_by_way_of_pandas(store: rmq.Store) -> None:
+    """pandas makes lists of pairs of maps."""
+    pytest.importorskip("pandas")
+    store.put_many([rmq.Message("T", b"1", keys="k", properties={"a": "1", "b": "2"}), rmq.Message("T", b"2"),
+                    rmq.Message("T", b"3", properties={"z": "9"})])  # fmt: skip
+    frame = store.scan().read_all().to_pandas().drop(columns="sys_flag")
+    assert pa.table(frame).schema.field("properties").type == pa.list_(pa.list_(pa.string()))
+    assert store.put_many(frame, results=False) + store.put_many(frame[1:], results=False) == 5
+    first, *others = column(store, "raw_properties")
+    assert others == [b"", b"z\0019\2", first, b"", b"z\0019\2", b"", b"z\0019\2"]
+
+
+@pytest.mark.parametrize("pairs", [[[["a"]]], [[["a", "b", "c"]]], [[["a", "b"], None]], [[[1, 2]]]])
+def test_properties_that_are_no_pairs_of_text_are_refused(store: rmq.Store, pairs: Any) -> None:
+    with pytest.raises(TypeError, match="column 'properties' must be "):
+        store.put_many(pa.table({"topic": ["T"], "body": ["1"], "properties": pairs}))
+    assert column(store, "body") == []
+
+
+def test_properties_of_no_type_are_none(store: rmq.Store) -> None:
+    store.put_many(pa.table({"topic": ["T"], "body": ["1"], "properties": pa.nulls(1)}))
+    assert column(store, "raw_properties") == [b""]
+
+
+@pytest.mark.parametrize(("field", "values"), [
+    ("keys", ["k1", "k2"]), ("keys", [[], ["k2"]]), ("tags", ["t", ""]), ("uniq_key", [None, "u"]),
+    ("properties", pa.array([[], [("a", "b")]], pa.map_(pa.string(), pa.string()))),
+])  # fmt: skip
+def test_a_row_without_raw_properties_loses_nothing_that_stands_beside_it(store: rmq.Store, field: str,
+                                                                          values: Any) -> None:  # fmt: skip
+    raw = pa.array([b"x\1y\2", None], pa.binary())
+    table = pa.table({"topic": ["T", "T"], "body": ["1", "2"], "raw_properties": raw, field: values})
+    with pytest.raises(rmq.IllegalMessageError, match=f"raw_properties is null and {field} is not") as caught:
+        store.put_many(table)
+    assert (caught.value.row, column(store, "body")) == (1, [])
+    store.put_many(table[:1])
+    store.put_many(table.drop_columns(field))
+    assert column(store, "raw_properties") == [b"x\1y\2", b"x\1y\2", b""]
 
 
 STRUCTS = pa.StructArray.from_arrays([pa.array([b"a", b"b", b"c"]), pa.array(["x", "y", "z"])], ["body", "keys"])

@@ -454,3 +454,20 @@ def test_a_wrong_argument_of_an_index_file_puts_no_entry(tmp_path: Path, number:
 def test_a_list_of_no_log_directory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="store_path_commit_log names no directory"):
         rmq.StoreConfig(store_path_commit_log=text)
+
+
+@pytest.mark.parametrize("value", [
+    "text", 5, None, [1], np.str_("text"), np.float64(1.5), np.int64(1), np.bool_(True), np.datetime64("2026-01-01"),
+    np.array(5), np.array(["a", "b"]), np.array(["a", "b"], object), np.zeros(2, [("a", "O"), ("b", "i4")]),
+], ids=repr)  # fmt: skip
+def test_bodies_are_bytes_and_no_memory_of_other_things(value: Any) -> None:
+    for name in ("body", "raw_properties"):
+        if value is not None or name == "body":
+            with pytest.raises(TypeError, match=f"^{name} must be bytes-like"):
+                rmq.Message(**{"topic": "T", "body": b"", name: value})
+
+
+@pytest.mark.parametrize("value", [bytearray(b"ab"), memoryview(b"a-b")[::2], np.bytes_(b"ab"), pa.py_buffer(b"ab"),
+                                   np.frombuffer(b"ab", np.uint8), np.array([0x6261], "<i2")], ids=repr)  # fmt: skip
+def test_bodies_may_be_whatever_lends_bytes(value: Any) -> None:
+    assert rmq.Message("T", value).body == b"ab"

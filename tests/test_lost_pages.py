@@ -216,6 +216,19 @@ def test_no_answer_of_an_index_file_that_ends_within_a_page_is_short(tmp_path: P
     assert short >= (used - 20) * len(keys)
 
 
+def test_nothing_is_put_into_an_index_file_that_was_truncated_and_its_length_stays(tmp_path: Path) -> None:
+    """Within a page: no page is gone, and room for entries would make the file long again."""
+    place, sizes = tmp_path / "i", {"max_hash_slot_num": 10, "max_index_num": 40}
+    rmq.IndexFile(place, "x", **sizes).close()
+    with rmq.IndexFile(place, "r+", **sizes) as file:
+        os.truncate(place, 500)
+        with pytest.raises(rmq.CorruptFileError, match=r"byte 500: .*was truncated"):
+            file.put_key("T#k", 0, 10**12)
+        with pytest.raises(rmq.CorruptFileError, match=r"byte 500: .*was truncated"):
+            file.put_keys(["T#k"], [0], [10**12])
+    assert place.stat().st_size == 500
+
+
 def test_marks_that_are_gone_are_an_error(path: Path) -> None:
     with rmq.open(path) as store:
         os.truncate(path / "rmq" / "marks", 0)

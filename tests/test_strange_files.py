@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 import rmq
+from rmq.marks import keep_cut
+from rmq.paths import StorePaths
 
 pytestmark = pytest.mark.slow
 
@@ -252,3 +254,43 @@ def test_asking_makes_no_file_elsewhere(store: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     ask_all(store)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# ---- names of topics -----------------------------------------------------------------------------------------
+
+
+def test_a_directory_whose_name_is_not_utf8_is_no_topic(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strange = Path(os.fsdecode(os.fsencode(store) + b"/consumequeue/T\xff"))
+    shutil.copytree(store / "consumequeue" / "T", strange)
+    for mode in ("r", "r+", "r"):
+        with rmq.open(store, mode, config=CONFIG) as opened:
+            assert opened.topics() == {"T": {0: (0, 8)}}
+            assert opened.table("topics").read_all()["topic"].to_pylist() == ["T"]
+        assert "its name is not UTF-8; skipped" in caplog.text
+        caplog.clear()
+    report = rmq.verify(store)
+    assert report.is_sound
+    assert [(finding.path, finding.severity) for finding in report] == [(str(strange), "note")]
+    rmq.rebuild(store)
+    assert len(list(store.glob("consumequeue/T/0/*"))) == 1
+
+
+def test_topics_name_their_directories_in_utf8_whatever_the_locale_says(store: Path) -> None:
+    code = ("import rmq, sys; assert sys.getfilesystemencoding() == 'ascii'\n"
+            "with rmq.open(sys.argv[1], 'r+') as store:\n"
+            "    store.put(rmq.Message('caf\\xe9', b'2'))\n"
+            "    assert [m.body for m in store.pull('caf\\xe9').messages] == [b'1', b'2']\n"
+            "assert rmq.rebuild(sys.argv[1]).queue_count == 2 and rmq.verify(sys.argv[1]).is_sound\n")  # fmt: skip
+    with rmq.open(store, "r+") as opened:
+        opened.put(rmq.Message("café", b"1"))
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code, store], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(os.fsencode(store / "consumequeue"))) == [b"T", "café".encode()]
+
+
+def test_bytes_kept_of_a_store_whose_path_is_not_utf8_have_their_line(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path / os.fsdecode(b"s\xff"))
+    keep_cut(paths, paths.root / LOG, 5, [b"abc"], "why")
+    (line,) = (path.read_bytes() for path in paths.cut.glob("*.txt"))
+    assert line == b"3 bytes from byte 5 of %s: why\n" % os.fsencode(paths.root / LOG)

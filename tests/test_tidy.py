@@ -26,6 +26,7 @@ ALLOWLIST = "tests/stubtest-allowlist.txt"
 LAYERS = (
     {"errors", "config", "paths", "version", "pool", "groupcommit"},
     {"_core"},
+    {"arrays"},
     {"segment", "message", "columns", "keys"},
     {"mappedfile", "checkpoint", "lock", "topics", "objects", "objectcache"},
     {"sidecar"},

@@ -152,9 +152,14 @@ cdef bytes _bytes_of(object value, str name):
     if type(value) is bytes:
         return value
     try:
-        return bytes(memoryview(value))
+        view = memoryview(value)
+        # numpy lends the memory of its scalars, and of arrays of references (O), text (w) and structs (}), too; the
+        # bytes of some scalars have a dimension, the scalars have none.
+        if isinstance(value, bytes) or (min(view.ndim, getattr(value, "ndim", 1)) and view.format[-1] not in "Ow}"):
+            return bytes(view)
     except TypeError:
-        raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
+        pass
+    raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}")
 
 
 cdef int64_t _int(object value, str name, int64_t low, int64_t high) except? -1:

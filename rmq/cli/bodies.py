@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from rmq._core._jsonrows import JsonRows
 from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
+from rmq.arrays import flags, text_column, text_scalar
 from rmq.cli.texts import EMPTY, NULL, as_text, is_bytes
 from rmq.cli.values import readable, written
-from rmq.columns import flags, text_column, text_scalar
 
 _COMMA, _OPEN, _CLOSE = text_scalar(","), text_scalar("["), text_scalar("]")
 _ZERO = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])[0]

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
+from rmq.arrays import flags, integers
 from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
 from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import form_option, open_store, store_argument
@@ -26,7 +27,6 @@ from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.rows import Rows, SourceError, Wanted
 from rmq.cli.sources import Source
 from rmq.cli.texts import EMPTY, NULL
-from rmq.columns import flags, integers
 from rmq.errors import IllegalMessageError
 from rmq.keys import encoded, hash_keys
 from rmq.store import Store

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq.arrays import flags
 from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects, key_texts, plain_text
 from rmq.cli.inputs import END, MASK, Blocks, Input
@@ -37,7 +38,6 @@ from rmq.cli.texts import (
     text_array,
 )
 from rmq.cli.values import readable, repeated_field
-from rmq.columns import flags
 
 BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.columns import flags, text_scalar
+from rmq.arrays import flags, text_scalar
 
 # A value of Python's among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
 EMPTY = text_scalar("")

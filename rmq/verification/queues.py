@@ -20,7 +20,7 @@ from rmq._core._message import check_topic
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import data_end
-from rmq.paths import SEGMENT_NAME, segment_name
+from rmq.paths import SEGMENT_NAME, is_queue_id, segment_name, topic_of
 from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
@@ -75,12 +75,16 @@ class QueueFiles:
                 report.note(Path(topic.path), 0, "name", "no topic's directory")
                 continue
             check_mode(Path(topic.path), report)
+            text = topic_of(topic.name)
+            if text is None:
+                report.note(Path(topic.path), 0, "name", "no topic's directory, its name is not UTF-8")
+                continue
             for queue in scan_directory(Path(topic.path)):
                 name = queue.name
-                if not queue.is_dir() or not name.isascii() or not name.isdigit() or len(name) > 10:
+                if not queue.is_dir() or not is_queue_id(name):
                     report.note(Path(queue.path), 0, "name", "no queue's directory")
                     continue
-                self.queues[topic.name, int(name)] = self._list_files(Path(queue.path))
+                self.queues[text, int(name)] = self._list_files(Path(queue.path))
 
     def _list_files(self, directory: Path) -> Queue:
         report, size = self._ground.report, self._segment_size

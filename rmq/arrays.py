@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of Arrow arrays as numpy and compiled code take them. pyarrow's own ways would import pandas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq._core._textcolumn import TextColumn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EMPTY = np.empty(0, np.uint8)
+
+
+def text_scalar(text: str) -> pa.Scalar:
+    """large_string. pa.scalar would import pandas, to ask whether the text is a value of its."""
+    import pyarrow as pa
+
+    data = text.encode()
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])[0]
+
+
+def integers(array: pa.Array) -> npt.NDArray[Any]:
+    """Signed integers without nulls, borrowed. to_numpy would import pandas."""
+    size, data = array.type.bit_width // 8, array.buffers()[1]
+    return np.frombuffer(data, f"i{size}", len(array), array.offset * size) if len(array) else np.empty(0, f"i{size}")
+
+
+def flags(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    """Booleans without nulls."""
+    data = array.buffers()[1]
+    if data is None:
+        return np.empty(0, np.bool_)
+    begin, end = array.offset, array.offset + len(array)
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")[begin:].view(np.bool_)
+
+
+def offset_size(kind: pa.DataType, binary: bool = True) -> int:
+    """Bytes of an offset of text or (binary) bytes; 0: the type is none of those that have offsets."""
+    import pyarrow as pa
+
+    if pa.types.is_string(kind) or (binary and pa.types.is_binary(kind)):
+        return 4
+    return 8 if pa.types.is_large_string(kind) or (binary and pa.types.is_large_binary(kind)) else 0
+
+
+def text_column(array: pa.Array, width: int = 0) -> TextColumn:
+    """Offsets, bytes and a mask of an Arrow array of strings or binaries, large or not, borrowed.
+
+    width: bytes of an offset, when they are known.
+    """
+    _, offsets, data = array.buffers()
+    count, missing = len(array), EMPTY
+    if array.null_count:
+        missing = flags(array.is_null()).view(np.uint8)
+    if count == 0 or offsets is None:
+        return TextColumn(bytes(8 * (count + 1)), b"", missing)
+    return TextColumn(offsets, b"" if data is None else data, missing, width=width or offset_size(array.type),
+                      first=array.offset, count=count)  # fmt: skip
+
+
+def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int, int]:
+    """The column whose items are meant (another one where nulls hid items); item numbers at which the rows start and
+    the last ends, counted from the first item that is used; the number of that item, and how many are used. A null row
+    is empty. A slice of a large table pays for its own items only.
+    """
+    offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
+    if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
+        column = column.take(np.arange(len(column)))
+        offsets = integers(column.offsets).astype(np.int64)
+    items = len(column.keys if hasattr(column, "keys") else column.values)
+    if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
+        raise ValueError("list offsets lie outside the items")
+    first = int(offsets[0])
+    return column, offsets - first, first, int(offsets[-1]) - first
