@@ -34,8 +34,12 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         return True
     message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
     if message is not None and message.size == size:
-        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or queue.topic.startswith("%LMQ%")
-        is_placed = message.queue_offset == queue_offset or not queue.is_exact
+        is_lmq = queue.topic.startswith("%LMQ%")
+        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or is_lmq
+        # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
+        # record of the queue, which has its unit before it.
+        is_placed = message.queue_offset == queue_offset or (
+            not queue.is_exact and (message.queue_offset > queue_offset or is_lmq))
         return is_placed and (is_own or phy_offset + size <= trusted)
     if message is not None or phy_offset + size > trusted:
         return False

@@ -51,10 +51,8 @@ class Visible:
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index,
                  dispatcher: Dispatcher[ConsumeQueue], *, known_end: int | None = None,
                  queue_end: int = 0, follows: bool = True) -> None:  # fmt: skip
-        """known_end: of a log that does not change, where somebody found that it ends.
-
-        queue_end: of a store without queues, behind the last record that its queues had. follows: writers may come.
-        """
+        """known_end: where the log ends, of one that does not change. queue_end: of a store without queues, behind the
+        last record that its queues had. follows: writers may come."""
         self._known_end, self._queue_end, self._follows = known_end, queue_end, follows
         self._paths = paths
         self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
@@ -163,8 +161,8 @@ class Visible:
             start = start_without_marks(log, is_whole, checkpoint, queue_end)
             durable_time = None if self._is_clean else checkpoint.physic_msg_timestamp
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
+        self.end = self.end if self._known_end is None else self._known_end
         if self._known_end is not None or not log.segments:
-            self.end = self.end if self._known_end is None else self._known_end
             return
         end = self._find_end(max(start, log.min_phy_offset))
         trusted = start if mark is not None else 0
@@ -176,10 +174,13 @@ class Visible:
         self._keep_last(end.last_phy_offset)
         if self._is_clean and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-        if not self._is_live and not self._is_crashed:
-            derived = self.end if mark is None and self._is_clean else start
-            self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived, is_closed=self._is_clean))
-            dispatcher.queue_phy_offset = min(dispatcher.queue_phy_offset, self.end)
+        if self._is_crashed or self._holder is Holder.RMQ:
+            return
+        # A broker that cut its log leaves the units behind until others take their places, beside us too.
+        derived = self.end if mark is None and self._is_clean else 0 if self._is_live else start
+        self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived, is_closed=self._is_clean))
+        queue_end = self._queues.end_phy_offset() if self._is_live and mark is None else dispatcher.queue_phy_offset
+        dispatcher.queue_phy_offset = max(min(queue_end, self.end), log.min_phy_offset)
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:
         """These queues miss units: nothing of their files counts, and all records are dispatched."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,3 +103,84 @@ def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: 
         with rmq.open(path, "r+", config=CONFIG) as store:
             assert store.put(rmq.Message("T", b"new")).queue_offset == 24 + opens
         bodies.append(b"new")
+
+
+# ---- units of records that a broker cut off ------------------------------------------------------------------
+
+
+def of_a_broker_that_cut_its_log(path: Path, kept: int, others: int, again: int) -> list[bytes]:
+    """T had 25 messages; after a crash the broker kept some, and went on with messages of U and T, of one size with the
+    lost ones, whose units stay behind those of T. Returns the bodies of T.
+    """
+    bodies = [b"%02d" % number for number in range(25)]
+    with rmq.open(path.with_name("before"), "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", body) for body in bodies])
+    bodies[kept:] = [b"n%d" % number for number in range(again)]
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", body) for body in bodies[:kept]])
+        store.put_many([rmq.Message("U", b"%02d" % number) for number in range(others)])
+        store.put_many([rmq.Message("T", body) for body in bodies[kept:]])
+    units = b"".join(file.read_bytes() for file in queue_files(path)).rstrip(b"\0")
+    units = units.ljust(-(-len(units) // 20) * 20, b"\0")
+    for file in queue_files(path.with_name("before")):
+        begin = int(file.name)
+        new = units[begin : begin + 200]
+        (path / "consumequeue/T/0" / file.name).write_bytes(new + file.read_bytes()[len(new) :])
+    shutil.rmtree(path / "rmq")
+    return bodies
+
+
+@pytest.fixture
+def lives() -> Iterator[Callable[[Path], None]]:
+    """A broker's lock, which is one of a process, is held by another process until the test's end."""
+    code = "import fcntl, sys\nwith open(sys.argv[1], 'r+') as file:\n fcntl.lockf(file, 2); print(flush=True); input()"
+    held = []
+
+    def hold(path: Path) -> None:
+        (path / "abort").touch()
+        held.append(subprocess.Popen([sys.executable, "-c", code, path / "lock"], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE))  # fmt: skip
+        assert held[-1].stdout.readline() == b"\n"
+
+    yield hold
+    for process in held:
+        process.communicate(b"\n")
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize(("kept", "others", "again"), [(20, 0, 0), (20, 1, 0), (20, 5, 0), (20, 2, 1), (20, 3, 1),
+                                                       (9, 11, 4)])  # fmt: skip
+def test_units_of_records_that_a_broker_cut_off_do_not_count(
+        tmp_path: Path, lives: Callable[[Path], None], kept: int, others: int, again: int,
+        is_live: bool) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    bodies = of_a_broker_that_cut_its_log(path, kept, others, again)
+    if is_live:
+        lives(path)
+    for mode in ("r",) if is_live else ("r", "r+"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            assert store.topics()["T"] == {0: (0, len(bodies))}
+            assert [message.body for message in store.pull("T", limit=100).messages] == bodies
+            assert store.pull("T", 0, len(bodies)).status == rmq.PullStatus.OFFSET_OVERFLOW_ONE
+            found = [message.body for message in store.pull("U", limit=100).messages]
+            assert found == [b"%02d" % number for number in range(others)]
+            assert store.search_offset("T", 0, 2**60) == len(bodies)
+
+
+def test_a_reader_beside_a_broker_takes_up_what_comes_where_units_were_cut(
+        tmp_path: Path, lives: Callable[[Path], None]) -> None:  # fmt: skip
+    """The log comes first, then the unit in the place of a stale one."""
+    path, later = tmp_path / "s", tmp_path / "later" / "s"
+    later.parent.mkdir()
+    bodies = of_a_broker_that_cut_its_log(later, 20, 3, 2)
+    of_a_broker_that_cut_its_log(path, 20, 3, 0)
+    lives(path)
+    with rmq.open(path, config=CONFIG) as store:
+        assert store.pull("T", 0, 20).status == rmq.PullStatus.OFFSET_OVERFLOW_ONE
+        for part in ("commitlog", "consumequeue"):
+            for file in (later / part).rglob("0*"):
+                if file.is_file():
+                    shutil.copyfile(file, path / file.relative_to(later))
+            assert [message.body for message in store.pull("T", limit=100).messages] == bodies
+    with rmq.open(path, config=CONFIG) as store:
+        assert [message.body for message in store.pull("T", limit=100).messages] == bodies
