@@ -16,7 +16,7 @@ import numpy as np
 from rmq._core._consumequeue import pack_units
 from rmq._core._javahash import decode_text
 from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE
-from rmq._core._message import check_topic
+from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
@@ -120,7 +120,7 @@ class Dispatcher(Generic[Queue]):
             topic, queue_id = self._table.queue(len(self._by_number))
             name = decode_text(topic)
             try:
-                if check_topic(name) != topic or queue_id < 0:
+                if check_directory(name) != topic or queue_id < 0:
                     raise ValueError("not UTF-8, or a negative queue id")
             except ValueError as error:
                 logger.warning("messages of topic %r, queue %d, get no queue: %s", topic, queue_id, error)

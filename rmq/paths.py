@@ -70,8 +70,8 @@ class StorePaths:
 
 
 def queue_directory(queues: Path, topic: str, queue_id: int) -> Path:
-    """Where the files of a queue lie. The topic must have passed check_topic; its UTF-8 is one directory name, whatever
-    encoding the locale has for names.
+    """Where the files of a queue lie. The topic must have passed check_directory; its UTF-8 is one directory name,
+    whatever encoding the locale has for names.
     """
     return queues / os.fsdecode(topic.encode()) / str(queue_id)
 

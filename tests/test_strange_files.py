@@ -289,6 +289,33 @@ def test_topics_name_their_directories_in_utf8_whatever_the_locale_says(store: P
     assert sorted(os.listdir(os.fsencode(store / "consumequeue"))) == [b"T", "café".encode()]
 
 
+@pytest.mark.parametrize("size", [128, 255])
+def test_queues_of_topics_that_only_a_hook_of_a_broker_refuses_are_queues(tmp_path: Path, size: int) -> None:
+    """128 bytes or more outside %RETRY%: RocketMQ's store takes and recovers them."""
+    path, topic = tmp_path / "s", "%RETRY%".ljust(size, "x")
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message(topic, b"%d" % i, keys="k") for i in range(5)])
+    shutil.rmtree(path / "rmq")
+    name = topic.replace("%", "_")
+    (path / "consumequeue" / topic).rename(path / "consumequeue" / name)
+    for file in (path / "commitlog").iterdir():
+        file.write_bytes(file.read_bytes().replace(topic.encode(), name.encode()))
+    shutil.rmtree(path / "index")  # whose keys begin with the topic
+    for lost in (False, True):
+        if lost:
+            shutil.rmtree(path / "consumequeue")
+        for mode in ("r", "r+"):
+            with rmq.open(path, mode, config=CONFIG) as store:
+                assert store.topics() == {name: {0: (0, 5)}}
+                assert [message.body for message in store.pull(name).messages] == [b"%d" % i for i in range(5)]
+        assert rmq.verify(path, config=CONFIG).is_sound
+    rmq.rebuild(path, config=CONFIG)
+    assert len(list((path / "consumequeue" / name / "0").iterdir())) == 1
+    assert rmq.verify(path, config=CONFIG).unit_count == 5
+    with rmq.open(path, "r+", config=CONFIG) as store, pytest.raises(rmq.IllegalMessageError, match="outside %RETRY%"):
+        store.put(rmq.Message(name, b""))
+
+
 def test_bytes_kept_of_a_store_whose_path_is_not_utf8_have_their_line(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path / os.fsdecode(b"s\xff"))
     keep_cut(paths, paths.root / LOG, 5, [b"abc"], "why")

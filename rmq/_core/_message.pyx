@@ -101,8 +101,8 @@ cdef bytes _utf8(object text, str name):
         raise IllegalMessageError(f"{name} holds a lone surrogate: it has no UTF-8 form") from None
 
 
-def check_topic(topic):
-    """UTF-8 of a topic name; IllegalMessageError unless it can name a topic and one directory below consumequeue/."""
+def check_directory(topic):
+    """UTF-8 of a topic of which messages are stored; IllegalMessageError unless it names a directory of queues."""
     cdef bytes name = _utf8(topic, "topic")
     if not name:
         raise IllegalMessageError("topic is empty")
@@ -110,6 +110,15 @@ def check_topic(topic):
         raise IllegalMessageError(f"topic {topic!r} is no name for a directory")
     if len(name) > L.TOPIC_SIZE_LIMIT:
         raise IllegalMessageError(f"topic has {len(name)} UTF-8 bytes, more than {L.TOPIC_SIZE_LIMIT}")
+    return name
+
+
+def check_topic(topic):
+    """check_directory of a topic to put; IllegalMessageError too for one that a broker takes no messages of.
+
+    Source: RocketMQ HookUtils#checkBeforePutMessage.
+    """
+    cdef bytes name = check_directory(topic)
     if len(name) > TOPIC_SIZE_WITHOUT_RETRY and not name.startswith(b"%RETRY%"):
         raise IllegalMessageError(f"topic has {len(name)} UTF-8 bytes, more than {TOPIC_SIZE_WITHOUT_RETRY} "
                                   "outside %RETRY%")

@@ -16,7 +16,7 @@ import numpy as np
 from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
-from rmq._core._message import check_topic
+from rmq._core._message import check_directory
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import data_end
@@ -136,7 +136,7 @@ class QueueFiles:
         """Topic and queue id as they name a directory; None when they cannot, or when no queues are read."""
         text = decode_text(topic)
         try:
-            if not self.is_read or check_topic(text) != topic or queue_id < 0:
+            if not self.is_read or check_directory(text) != topic or queue_id < 0:
                 return None
         except ValueError:
             return None
