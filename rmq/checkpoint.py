@@ -54,6 +54,15 @@ class Checkpoint:
             finally:
                 self.logics_msg_timestamp, self.index_msg_timestamp, self.is_behind = logics, index, True
 
+    def take_back(self, end: int, last_phy_offset: int, newest: int) -> None:
+        """Of what was cut off the log nothing is said: it ends at `end`, its last record begins before (-1: not known)
+        and was stored at `newest` ms (0: not known, or later ones have entries).
+        """
+        if 0 < newest < self.index_msg_timestamp:
+            self.index_msg_timestamp, self.is_behind = newest, True
+        if self.confirm_phy_offset > end:
+            self.confirm_phy_offset, self.is_behind = max(0, last_phy_offset), True
+
     def flush(self) -> None:
         """Write and sync. What the fields say must be on disk before."""
         own = (self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp,

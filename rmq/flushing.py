@@ -214,7 +214,7 @@ class Flusher:
                 store.queues.sync(self._queue_files)
                 for index_file in self._index_files:
                     index_file.flush()
-                self._write_checkpoint(timestamp, bool(files))
+                self._write_checkpoint(end, timestamp, bool(files))
                 self._marks.write(mark)
                 store.queues.files.syncs_new = False  # from now on the mark tells which units there must be
                 index_files = self._index_files
@@ -305,16 +305,17 @@ class Flusher:
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
 
-    def _write_checkpoint(self, timestamp: int, grown: bool) -> None:
-        """What it says is on disk by now."""
+    def _write_checkpoint(self, end: int, timestamp: int, grown: bool) -> None:
+        """What it says is on disk by now; of what was cut off the log it says nothing any more."""
         store, checkpoint = self._store, self._store.checkpoint
         if timestamp:
             checkpoint.physic_msg_timestamp = timestamp
         if store.dispatcher.last_unit_timestamp:
             checkpoint.logics_msg_timestamp = store.dispatcher.last_unit_timestamp
         followed = [file.end_timestamp for file in store.index.files[:-1] if file.is_full]
-        if followed:
-            checkpoint.index_msg_timestamp = followed[-1]
+        checkpoint.index_msg_timestamp = followed[-1] if followed else checkpoint.index_msg_timestamp
+        newest = 0 if followed else max(timestamp, store.dispatcher.last_unit_timestamp)
+        checkpoint.take_back(end, store.log.tail.last_phy_offset, newest)
         if grown or checkpoint.is_behind:
             checkpoint.flush()
 

@@ -206,6 +206,31 @@ def test_the_checkpoint_does_not_vouch_for_what_a_repair_derives_again(tmp_path:
     assert START < found.index_msg_timestamp < found.logics_msg_timestamp == found.physic_msg_timestamp
 
 
+@pytest.mark.parametrize("how", ["repair", "crash"])
+def test_the_checkpoint_says_nothing_of_what_was_cut_off_a_broker_s_log(tmp_path: Path, how: str) -> None:
+    path, times = tmp_path / "s", count(START, 1000)
+    with rmq.open(path, "x", config=CONFIG, clock=lambda: next(times)) as store:
+        placed = [store.put(rmq.Message("T", b"%d" % i)).phy_offset for i in range(20)]
+        placed += [store.put(rmq.Message("T", b"%d" % i, keys=f"k{i}")).phy_offset for i in range(20, 40)]
+    shutil.rmtree(path / "rmq")
+    log, checkpoint = path / "commitlog" / f"{0:020d}", Checkpoint(path / "checkpoint")
+    with log.open("r+b") as file:
+        if how == "repair":
+            os.pwrite(file.fileno(), b"!", placed[30] + 88)  # the body
+        else:
+            (path / "abort").touch()
+            os.pwrite(file.fileno(), bytes(8192), placed[30])
+            checkpoint.physic_msg_timestamp = 0
+    checkpoint.index_msg_timestamp, checkpoint.confirm_phy_offset = START + 100_000, placed[-1]
+    checkpoint.flush()
+    with rmq.open(path, "r+", repair=how == "repair") as store:
+        assert store.max_phy_offset == placed[30]
+    found = Checkpoint(path / "checkpoint")
+    assert found.confirm_phy_offset == placed[29]
+    assert found.index_msg_timestamp <= found.logics_msg_timestamp < START + 40_000
+    assert list(rmq.verify(path)) == []
+
+
 def crash(path: Path) -> None:
     killed(lambda: rmq.open(path, "r+").put(rmq.Message("U", b"x")))
 
