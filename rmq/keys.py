@@ -68,14 +68,14 @@ def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def ms_array(values: Any, name: str) -> npt.NDArray[np.int64]:
-    """int64_array of ms since 1970; aware datetimes may be among them."""
+def ms_array(values: Any, name: str, up: bool = False) -> npt.NDArray[np.int64]:
+    """int64_array of ms since 1970; aware datetimes may be among them, down or `up` to whole ms."""
     try:
         array = np.asarray(values)
     except ValueError:
         raise ValueError(f"{name} must be one-dimensional") from None
     if array.dtype.kind == "O" and array.ndim == 1:
-        return int64_array([to_ms(item, name) for item in array.tolist()], name)
+        return int64_array([to_ms(item, name, up) for item in array.tolist()], name)
     return int64_array(array, name)
 
 
@@ -189,8 +189,8 @@ def topic_names(topics: Any) -> list[bytes] | None:
 def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArray[np.int64]:
     """A bound in ms of all keys, or of each of `count` keys; TypeError, ValueError with the argument's name."""
     if not isinstance(value, np.ndarray):
-        return default if value is None else to_ms(value, name)
-    times = ms_array(value, name)
+        return default if value is None else to_ms(value, name, name == "begin")
+    times = ms_array(value, name, name == "begin")
     if len(times) != count:
         raise ValueError(f"{name} must have a time for each of {count} keys, got {len(times)}")
     return times

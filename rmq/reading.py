@@ -207,7 +207,7 @@ class StoreReader(ABC):
         DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
-        first = MIN_MS if begin is None else to_ms(begin, "begin")
+        first = MIN_MS if begin is None else to_ms(begin, "begin", True)
         last = MAX_MS if end is None else to_ms(end, "end")
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
@@ -424,7 +424,7 @@ class StoreReader(ABC):
         """
         if boundary not in ("LOWER", "UPPER"):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
-        time = to_ms(timestamp, "timestamp")
+        time = to_ms(timestamp, "timestamp", boundary == "LOWER")
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return 0
@@ -465,7 +465,7 @@ class StoreReader(ABC):
             if not 1 <= number < 2**31:
                 raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
         tell = teller(on_damage, lost)
-        first = MIN_MS if begin is None else to_ms(begin, "begin")
+        first = MIN_MS if begin is None else to_ms(begin, "begin", True)
         last = MAX_MS if end is None else to_ms(end, "end")
         wanted = Wanted(named, first, last, listed)
         log_end, low = self._log_end(), self._log.min_phy_offset

@@ -68,7 +68,7 @@ def time_ranges(store: Planned, begin: Any, end: Any, low: int | None = None,
     high = store.max_phy_offset if high is None else high
     if begin is None and end is None:
         return [(low, high)] if low < high else []
-    earliest = None if begin is None else to_ms(begin, "begin")
+    earliest = None if begin is None else to_ms(begin, "begin", True)
     latest = None if end is None else to_ms(end, "end")
     rows = store.table("segments").read_all()
     begins = [*rows["begin_phy_offset"].to_pylist(), high]

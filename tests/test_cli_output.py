@@ -90,3 +90,19 @@ def test_a_time_between_two_milliseconds_bounds_what_lies_inside(tmp_path: Path)
 def test_an_output_in_the_store_is_refused_without_other_advice(tmp_path: Path) -> None:
     rmq.open(tmp_path / "s", "x").close()
     assert "lies in the store (see " in call("rebuild", tmp_path / "s", "--output", tmp_path / "s" / "new").err
+
+
+def test_a_property_that_a_message_lacks_is_empty_in_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x") as store:
+        store.put_many([rmq.Message("T", b"1", properties={"TRACE": "a"}), rmq.Message("T", b"2")])
+    assert good("cat", path, "T", "-f", "{properties[TRACE]}|{body}").out == "a|1\n|2\n"
+
+
+@pytest.mark.parametrize("words", [["info", ""], ["clean", ""], ["cat", "", "T"], ["topics", ".", "--conf", ""],
+                                   ["export", ".", ""], ["rebuild", ".", "--output", ""]], ids=" ".join)  # fmt: skip
+def test_an_empty_path_is_not_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    words: list[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert_error(call(*words), 2, "the path is empty")
+    assert list(tmp_path.iterdir()) == []

@@ -271,6 +271,24 @@ def test_a_number_that_json_lacks_makes_a_bad_row(store: Path, file: Put, other:
     assert_error(done, 2, f"{path}: row 2: no JSON: -Infinity is no value; 1 message stored before")
 
 
+def test_numbers_of_json_are_the_text_that_they_were(store: Path, file: Put) -> None:
+    numbers = ["1.10", "1e2", "12345678901234567.25", "1e999", "-0", "1" * 5000, '{"a": [1.50, "é", {}], "b": -0.0}']
+    lines = "\n".join(f'{{"id": {7 if " " in number else number}, "v": {number}}}' for number in numbers)
+    good("ingest", store, file("x.jsonl", lines.encode()), *TOPIC, "--key-column", "id", "--body-column", "v")
+    with rmq.open(store) as opened:
+        found = opened.scan(columns=["raw_body", "keys"]).read_all()
+    assert [body.decode() for body in found["raw_body"].to_pylist()] == numbers
+    assert found["keys"].to_pylist() == [*([number] for number in numbers[:-1]), ["7"]]
+
+
+def test_a_field_that_is_nested_too_deep_makes_a_bad_row(file: Put) -> None:
+    deep = [f'{{"v":{"[" * depth}1.0{"]" * depth}}}' for depth in (800, 3000)]
+    path = file("x.jsonl", "\n".join(deep).encode())
+    parts = list(Source(str(path), None, None, Wanted((), "v")).rows())
+    assert [len(body) for part in parts for body in part.body.to_pylist()] == [1603]
+    assert [bad for part in parts for bad in part.bad] == [(2, "nested too deep")]
+
+
 @pytest.mark.parametrize("size", [64, 77, 4 << 20])
 def test_a_quote_without_an_end_makes_its_row_bad(store: Path, file: Put, monkeypatch: Any, size: int) -> None:
     monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", size)

@@ -109,6 +109,18 @@ def test_batches_of_removed_segments_are_below_the_minimum(tmp_path: Path) -> No
         assert [message.queue_offset for message in store.pull("BT", 0, 2).messages] == [2, 3, 4]
 
 
+def test_a_plain_message_in_a_queue_of_inner_batches_lacks_no_unit(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    first = builder.record("BT", FIRST, b"INNER_BASE\0010\2INNER_NUM\0012\2", sys_flag=0xC0)
+    second = builder.record("BT", b"plain", queue_offset=2)
+    units = BATCH_UNIT.pack(*first, 0, T0, 0, 2, -1, 0) + BATCH_UNIT.pack(*second, 0, T0, 2, 1, -1, 0)
+    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
+    path = builder.finish()
+    assert rmq.verify(path).is_sound
+    with rmq.open(path) as store:
+        assert [message.body for message in store.pull("BT").messages] == [b"one", b"two!", b"plain"]
+
+
 def test_the_packed_body_is_rocketmq_s() -> None:
     assert FIRST.hex(" ", -4) == bytes.fromhex(
         "00000033 00000000 00000000 00000000 00000003 6f6e65 001a"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -282,3 +283,21 @@ def test_a_table_past_2_gib_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="33 messages have 2112 MiB, a look-up takes less than 2 GiB: ask for fewer"):
         table_of(parts)
     assert len(table_of(reversed(parts))[0]) == 33
+
+
+def test_a_time_between_two_milliseconds_is_after_the_first(tmp_path: Path) -> None:
+    noon, ms = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC), dt.timedelta(milliseconds=1)
+    times = [int((noon + n * ms).timestamp() * 1000) for n in range(3)]
+    with rmq.open(tmp_path / "s", "x", clock=lambda: times.pop(0)) as store:
+        store.put_many([rmq.Message("T", b"0", keys="k")])
+        store.put_many([rmq.Message("T", b"1", keys="k")])
+        store.put_many([rmq.Message("T", b"2", keys="k")])
+        moment = noon + 1.5 * ms
+        assert [store.search_offset("T", 0, moment, boundary) for boundary in ("LOWER", "UPPER")] == [2, 1]
+        assert [store.search_offset("T", 0, noon + ms, boundary) for boundary in ("LOWER", "UPPER")] == [1, 1]
+        assert bodies(store.query("T", "k", begin=moment)) == [b"2"]
+        assert sorted(bodies(store.query("T", "k", end=moment))) == [b"0", b"1"]
+        for begin in (moment, np.array([moment])):
+            assert store.query_many("T", ["k"], begin=begin).table["body"].to_pylist() == [b"2"]
+        assert store.scan(begin=moment).read_all()["body"].to_pylist() == [b"2"]
+        assert store.scan(end=moment).read_all()["body"].to_pylist() == [b"0", b"1"]

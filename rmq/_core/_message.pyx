@@ -44,8 +44,9 @@ cdef object _index(object value, str name, str wanted):
     raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
 
 
-def to_ms(value, str name not None):
-    """int milliseconds since 1970 of an int or an aware datetime. `name` is the argument's, for the error.
+def to_ms(value, str name not None, bint up=False):
+    """int milliseconds since 1970 of an int or an aware datetime, down or `up` to a whole one. `name` is the
+    argument's, for the error.
 
     TypeError for other types, ValueError for a naive datetime or a number outside int64.
     """
@@ -57,7 +58,7 @@ def to_ms(value, str name not None):
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ValueError(f"{name} must be an aware datetime: a naive one says no point in time")
-        return (value - EPOCH) // MILLISECOND
+        return -((EPOCH - value) // MILLISECOND) if up else (value - EPOCH) // MILLISECOND
     value = _index(value, name, "int milliseconds or an aware datetime")
     if not -2**63 <= value < 2**63:
         raise ValueError(f"{name} is outside 64 bits")

@@ -85,11 +85,20 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
         return []  # the shell is no place for errors
 
 
+class NamedPath(click.Path):
+    """click.Path that takes no empty name, as of a shell's unset variable, for the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def store_argument(command: _Command) -> _Command:
     """STORE, and --conf for stores whose files do not tell everything."""
-    command = click.option("--conf", metavar="FILE", type=click.Path(path_type=Path, readable=False),
+    command = click.option("--conf", metavar="FILE", type=NamedPath(path_type=Path, readable=False),
                            help="The broker's own broker.conf: sizes and paths that the files do not tell.")(command)
-    return click.argument("store", type=click.Path(path_type=Path, readable=False))(command)
+    return click.argument("store", type=NamedPath(path_type=Path, readable=False))(command)
 
 
 def topic_argument(**options: Any) -> Callable[[_Command], _Command]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
-from rmq.cli.arguments import TIME, form_option, no_topic, open_store, store_argument
+from rmq.cli.arguments import TIME, NamedPath, form_option, no_topic, open_store, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
@@ -21,7 +21,7 @@ from rmq.exporting import export as export_store
 
 @click.command()
 @store_argument
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=NamedPath(path_type=Path))
 @click.option("--topic", "topics", multiple=True, help="Only messages of this topic. May be given several times.")
 @click.option("--begin", type=TIME, help="Only messages stored at or after this time.")
 @click.option("--end", type=TIME, help="Only messages stored at or before this time.")

@@ -21,7 +21,7 @@ from rmq._core._message import check_topic
 from rmq.arrays import flags, integers
 from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
 from rmq.cli.ahead import read_ahead
-from rmq.cli.arguments import form_option, open_store, store_argument
+from rmq.cli.arguments import NamedPath, form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.rows import Rows, SourceError, Wanted
@@ -37,7 +37,7 @@ SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
 
 @click.command()
 @store_argument
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(readable=False, allow_dash=True))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=NamedPath(readable=False, allow_dash=True))
 @click.option("--topic", required=True, help="Topic of the messages.")
 @click.option("--key-column", "key_columns", multiple=True, metavar="COLUMN",
               help="Its text is a key of the message; a list's texts are several. May be given several times.")

@@ -101,6 +101,13 @@ def note(text: str) -> None:
     complain(text)
 
 
+class _Properties(dict[str, str]):
+    """Of a message, to a template: one that it has not is empty, as a field without a value."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
 class Output:
     """Writes rows to stdout in one form."""
 
@@ -173,10 +180,12 @@ class Output:
 
     def _harmless(self, value: Any) -> Any:
         """A value of -f as a terminal may show it; what the template itself says is the user's."""
+        if isinstance(value, dict):
+            value = _Properties(value)
         if not self.is_terminal:
             return value
         if isinstance(value, dict):
-            return {printable(name): printable(text) for name, text in value.items()}
+            return _Properties((printable(name), printable(text)) for name, text in value.items())
         return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
 
     def facts(self, exact: Row, shown: Row) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rmq.cli import printable
-from rmq.cli.arguments import short_form_option, store_argument
+from rmq.cli.arguments import NamedPath, short_form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.config import StoreConfig
 from rmq.paths import store_root
@@ -20,7 +20,7 @@ from rmq.rebuilding import rebuild_sidecars
 
 @click.command()
 @store_argument
-@click.option("--output", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+@click.option("--output", metavar="DIR", type=NamedPath(file_okay=False, path_type=Path),
               help="Put the new files there, a new or empty directory, and only read STORE.")  # fmt: skip
 @click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores.")
 @click.option("--sidecar", is_flag=True, help="Make the sidecars of full index files, and nothing else.")

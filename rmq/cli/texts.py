@@ -58,9 +58,36 @@ def may_hold_nan(data: bytes) -> bool:
     return (b"NaN" in data or b"Inf" in data) and _NO_NUMBER.search(data) is not None
 
 
+class _Number(str):
+    """A number of JSON as it was written: a float would not give its text again."""
+
+    __slots__ = ()
+
+
 def json_value(text: bytes) -> Any:
-    """As the json module reads it, but for NaN and Infinity: ValueError."""
-    return json.loads(text.decode(), parse_constant=_refuse)
+    """As the json module reads it, but for numbers, which json_text gives again; NaN and Infinity: ValueError."""
+    return json.loads(text.decode(), parse_constant=_refuse, parse_int=_Number, parse_float=_Number)
+
+
+def _dump(value: Any, parts: list[str]) -> None:
+    """Add a json_value as json.dumps writes it, with the numbers as they were."""
+    if isinstance(value, _Number):
+        parts.append(value)
+    elif isinstance(value, dict):
+        parts.append("{")
+        for place, (name, item) in enumerate(value.items()):
+            parts += [", "] if place else []
+            parts += [json.dumps(name, ensure_ascii=False), ": "]
+            _dump(item, parts)
+        parts.append("}")
+    elif isinstance(value, list):
+        parts.append("[")
+        for place, item in enumerate(value):
+            parts += [", "] if place else []
+            _dump(item, parts)
+        parts.append("]")
+    else:
+        parts.append(json.dumps(value, ensure_ascii=False))
 
 
 def _refuse(constant: str) -> None:
@@ -77,7 +104,14 @@ def text_array(values: list[Texts]) -> pa.Array:
 
 def json_text(value: Any, name: str) -> str | None:
     """A field's text: of text itself, of anything else its JSON. ValueError when it has no UTF-8 form."""
-    text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text: str | None = value
+    if value is not None and not isinstance(value, str):
+        parts: list[str] = []
+        try:
+            _dump(value, parts)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+        text = "".join(parts)
     try:
         (text or "").encode()
     except UnicodeEncodeError:

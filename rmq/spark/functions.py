@@ -60,7 +60,7 @@ class Probe:
         encoded(topic, "topic")
         check_limit(limit)
         self.path, self.topic, self.limit, self.config = path, topic, limit, config
-        self.begin = MIN_MS if begin is None else to_ms(begin, "begin")
+        self.begin = MIN_MS if begin is None else to_ms(begin, "begin", True)
         self.end = MAX_MS if end is None else to_ms(end, "end")
         self._version, self._place = __version__, for_lookups(path, config)
 

@@ -20,7 +20,7 @@ from rmq._core._message import check_directory
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import data_end
-from rmq.paths import SEGMENT_NAME, is_queue_id, segment_name, topic_of
+from rmq.paths import SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
 from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
@@ -59,6 +59,8 @@ class QueueFiles:
         self._root = ground.paths.consume_queue
         self._segment_size = ground.config.mapped_file_size_consume_queue
         self._files = FileCache(False)
+        batched = queue_directories(ground.paths.batch_consume_queue)
+        self._batched = {(topic, queue_id) for _, topic, queue_id in batched}
         if is_read and known is None:
             self._list()
 
@@ -133,14 +135,15 @@ class QueueFiles:
         return bool(len(size) and size[0] > 0 and phy_offset[0] < mark.derived_phy_offset)
 
     def name_of(self, topic: bytes, queue_id: int) -> Name | None:
-        """Topic and queue id as they name a directory; None when they cannot, or when no queues are read."""
+        """Topic and queue id as they name a directory; None when they cannot, or when no queues are read. A queue of
+        inner batches has the units of plain messages, too."""
         text = decode_text(topic)
         try:
             if not self.is_read or check_directory(text) != topic or queue_id < 0:
                 return None
         except ValueError:
             return None
-        return text, queue_id
+        return None if (text, queue_id) in self._batched else (text, queue_id)
 
     def read(self, name: Name, first: int, count: int) -> bytes:
         """Units from a queue offset on; zeros where there is no file."""
