@@ -350,3 +350,9 @@ def test_a_broker_s_open_store_gives_no_finding(small_golden: Golden, tmp_path: 
         assert [(item.path, item.offset) for item in rmq.verify(path)] == [(str(file), 0)]
     finally:
         lock.close()
+
+
+def test_a_store_with_times_before_1970_is_sound(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", clock=lambda: -1000) as store:
+        store.put(rmq.Message("T", b"1", keys="k"))
+    assert list(rmq.verify(tmp_path / "s")) == []
