@@ -129,7 +129,7 @@ def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
     for offset, name, time in times:
         if time < 0 <= latest:
             report.derived(checkpoint.path, offset, "checkpoint", f"{name} is {time}, which is no time")
-        elif time > max(latest, 0) and not ground.blind and not ground.log.min_phy_offset:  # else the newest may be removed
+        elif time > max(latest, 0) and not ground.blind and not ground.log.min_phy_offset:  # or it was removed
             # What queues and index had reached may have been cut with the log behind it.
             severity = DERIVED if ground.is_closed or name == "physicMsgTimestamp" else NOTE
             report.add(checkpoint.path, offset, "checkpoint", severity, f"{name} is {time}, but the newest record was "
