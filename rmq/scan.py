@@ -181,6 +181,8 @@ class BatchMaker:
         arrays = {name: _array(KINDS[name], _field(name).type, count, buffers)
                   for name, buffers in columns.items()}  # fmt: skip
         whole = pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
+        if not arrays:  # from_arrays would count no rows
+            whole = pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), count, [None]))
         if not (compressed and "body" in arrays):
             yield whole
             return

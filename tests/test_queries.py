@@ -301,3 +301,10 @@ def test_a_time_between_two_milliseconds_is_after_the_first(tmp_path: Path) -> N
             assert store.query_many("T", ["k"], begin=begin).table["body"].to_pylist() == [b"2"]
         assert store.scan(begin=moment).read_all()["body"].to_pylist() == [b"2"]
         assert store.scan(end=moment).read_all()["body"].to_pylist() == [b"0", b"1"]
+
+
+def test_a_scan_without_columns_counts_its_rows(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", b"%d" % number) for number in range(10)])
+        assert [batch.num_rows for batch in store.scan(columns=[], batch_rows=4)] == [4, 4, 2]
+        assert store.scan(columns=[]).read_all().num_rows == 10
