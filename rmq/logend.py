@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmq._core import _layout as L
 from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_LOST_SECTOR, SCAN_ZERO
@@ -116,6 +116,14 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
             end.is_damage = end.is_damage or durable_time is None or time <= durable_time
             break
     return end
+
+
+def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
+    """Beside a broker: whether no whole record lies behind the end but those that it appended since. One that does is
+    behind damage, or was cut off by a recovery: nobody tells which.
+    """
+    end = look_behind(log, replace(end), durable=0, durable_time=-(2**63))
+    return not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
 
 
 def record_behind(log: CommitLog, phy_offset: int) -> int:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader may see of a store that it does not own: the log's end, units that are not in files yet, and
-which ranges of the log the index covers. Nothing is written; every answer is asked anew.
-"""
+"""What a reader may see of a store that it does not own: the log's end, units not in files yet, ranges that the index
+covers. Nothing is written; every answer is asked anew."""
 
 from __future__ import annotations
 
@@ -25,6 +24,7 @@ from rmq.lock import Holder, lock_holder
 from rmq.logend import (
     LogEnd,
     end_past_damage,
+    ends_for_sure,
     find_end,
     fits,
     look_behind,
@@ -174,7 +174,7 @@ class Visible:
         self._keep_last(end.last_phy_offset)
         if self._is_clean and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-        if self._is_crashed or self._holder is Holder.RMQ:
+        if self._is_crashed or self._holder is Holder.RMQ or (self._is_live and not ends_for_sure(log, end)):
             return
         # A broker that cut its log leaves the units behind until others take their places, beside us too.
         derived = self.end if mark is None and self._is_clean else 0 if self._is_live else start

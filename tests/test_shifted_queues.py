@@ -184,3 +184,22 @@ def test_a_reader_beside_a_broker_takes_up_what_comes_where_units_were_cut(
             assert [message.body for message in store.pull("T", limit=100).messages] == bodies
     with rmq.open(path, config=CONFIG) as store:
         assert [message.body for message in store.pull("T", limit=100).messages] == bodies
+
+
+def test_units_behind_damage_beside_a_broker_are_told_of(tmp_path: Path, lives: Callable[[Path], None]) -> None:
+    path = tmp_path / "s"
+    two_queues_of_a_broker(path)
+    with rmq.open(path, config=CONFIG) as store:
+        number, place = next((message.queue_offset, message.phy_offset) for message in store.pull("U").messages
+                             if message.phy_offset > CONFIG.mapped_file_size_commit_log)  # fmt: skip
+    assert number < 24
+    with max((path / "commitlog").iterdir()).open("r+b") as file:
+        file.seek(place % CONFIG.mapped_file_size_commit_log + L.RECORD_BODY_OFFSET)
+        file.write(b"!")
+    lives(path)
+    with rmq.open(path, config=CONFIG) as store:
+        assert store.topics()["U"] == {0: (0, 25)}
+        assert len(store.pull("U", limit=number).messages) == number
+        for at in (0, number, 24):
+            with pytest.raises(rmq.CorruptFileError):
+                store.pull("U", 0, at)
