@@ -7,6 +7,7 @@ Source: RocketMQ CommitLog#recoverNormally, #recoverAbnormally, #isMappedFileMat
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
 from rmq.marks import Mark
+
+logger = logging.getLogger("rmq")
 
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
 
@@ -123,7 +126,13 @@ def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
     behind damage, or was cut off by a recovery: nobody tells which.
     """
     end = look_behind(log, replace(end), durable=0, durable_time=-(2**63))
-    return not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
+    is_sure = not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
+    if not is_sure and find_end(log, end.phy_offset, log.max_phy_offset).phy_offset > end.phy_offset:
+        return True  # it was being written
+    if not is_sure:
+        logger.warning("%s: the log is read up to %d; behind it lie whole records, damage or what a recovery cut off",
+                       log.directories[0], end.phy_offset)  # fmt: skip
+    return is_sure
 
 
 def record_behind(log: CommitLog, phy_offset: int) -> int:

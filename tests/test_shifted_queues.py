@@ -186,7 +186,8 @@ def test_a_reader_beside_a_broker_takes_up_what_comes_where_units_were_cut(
         assert [message.body for message in store.pull("T", limit=100).messages] == bodies
 
 
-def test_units_behind_damage_beside_a_broker_are_told_of(tmp_path: Path, lives: Callable[[Path], None]) -> None:
+def test_units_behind_damage_beside_a_broker_are_told_of(tmp_path: Path, lives: Callable[[Path], None],
+                                                         caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
     path = tmp_path / "s"
     two_queues_of_a_broker(path)
     with rmq.open(path, config=CONFIG) as store:
@@ -198,6 +199,7 @@ def test_units_behind_damage_beside_a_broker_are_told_of(tmp_path: Path, lives: 
         file.write(b"!")
     lives(path)
     with rmq.open(path, config=CONFIG) as store:
+        assert f"the log is read up to {place}; behind it lie whole records" in caplog.text
         assert store.topics()["U"] == {0: (0, 25)}
         assert len(store.pull("U", limit=number).messages) == number
         for at in (0, number, 24):
