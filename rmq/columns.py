@@ -145,17 +145,21 @@ class ColumnReader:
 
     def _check_raw(self, batch: pa.RecordBatch) -> None:
         """Where raw_properties is null, nothing may stand beside it: it would be left out."""
-        raw = batch.column(self._places["raw_properties"])
+        raw = _as_text(batch.column(self._places["raw_properties"]), "raw_properties")
         if not raw.null_count:
             return
-        rows = np.flatnonzero(flags(raw.is_null()))
+        missing = flags(raw.is_null())
         for field in _ENCODED:
             column = self._column(batch, field)
-            beside = column.take(rows).to_pylist() if column is not None else []
-            for row, value in zip(rows, beside, strict=False):
-                if value is not None and value != []:
-                    raise IllegalMessageError(f"raw_properties is null and {field} is not: the table's rows have one "
-                                              "or the other", row=int(row))  # fmt: skip
+            if column is None:
+                continue
+            is_given = flags(column.is_valid())
+            if hasattr(column, "offsets"):
+                is_given = is_given & (np.diff(list_starts(column)[1]) > 0)
+            if (missing & is_given).any():
+                row = int(np.flatnonzero(missing & is_given)[0])
+                raise IllegalMessageError(f"raw_properties is null and {field} is not: the table's rows have one "
+                                          "or the other", row=row)  # fmt: skip
 
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
         place = self._places.get(field)
@@ -190,6 +194,8 @@ class ColumnReader:
 
         if pa.types.is_null(column.type):
             return None, None, None
+        if _is_list(column.type) and pa.types.is_null(column.type.value_type) and not list_starts(column)[3]:
+            return None, None, None  # pandas knows no type of what is nowhere
         if _is_list(column.type) and _is_list(column.type.value_type):
             return _pairs(column)
         if not pa.types.is_map(column.type):

@@ -182,6 +182,14 @@ def fits(log: CommitLog, mark: Mark) -> bool:
     return found
 
 
+def is_outdated(log: CommitLog, mark: Mark, checkpoint: Checkpoint, queue_end: int) -> bool:
+    """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""
+    if not log.segments or fits(log, mark):
+        return False
+    start = start_without_marks(log, True, checkpoint, queue_end)
+    return find_end(log, start, log.max_phy_offset).phy_offset >= mark.durable_phy_offset
+
+
 def was_left_alone(log: CommitLog, mark: Mark) -> bool:
     """Whether nobody appended to a cleanly closed store since its mark: nothing lies at its end."""
     segment = log.segment_at(mark.durable_phy_offset)

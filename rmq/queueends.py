@@ -15,6 +15,7 @@ from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest
+from rmq.message import StoredMessage
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
 
@@ -34,19 +35,30 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         return True
     message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
     if message is not None and message.size == size:
-        is_lmq = queue.topic.startswith("%LMQ%")
-        is_own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id) or is_lmq
+        place = _place_in(queue, message)
+        if place is None:
+            return phy_offset + size <= trusted and (not queue.is_exact or message.queue_offset == queue_offset)
         # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
         # record of the queue, which has its unit before it.
-        is_placed = message.queue_offset == queue_offset or (
-            not queue.is_exact and (message.queue_offset > queue_offset or is_lmq))
-        return is_placed and (is_own or phy_offset + size <= trusted)
+        return place == queue_offset or (not queue.is_exact and place > queue_offset)
     if message is not None or phy_offset + size > trusted:
         return False
     try:
         return log.align(phy_offset, trusted) == phy_offset
     except CorruptFileError:
         return True
+
+
+def _place_in(queue: ConsumeQueue, message: StoredMessage) -> int | None:
+    """The queue offset that a message states for a queue; None: it is of others. Source: RocketMQ MultiDispatch."""
+    if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
+        return message.queue_offset
+    if not queue.topic.startswith("%LMQ%"):
+        return None
+    names, offsets = (message.properties.get(name, "").split(",")
+                      for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"))  # fmt: skip
+    stated = dict(zip(names, offsets, strict=False)).get(queue.topic, "")
+    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 20 else None
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,

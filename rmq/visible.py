@@ -26,7 +26,7 @@ from rmq.logend import (
     end_past_damage,
     ends_for_sure,
     find_end,
-    fits,
+    is_outdated,
     look_behind,
     misses_last_segment,
     record_behind,
@@ -76,7 +76,7 @@ class Visible:
         self._holder = lock_holder(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
-        self._is_crashed = False  # of ours: behind the mark any sector may be lost
+        self._is_crashed = self._cuts = False  # of ours: behind the mark any sector may be lost. A broker's: cut_queues
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
         self._read_mark()
@@ -139,7 +139,9 @@ class Visible:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
         queue_end = max(self._queue_end, self._queues.end_phy_offset())
-        mark = None if mark is None or self._is_outdated(mark, queue_end) else mark
+        if mark is not None and (self._is_clean or self._holder is Holder.OTHER) and \
+                is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
+            mark = None
         if mark is not None:
             self._is_crashed = not self._is_live and not self._is_clean
             derived = mark.derived_phy_offset
@@ -174,7 +176,8 @@ class Visible:
         self._keep_last(end.last_phy_offset)
         if self._is_clean and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-        if self._is_crashed or self._holder is Holder.RMQ or (self._is_live and not ends_for_sure(log, end)):
+        self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
+        if self._is_crashed or (self._is_live and not self._cuts):
             return
         # A broker that cut its log leaves the units behind until others take their places, beside us too.
         derived = self.end if mark is None and self._is_clean else 0 if self._is_live else start
@@ -188,13 +191,6 @@ class Visible:
             self._queues.open(*key).forget_files()
         if lost:
             self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, self._log.min_phy_offset
-
-    def _is_outdated(self, mark: Mark, queue_end: int) -> bool:
-        """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""
-        if not self._is_clean or not self._log.segments or fits(self._log, mark):
-            return False
-        start = start_without_marks(self._log, True, Checkpoint(self._paths.checkpoint), queue_end)
-        return find_end(self._log, start, self._log.max_phy_offset).phy_offset >= mark.durable_phy_offset
 
     def _keep_last(self, phy_offset: int) -> None:
         """Of the last record, -1: not scanned."""
@@ -336,6 +332,8 @@ class Visible:
         self._queues.load()
         for queue in self._queues.queues.values():
             queue.follow_files(derived, low)
+        if self._cuts:  # the files still have the units that were left behind
+            cut_queues(self._log, self._queues, self.end)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _in_files(self, low: int) -> int:

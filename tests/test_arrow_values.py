@@ -130,11 +130,21 @@ def test_properties_that_are_no_pairs_of_text_are_refused(store: rmq.Store, pair
 
 def test_properties_of_no_type_are_none(store: rmq.Store) -> None:
     store.put_many(pa.table({"topic": ["T"], "body": ["1"], "properties": pa.nulls(1)}))
-    assert column(store, "raw_properties") == [b""]
+    store.put_many(pa.table({"topic": ["T", "T"], "body": ["1", "2"], "properties": [None, []]}))
+    assert column(store, "raw_properties") == [b""] * 3
+    with pytest.raises(TypeError, match="column 'properties'"):
+        store.put_many(pa.table({"topic": ["T"], "body": ["1"], "properties": [[None]]}))
+
+
+def test_a_null_among_the_words_of_a_dictionary_of_raw_properties_is_one(store: rmq.Store) -> None:
+    raw = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array([b"x\1y\2", None], pa.binary()))
+    with pytest.raises(rmq.IllegalMessageError, match="raw_properties is null and tags is not"):
+        store.put_many(pa.table({"body": ["1", "2"], "raw_properties": raw, "tags": ["t", "lost"]}), topic="T")
 
 
 @pytest.mark.parametrize(("field", "values"), [
     ("keys", ["k1", "k2"]), ("keys", [[], ["k2"]]), ("tags", ["t", ""]), ("uniq_key", [None, "u"]),
+    ("tags", pa.array([None, "t"], pa.string_view())), ("properties", [None, [["a", "b"]]]),
     ("properties", pa.array([[], [("a", "b")]], pa.map_(pa.string(), pa.string()))),
 ])  # fmt: skip
 def test_a_row_without_raw_properties_loses_nothing_that_stands_beside_it(store: rmq.Store, field: str,

@@ -121,6 +121,18 @@ def test_a_plain_message_in_a_queue_of_inner_batches_lacks_no_unit(tmp_path: Pat
         assert [message.body for message in store.pull("BT").messages] == [b"one", b"two!", b"plain"]
 
 
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_queues_with_files_of_their_own_are_verified_beside_batch_queues(tmp_path: Path, is_filled: bool) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", b"%d" % number) for number in range(5)])
+    directory = tmp_path / "s" / "batchconsumequeue" / "T" / "0"
+    directory.mkdir(parents=True)
+    if is_filled:
+        (directory / f"{0:020d}").write_bytes(bytes(460))
+    result = rmq.verify(tmp_path / "s")
+    assert (result.is_sound, result.unit_count) == (True, 5)
+
+
 def test_the_packed_body_is_rocketmq_s() -> None:
     assert FIRST.hex(" ", -4) == bytes.fromhex(
         "00000033 00000000 00000000 00000000 00000003 6f6e65 001a"

@@ -108,15 +108,17 @@ def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: 
 # ---- units of records that a broker cut off ------------------------------------------------------------------
 
 
-def of_a_broker_that_cut_its_log(path: Path, kept: int, others: int, again: int) -> list[bytes]:
-    """T had 25 messages; after a crash the broker kept some, and went on with messages of U and T, of one size with the
-    lost ones, whose units stay behind those of T. Returns the bodies of T.
+def of_a_broker_that_cut_its_log(path: Path, kept: int, others: int, again: int, before: int = 0) -> list[bytes]:
+    """T had 25 messages, behind others; after a crash the broker kept some, and went on with messages of U and T, of one
+    size with the lost ones, whose units stay behind those of T. Returns the bodies of T.
     """
     bodies = [b"%02d" % number for number in range(25)]
     with rmq.open(path.with_name("before"), "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("F", b"")] * before)
         store.put_many([rmq.Message("T", body) for body in bodies])
     bodies[kept:] = [b"n%d" % number for number in range(again)]
     with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("F", b"")] * before)
         store.put_many([rmq.Message("T", body) for body in bodies[:kept]])
         store.put_many([rmq.Message("U", b"%02d" % number) for number in range(others)])
         store.put_many([rmq.Message("T", body) for body in bodies[kept:]])
@@ -205,3 +207,34 @@ def test_units_behind_damage_beside_a_broker_are_told_of(tmp_path: Path, lives: 
         for at in (0, number, 24):
             with pytest.raises(rmq.CorruptFileError):
                 store.pull("U", 0, at)
+
+
+def test_a_cleaning_beside_a_reader_brings_no_unit_back_that_a_broker_left(
+        tmp_path: Path, lives: Callable[[Path], None]) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    bodies = of_a_broker_that_cut_its_log(path, 20, 20, 0, before=60)
+    lives(path)
+    with rmq.open(path, config=CONFIG) as store:
+        assert store.topics()["T"] == {0: (0, 20)}
+        min((path / "commitlog").iterdir()).unlink()
+        assert store.topics()["T"] == {0: (0, 20)}
+        assert store.topics()["F"][0][0] > 0
+        assert [message.body for message in store.pull("T", limit=100).messages] == bodies
+
+
+def test_a_mark_below_which_a_broker_that_lives_cut_the_log_tells_nothing(
+        tmp_path: Path, lives: Callable[[Path], None]) -> None:  # fmt: skip
+    path, other = tmp_path / "s", tmp_path / "other"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"%02d" % number) for number in range(20)])
+    with rmq.open(other, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"%02d" % number) for number in range(15)])
+        store.put_many([rmq.Message("VVVV", b"%06d" % number) for number in range(25)])
+    shutil.copytree(other / "commitlog", path / "commitlog", dirs_exist_ok=True)
+    shutil.copytree(other / "consumequeue/VVVV", path / "consumequeue/VVVV")
+    lives(path)
+    with rmq.open(path, config=CONFIG) as store:
+        assert store.topics() == {"T": {0: (0, 15)}, "VVVV": {0: (0, 25)}}
+        assert len(store.pull("T", limit=100).messages) == 15
+        assert len(store.pull("VVVV", limit=100).messages) == 25
+        assert store.scan().read_all().num_rows == 40

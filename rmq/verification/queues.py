@@ -60,7 +60,7 @@ class QueueFiles:
         self._segment_size = ground.config.mapped_file_size_consume_queue
         self._files = FileCache(False)
         batched = queue_directories(ground.paths.batch_consume_queue)
-        self._batched = {(topic, queue_id) for _, topic, queue_id in batched}
+        self._batched = {(topic, queue_id) for path, topic, queue_id in batched if any(path.iterdir())}
         if is_read and known is None:
             self._list()
 
@@ -136,14 +136,15 @@ class QueueFiles:
 
     def name_of(self, topic: bytes, queue_id: int) -> Name | None:
         """Topic and queue id as they name a directory; None when they cannot, or when no queues are read. A queue of
-        inner batches has the units of plain messages, too."""
+        inner batches has the units of plain messages, too, unless it has files of both kinds."""
         text = decode_text(topic)
         try:
             if not self.is_read or check_directory(text) != topic or queue_id < 0:
                 return None
         except ValueError:
             return None
-        return None if (text, queue_id) in self._batched else (text, queue_id)
+        name = text, queue_id
+        return None if name in self._batched and name not in self.queues else name
 
     def read(self, name: Name, first: int, count: int) -> bytes:
         """Units from a queue offset on; zeros where there is no file."""
