@@ -109,7 +109,7 @@ def test_a_broker_s_queue_of_units_that_are_shifted_keeps_its_numbers(tmp_path: 
 
 
 def of_a_broker_that_cut_its_log(path: Path, kept: int, others: int, again: int, before: int = 0) -> list[bytes]:
-    """T had 25 messages, behind others; after a crash the broker kept some, and went on with messages of U and T, of one
+    """T had 25 messages, behind others; after a crash the broker kept some and went on with messages of U and T, of one
     size with the lost ones, whose units stay behind those of T. Returns the bodies of T.
     """
     bodies = [b"%02d" % number for number in range(25)]
