@@ -145,6 +145,8 @@ class ColumnReader:
 
     def _check_raw(self, batch: pa.RecordBatch) -> None:
         """Where raw_properties is null, nothing may stand beside it: it would be left out."""
+        import pyarrow as pa
+
         raw = _as_text(batch.column(self._places["raw_properties"]), "raw_properties")
         if not raw.null_count:
             return
@@ -154,7 +156,7 @@ class ColumnReader:
             if column is None:
                 continue
             is_given = flags(column.is_valid())
-            if hasattr(column, "offsets"):
+            if _is_list(column.type) or pa.types.is_map(column.type):
                 is_given = is_given & (np.diff(list_starts(column)[1]) > 0)
             if (missing & is_given).any():
                 row = int(np.flatnonzero(missing & is_given)[0])

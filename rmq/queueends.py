@@ -62,12 +62,13 @@ def _place_in(queue: ConsumeQueue, message: StoredMessage) -> int | None:
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,
-               is_closed: bool = False) -> list[QueueKey]:  # fmt: skip
+               is_closed: bool = False, level: int = logging.WARNING) -> list[QueueKey]:  # fmt: skip
     """Drop units of records that end past `limit`, and those at a queue's end that point to no record of it.
 
     Units of records below `trusted` or below the log's begin stand, whatever has become of the records. Returns the
     queues that lost units of records below `derived`: what follows these stays, as the sign, until all came again.
-    is_closed: every record below `limit` has its unit; one whose unit would be dropped is damage.
+    is_closed: every record below `limit` has its unit; one whose unit would be dropped is damage. level: of the log
+    for what is dropped.
     """
     lost = []
     for key, queue in list(queues.queues.items()):
@@ -92,8 +93,8 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, d
             continue
         queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
         if queue.max_offset != before:
-            logger.warning("%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
-                           queue.directory, queue.max_offset, before - 1)  # fmt: skip
+            logger.log(level, "%s: units %d to %d are behind the mark or have no record; dispatched again from the "
+                       "log", queue.directory, queue.max_offset, before - 1)  # fmt: skip
     return lost
 
 

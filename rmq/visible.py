@@ -333,7 +333,7 @@ class Visible:
         for queue in self._queues.queues.values():
             queue.follow_files(derived, low)
         if self._cuts:  # the files still have the units that were left behind
-            cut_queues(self._log, self._queues, self.end)
+            cut_queues(self._log, self._queues, self.end, level=logging.DEBUG)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _in_files(self, low: int) -> int:
