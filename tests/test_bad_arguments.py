@@ -459,7 +459,7 @@ def test_a_list_of_no_log_directory_is_refused(text: str) -> None:
 @pytest.mark.parametrize("value", [
     "text", 5, None, [1], np.str_("text"), np.float64(1.5), np.int64(1), np.bool_(True), np.datetime64("2026-01-01"),
     np.array(5), np.array(["a", "b"]), np.array(["a", "b"], object), np.zeros(2, [("a", "O"), ("b", "i4")]),
-], ids=repr)  # fmt: skip
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_bodies_are_bytes_and_no_memory_of_other_things(value: Any) -> None:
     for name in ("body", "raw_properties"):
         if value is not None or name == "body":
@@ -468,6 +468,7 @@ def test_bodies_are_bytes_and_no_memory_of_other_things(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [bytearray(b"ab"), memoryview(b"a-b")[::2], np.bytes_(b"ab"), pa.py_buffer(b"ab"),
-                                   np.frombuffer(b"ab", np.uint8), np.array([0x6261], "<i2")], ids=repr)  # fmt: skip
+                                   np.frombuffer(b"ab", np.uint8), np.array([0x6261], "<i2")],
+                         ids=lambda value: type(value).__name__)  # fmt: skip
 def test_bodies_may_be_whatever_lends_bytes(value: Any) -> None:
     assert rmq.Message("T", value).body == b"ab"
