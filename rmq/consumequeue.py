@@ -200,7 +200,9 @@ class ConsumeQueue:
         goes on at its end, as RocketMQ's does. OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         with self._lock:
-            first = first if self.is_exact else self._place_in_shifted(first, data)
+            first, data = (first, data) if self.is_exact else self._place_in_shifted(first, data)
+            if not data:
+                return
             if first < 0 or first > self.max_offset:
                 if lost_below is None:
                     raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
@@ -239,18 +241,23 @@ class ConsumeQueue:
             return first == 0
         return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0])  # 0: a recovery took it off
 
-    def _place_in_shifted(self, first: int, data: bytes) -> int:
+    def _place_in_shifted(self, first: int, data: bytes) -> tuple[int, bytes]:
         """Where units of records from queue offset `first` on belong in a broker's queue, whose unit numbers may differ
-        from these: at the unit that has the first record already."""
+        from these: at the unit that has the first record already. A queue that is not judged takes none up to its last
+        record: they have theirs, or never had one. Source: ConsumeQueue#putMessagePositionInfo."""
         def phy_offset_of(number: int) -> int:
             return int.from_bytes(self._read(number, 1)[:8] or b"\xff", "big", signed=True)  # -1 for none
 
+        last, size, _ = self.read(self.max_offset - 1, 1)
+        if not self._judges and len(size) and 0 < size[0] < UNIT_PRE_BLANK_SIZE:
+            done = int(np.searchsorted(unpack_units(data)[0], last[0], side="right"))
+            return first + done, data[done * UNIT_SIZE :]
         phy_offset = int.from_bytes(data[:8], "big", signed=True)
         if first < 0 or phy_offset_of(self.max_offset - 1) < phy_offset:
-            return first
+            return first, data
         lowest = min(self.first_offset, self.max_offset)
         place = bisect.bisect_left(range(self.max_offset), phy_offset, lo=lowest, key=phy_offset_of)
-        return place if phy_offset_of(place) == phy_offset else first
+        return place if phy_offset_of(place) == phy_offset else first, data
 
     def _append_to_files(self, first: int, data: bytes) -> None:
         if first and (first > self.max_offset or not self._starts):

@@ -238,3 +238,27 @@ def test_a_mark_below_which_a_broker_that_lives_cut_the_log_tells_nothing(
         assert len(store.pull("T", limit=100).messages) == 15
         assert len(store.pull("VVVV", limit=100).messages) == 25
         assert store.scan().read_all().num_rows == 40
+
+
+def test_a_gap_in_one_queue_leaves_a_shifted_one_as_it_is(tmp_path: Path, lives: Callable[[Path], None]) -> None:
+    """T had lost its first unit. A put of U was refused: its queue offset is passed over, all is dispatched anew."""
+    path, later = tmp_path / "s", tmp_path / "later"
+    for place, count in ((path, 4), (later, 5)):
+        with rmq.open(place, "x", config=CONFIG) as store:
+            placed = [store.put(rmq.Message(topic, b"%d" % number)) for number in range(4) for topic in "TU"]
+            placed += [store.put(rmq.Message("U", b"new")) for _ in range(count - 4)]
+        shutil.rmtree(place / "rmq")
+        (file,) = queue_files(place)
+        file.write_bytes(file.read_bytes()[20:] + bytes(20))
+    log = later / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    struct.pack_into(">q", data, placed[-1].phy_offset + L.RECORD_QUEUE_OFFSET_OFFSET, 5)
+    log.write_bytes(data)
+    lives(path)
+    with rmq.open(path, config=CONFIG) as store:
+        for topics in ({"T": {0: (0, 3)}, "U": {0: (0, 4)}}, {"T": {0: (0, 3)}, "U": {0: (0, 5)}}):
+            assert store.topics() == topics
+            assert [message.body for message in store.pull("T").messages] == [b"1", b"2", b"3"]
+            for part in (log, *(later / "consumequeue").rglob("0*")):
+                if part.is_file():
+                    shutil.copyfile(part, path / part.relative_to(later))
