@@ -35,12 +35,12 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         return True
     message = messages_at(log, np.array([phy_offset], np.int64), log.max_phy_offset).get(phy_offset)
     if message is not None and message.size == size:
-        place = _place_in(queue, message)
-        if place is None:
+        if not _is_of(queue, message):
             return phy_offset + size <= trusted and (not queue.is_exact or message.queue_offset == queue_offset)
         # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
-        # record of the queue, which has its unit before it.
-        return place == queue_offset or (not queue.is_exact and place > queue_offset)
+        # record of the queue, which has its unit before it. A light queue's record tells the offset in its own queue.
+        is_ahead = message.queue_offset > queue_offset or queue.topic.startswith("%LMQ%")
+        return message.queue_offset == queue_offset or (not queue.is_exact and is_ahead)
     if message is not None or phy_offset + size > trusted:
         return False
     try:
@@ -49,16 +49,12 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         return True
 
 
-def _place_in(queue: ConsumeQueue, message: StoredMessage) -> int | None:
-    """The queue offset that a message states for a queue; None: it is of others. Source: RocketMQ MultiDispatch."""
+def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
+    """Whether a message is a queue's; light queues stand in its properties. Source: RocketMQ MultiDispatch."""
     if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
-        return message.queue_offset
-    if not queue.topic.startswith("%LMQ%"):
-        return None
-    names, offsets = (message.properties.get(name, "").split(",")
-                      for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"))  # fmt: skip
-    stated = dict(zip(names, offsets, strict=False)).get(queue.topic, "")
-    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 20 else None
+        return True
+    return queue.topic.startswith("%LMQ%") and \
+        queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,
