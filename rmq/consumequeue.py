@@ -43,7 +43,6 @@ class ConsumeQueue:
                  writable: bool, is_exact: bool, trusted: int | None = None, bridges_gap: bool = False,
                  judges_files: bool = False) -> None:  # fmt: skip
         """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them.
-
         trusted: of the files only units of records that end at or below it count (None: all).
         bridges_gap: where a file is missing the queue ends; whoever opens it knows what units there must be.
         judges_files: units that differ from those appended give way; for writers and in exact queues always.
@@ -200,19 +199,19 @@ class ConsumeQueue:
         goes on at its end, as RocketMQ's does. OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         with self._lock:
-            first, data = (first, data) if self.is_exact else self._place_in_shifted(first, data)
-            if not data:
-                return
+            if not self.is_exact:
+                first, data = self._place_in_shifted(first, data)
+                if not data:
+                    return
             if first < 0 or first > self.max_offset:
                 if lost_below is None:
                     raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
                 if first > 0 and self.is_exact and self.end_phy_offset() <= lost_below:
                     self.cut(0) if self._writable else self.forget_files()
                 if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self._segment_size:
-                    logger.warning("%s: a record has queue offset %d where %d is next", self.directory, first,
-                                   self.max_offset)  # fmt: skip
+                    logger.warning("%s: record has queue offset %d, %d is next", self.directory, first, self.max_offset)
                     first = self.max_offset
-            if 0 <= first < self.max_offset and self._is_begun_again(first, data):
+            if not self._writable and 0 <= first < self.max_offset and self._is_begun_again(first, data):
                 self.forget_files()
             if first < self.max_offset:
                 common = min(len(data) // UNIT_SIZE, self.max_offset - first)
@@ -233,18 +232,14 @@ class ConsumeQueue:
             self.max_offset = first + len(data) // UNIT_SIZE
 
     def _is_begun_again(self, first: int, data: bytes) -> bool:
-        """For readers: whether units of lower queue offsets are of later records: the queue had ended."""
-        if self._writable:
-            return False
+        """Whether units of lower queue offsets are of later records: the queue had ended. Size 0: a recovery's cut."""
         last, size, _ = self.read(self.max_offset - 1, 1)
-        if not len(last):
-            return first == 0
-        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0])  # 0: a recovery took it off
+        return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
 
     def _place_in_shifted(self, first: int, data: bytes) -> tuple[int, bytes]:
-        """Where units of records from queue offset `first` on belong in a broker's queue, whose unit numbers may differ
-        from these: at the unit that has the first record already. A queue that is not judged takes none up to its last
-        record: they have theirs, or never had one. Source: ConsumeQueue#putMessagePositionInfo."""
+        """Where units of records from queue offset `first` on belong in a broker's queue, whose numbers may differ: at
+        the unit that has the first record. One that is not judged takes none up to its last record, which have theirs
+        or never had one. Source: ConsumeQueue#putMessagePositionInfo."""
         def phy_offset_of(number: int) -> int:
             return int.from_bytes(self._read(number, 1)[:8] or b"\xff", "big", signed=True)  # -1 for none
 
@@ -253,7 +248,7 @@ class ConsumeQueue:
             done = int(np.searchsorted(unpack_units(data)[0], last[0], side="right"))
             return first + done, data[done * UNIT_SIZE :]
         phy_offset = int.from_bytes(data[:8], "big", signed=True)
-        if first < 0 or phy_offset_of(self.max_offset - 1) < phy_offset:
+        if first < 0 or not len(last) or last[0] < phy_offset:
             return first, data
         lowest = min(self.first_offset, self.max_offset)
         place = bisect.bisect_left(range(self.max_offset), phy_offset, lo=lowest, key=phy_offset_of)
@@ -405,10 +400,8 @@ class ConsumeQueue:
     # ---- cleaning ----
 
     def count_below(self, min_phy_offset: int) -> int:
-        """Segments in front whose records lie below a phy offset; never the one with the last unit.
-
-        Source: MappedFileQueue#deleteExpiredFileByOffset, which looks at the last unit only.
-        """
+        """Segments in front whose records lie below a phy offset; never the one with the last unit. Source:
+        MappedFileQueue#deleteExpiredFileByOffset, which looks at the last unit only."""
         size = self._segment_size // UNIT_SIZE
         for count, start in enumerate(self._starts):
             following = start // UNIT_SIZE + size

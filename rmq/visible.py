@@ -76,7 +76,8 @@ class Visible:
         self._holder = lock_holder(paths.lock)
         self._is_clean = not self._is_live and not paths.abort.exists()
         self._writer = self.writer_now()
-        self._is_crashed = self._cuts = False  # of ours: behind the mark any sector may be lost. A broker's: cut_queues
+        self._is_crashed = False  # of ours: behind the mark any sector may be lost
+        self._cuts = False  # whether units count as cut_queues finds, beside a broker
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
         self._read_mark()

@@ -111,7 +111,6 @@ def test_the_index_of_a_filtered_pandas_frame_is_no_column(store: rmq.Store) -> 
 
 def test_what_scan_gave_is_put_again_by_way_of_pandas(store: rmq.Store) -> None:
     """pandas makes lists of pairs of maps."""
-    pytest.importorskip("pandas")
     store.put_many([rmq.Message("T", b"1", keys="k", properties={"a": "1", "b": "2"}), rmq.Message("T", b"2"),
                     rmq.Message("T", b"3", properties={"z": "9"})])  # fmt: skip
     frame = store.scan().read_all().to_pandas().drop(columns="sys_flag")
