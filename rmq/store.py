@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from rmq._core._message import Message, to_ms
@@ -246,14 +245,16 @@ class Store(StoreReader):
         Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
         nothing was stored then, unless its sync failed (SYNC_FLUSH). Source: RocketMQ CommitLog#asyncPutMessage.
         """
-        if self._putter is not None and (result := self._putter.put(message)) is not None:
-            return result
-        self._check_writable()
-        if type(message) is not Message:
-            raise TypeError(f"expected Message, got {type(message).__name__}")
-        # No closure over the message: making one would cost every call.
-        return self._put_chunk(partial(PutBatch.load_one, message=message),
-                               partial(put_result, kind=PutResult, message=message))  # fmt: skip
+        try:
+            if self._putter is not None and (result := self._putter.put(message)) is not None:
+                return result
+            self._check_writable()
+            # No closure over the message: making one would cost every call.
+            return self._put_chunk(partial(PutBatch.load_one, message=message),
+                                   partial(put_result, kind=PutResult, message=message))  # fmt: skip
+        except RowError as error:  # a message on its own has none
+            error.row = None
+            raise
 
     def put_batch(self, messages: Iterable[Message]) -> PutResults:
         """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
@@ -449,8 +450,7 @@ class Store(StoreReader):
         self._check_open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -191,6 +191,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.args_source is config.ArgsSource.TESTPATHS and getattr(options, "numprocesses", 0) is None:
         options.numprocesses = 0 if options.usepdb or options.capture == "no" else min(2, os.cpu_count() or 1)
         options.dist = "loadfile" if options.dist == "no" else options.dist
+        options.maxworkerrestart = options.maxworkerrestart or "2"  # pytest-xdist begins with a test that hung again
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -198,7 +199,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """While a test that measures runs no other process of the run is amid a test."""
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # for processes that it left behind too, which hold the same lock
 
 
 @pytest.hookimpl(wrapper=True)

@@ -204,7 +204,7 @@ def test_a_bad_message_is_refused_when_it_is_made(changes: dict[str, Any], error
 
 @pytest.mark.parametrize("wrong", [None, 5, "text", b"bytes", {"topic": "T"}, ("T", b""), rmq.Message, [message(9)]])
 def test_only_a_message_can_be_put(store: rmq.Store, wrong: Any) -> None:
-    with pytest.raises(TypeError, match="Message"):
+    with pytest.raises(TypeError, match=r"^expected Message"):
         store.put(wrong)
     with pytest.raises(TypeError, match="Message"):
         store.put_batch([message(6), wrong])

@@ -442,3 +442,14 @@ def test_records_with_more_keys_than_an_index_file_holds_are_indexed_whole(tmp_p
         assert oracle.check_store(tmp_path / str(entries), 7, entries + 1) == []
         files = sorted((tmp_path / str(entries) / "index").iterdir())
         assert len(files) == -(-sum(counts) // entries)
+
+
+@pytest.mark.parametrize("size", [64, 100, 2**20])
+def test_a_message_on_its_own_is_refused_without_a_row(tmp_path: Path, size: int) -> None:
+    for mode in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        config = rmq.StoreConfig(max_message_size=63, flush_disk_type=mode)
+        with rmq.open(tmp_path / mode, "x", config=config) as store:
+            with pytest.raises(rmq.MessageTooLargeError, match=f"^body has {size} bytes") as caught:
+                store.put(rmq.Message("t", b"x" * size))
+            assert (caught.value.row, caught.value.stored) == (None, None)
+            store.put(rmq.Message("t", b"x" * 63))
