@@ -97,6 +97,7 @@ def test_a_property_that_a_message_lacks_is_empty_in_a_template(tmp_path: Path) 
     with rmq.open(path, "x") as store:
         store.put_many([rmq.Message("T", b"1", properties={"TRACE": "a"}), rmq.Message("T", b"2")])
     assert good("cat", path, "T", "-f", "{properties[TRACE]}|{body}").out == "a|1\n|2\n"
+    assert_error(call("cat", path, "T", "-f", "{properties.TRACE}"), 2, "{properties[TRACE]}")
 
 
 @pytest.mark.parametrize("words", [["info", ""], ["clean", ""], ["cat", "", "T"], ["topics", ".", "--conf", ""],

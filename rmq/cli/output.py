@@ -107,6 +107,9 @@ class _Properties(dict[str, str]):
     def __missing__(self, name: str) -> str:
         return ""
 
+    def __getattr__(self, name: str) -> str:
+        raise AttributeError(f"a property stands in brackets: {{properties[{name}]}}")
+
 
 class Output:
     """Writes rows to stdout in one form."""
