@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import pickle
@@ -25,6 +26,8 @@ import rmq
 from rmq.lock import Holder, lock_holder
 
 pytestmark = pytest.mark.synced
+
+PATIENCE_S = 300  # with a forked process
 
 SIZES = {
     "mapped_file_size_commit_log": 4096,
@@ -70,6 +73,8 @@ def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
+        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # its default ends the process
+        signal.alarm(PATIENCE_S)
         try:
             if user is not None and os.getuid() == 0:
                 os.setgroups([])
