@@ -22,7 +22,7 @@ from rmq.indexfile import IndexFile
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
-from rmq.preparing import Preparer
+from rmq.preparing import Preparer, Sleeper
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
 from rmq.sidecar import SidecarMaker
@@ -67,7 +67,7 @@ class Flusher:
         self._sidecars = SidecarMaker()
         self._is_closed = False
         self.pid = os.getpid()
-        self._stop = threading.Event()
+        self._sleeper = Sleeper()  # woken to end
         self._thread: threading.Thread | None = None
 
     @property
@@ -353,8 +353,8 @@ class Flusher:
 
     def start(self) -> None:
         """Flush every flush_interval_commit_log ms what was put meanwhile, in the thread rmq-flush."""
-        thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._interval), name="rmq-flush",
-                                  daemon=True)  # fmt: skip
+        thread = threading.Thread(target=_run, name="rmq-flush", daemon=True,
+                                  args=(weakref.ref(self), self._sleeper, self._interval))  # fmt: skip
         thread.start()
         self._thread = thread  # one that could not start is not waited for
         self.preparer.start()
@@ -362,7 +362,7 @@ class Flusher:
 
     def stop(self) -> None:
         """End the threads; a flush under way is finished."""
-        self._stop.set()
+        self._sleeper.wake()
         self.preparer.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -390,9 +390,9 @@ def _stop_threads() -> None:
             flusher.stop()
 
 
-def _run(reference: weakref.ref[Flusher], stop: threading.Event, interval: float) -> None:
+def _run(reference: weakref.ref[Flusher], sleeper: Sleeper, interval: float) -> None:
     """Holds the flusher only while it flushes, so that a store nobody holds can go."""
-    while not stop.wait(interval):
+    while not sleeper.sleep(interval):
         flusher = reference()
         if flusher is None:
             return

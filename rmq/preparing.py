@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError, StoreClosedError
@@ -18,6 +19,23 @@ FILL_STEP = 1024 * 1024  # a sync of the log may have to wait for so many zeros
 FILL_AHEAD = 64 * 1024 * 1024
 WARM_AHEAD = 16 * 1024 * 1024
 NEVER = 2**63 - 1
+
+
+class Sleeper:
+    """Where one thread sleeps until others wake it. Not an Event: an interrupt in its `set` leaves it locked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def sleep(self, timeout_s: float = -1) -> bool:
+        """Whether it was woken, now or since it last slept; -1: for as long as that takes."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def wake(self) -> None:
+        if self._lock.locked():
+            with suppress(RuntimeError):  # another was faster
+                self._lock.release()
 
 
 class Preparer:
@@ -37,7 +55,7 @@ class Preparer:
         self._dispatch = dispatch
         self._failed = failed
         self._read = bytearray(FILL_STEP)
-        self._wake = threading.Event()
+        self._sleeper = Sleeper()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
@@ -51,18 +69,16 @@ class Preparer:
     def stop(self) -> None:
         """End the thread; a step under way is finished."""
         self._is_stopped, self.due_at = True, NEVER
-        self._wake.set()
+        self._sleeper.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def wake(self) -> None:
-        if not self._wake.is_set():
-            self._wake.set()
+        self._sleeper.wake()
 
     def _run(self) -> None:
         while not self._is_stopped:
-            self._wake.wait()
-            self._wake.clear()
+            self._sleeper.sleep()
             if self._log.position >= self.due_at:
                 self.work()
             else:

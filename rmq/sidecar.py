@@ -133,12 +133,12 @@ class SidecarMaker:
         self._lock = threading.Lock()
         self._wanted: list[tuple[Path, int, int]] = []
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._is_stopped = False
         self.pid = os.getpid()
 
     def add(self, index: Path, hash_slot_num: int, index_num: int) -> None:
         """Make that of a full index file whose bytes are on disk, if it is worthwhile. Nothing once stopped."""
-        if index_file_size(hash_slot_num, index_num) < WORTHWHILE or self._stop.is_set():
+        if index_file_size(hash_slot_num, index_num) < WORTHWHILE or self._is_stopped:
             return
         with self._lock:
             self._wanted.append((index, hash_slot_num, index_num))
@@ -156,12 +156,12 @@ class SidecarMaker:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._wanted or self._stop.is_set():
+                if not self._wanted or self._is_stopped:
                     self._thread = None
                     return
                 index, hash_slot_num, index_num = self._wanted.pop(0)
             try:
-                why = make_sidecar(index, hash_slot_num, index_num, lambda: not self._stop.is_set())
+                why = make_sidecar(index, hash_slot_num, index_num, lambda: not self._is_stopped)
                 if why:
                     logger.info("%s: no sidecar: %s", index, why)
             except (CorruptFileError, OSError, ValueError, MemoryError) as error:
@@ -169,7 +169,7 @@ class SidecarMaker:
 
     def stop(self) -> None:
         """End the thread; what it was making is given up."""
-        self._stop.set()
+        self._is_stopped = True
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and self.pid == os.getpid():
             thread.join()

@@ -457,9 +457,15 @@ class Store(StoreReader):
         if not getattr(self, "_closed", True) and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
             self._closed = True
-            if self.mode != "r":
-                self._flusher.stop()
-            self._release.close()
+            if threading.current_thread().name.startswith("rmq-"):  # its locks may be what our threads wait for
+                threading.Thread(target=self._let_go, name="rmq-close").start()
+            else:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self.mode != "r":
+            self._flusher.stop()
+        self._release.close()
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"

@@ -11,11 +11,13 @@ import lzma
 import os
 import shutil
 import signal
+import stat
 import tarfile
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/fa
 MEMORY, ROOM = "/dev/shm", 4 << 30  # where the developer loop keeps its files, when so much is free there
 CASES_IN_THE_LOOP = 3
 SYNCED = ("synced", "crash", "kill", "faults", "interop")  # markers
+NOTHING = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 REAL_SYNCS = os.fsync, os.fdatasync
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
 
@@ -170,10 +173,28 @@ def open_file(descriptor: int) -> None:
     os.fstat(descriptor)
 
 
+def pipes() -> list[int]:
+    """Those of this process but its standard ones."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the list itself
+            if int(name) > 2 and stat.S_ISFIFO(os.fstat(int(name)).st_mode):
+                found.append(int(name))
+    return found
+
+
+def _let_go_of(descriptors: list[int]) -> None:
+    """A forked process that outlives its parent must not keep from pytest-xdist that the parent has ended."""
+    for descriptor in descriptors:
+        os.dup2(NOTHING, descriptor)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that a shell starts in the background ignore SIGINT, and so would those that tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.register_at_fork(after_in_child=partial(_let_go_of, pipes()))
     os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
     if not config.getoption("--synced") and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)

@@ -33,9 +33,9 @@ from commandline import (
     start,
     wait_until_idle,
 )
+from forks import in_child
 from rich.cells import cell_len
 from test_disks import NOBODY, full, mounted
-from test_processes import in_child
 
 import rmq
 

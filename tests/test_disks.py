@@ -16,17 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import digests
-from test_processes import (
-    CALLS,
-    CONFIG,
-    SIZES,
-    assert_goes_on,
-    assert_holds,
-    error_in_child,
-    in_child,
-    message,
-    numbers,
-)
+from forks import error_in_child, in_child
+from test_processes import CALLS, CONFIG, SIZES, assert_goes_on, assert_holds, message, numbers
 
 import rmq
 

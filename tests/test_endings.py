@@ -17,7 +17,7 @@ from typing import Any
 import oracle
 import pytest
 import workload
-from test_processes import in_child
+from forks import in_child
 from workload import message
 
 import rmq
@@ -251,6 +251,54 @@ def test_a_store_that_another_thread_collects_lets_go_of_all(tmp_path: Path, mod
             in_a_thread(gc.collect)
         assert reference() is None
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+COLLECTED = """
+import gc, sys, threading, time
+import rmq, workload
+from rmq.flushing import DISPATCH_SOON, Flusher
+
+path, name, place = sys.argv[1:]  # a method that this thread calls under the put lock
+real, collected = getattr(Flusher, place), threading.Event()
+
+def collects(self):
+    real(self)
+    if threading.current_thread().name == name and not collected.is_set():
+        work_for_both()
+        time.sleep(0.3)  # the other thread comes, and waits for the put lock
+        gc.collect()
+        collected.set()
+
+def work_for_both():
+    tail.behind, flusher._flushed = DISPATCH_SOON, -1
+    flusher.preparer.wake()
+
+gc.disable()
+sizes = {"mapped_file_size_commit_log": 4 << 20, "flush_disk_type": "SYNC_FLUSH", "flush_interval_commit_log": 100}
+cycle = [rmq.open(path, "x", config=workload.config(**sizes))]
+cycle.append(cycle)
+flusher, tail = cycle[0]._flusher, cycle[0]._log.tail
+cycle[0].put(workload.message(0))
+setattr(Flusher, place, collects)
+del cycle
+work_for_both()
+assert collected.wait(20)
+for thread in flusher._thread, flusher.preparer._thread:
+    thread.join(20)
+    assert not thread.is_alive()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "place"), [("rmq-flush", "settle"), ("rmq-prepare", "_follow")])
+def test_a_store_that_a_thread_of_its_own_collects_under_its_locks_lets_go_of_all(tmp_path: Path, name: str,
+                                                                                  place: str) -> None:  # fmt: skip
+    done = subprocess.run([sys.executable, "-W", "always", "-c", COLLECTED, tmp_path / "s", name, place], text=True,
+                          capture_output=True, timeout=60, check=False, cwd=Path(__file__).parent)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "was not closed" in done.stderr
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert store.scan().read_all().num_rows == 1
 
 
 def in_a_thread(call: Callable[[], Any]) -> None:

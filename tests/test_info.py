@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
 import struct
@@ -19,6 +17,7 @@ import oracle
 import pytest
 from commandline import assert_error, call, good
 from conftest import CRASH_NAMES, GOLDEN_NAMES, Golden, copy_store, digests, message_of
+from forks import lock_of_a_broker
 
 import rmq
 
@@ -144,24 +143,10 @@ def test_a_store_that_a_writer_holds_is_open_and_its_copy_was_not_closed(own: Pa
 
 @contextmanager
 def broker(path: Path) -> Iterator[None]:
-    """Another process that holds the lock file as a broker does, without rmq's owner file."""
+    """One runs on a store."""
     (path / "abort").touch()
-    ready, done = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
-        with open(path / "lock", "r+b") as file:
-            fcntl.fcntl(file, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-            os.write(ready[1], b"x")
-            os.read(done[0], 1)
-        os._exit(0)
-    os.read(ready[0], 1)
-    try:
+    with lock_of_a_broker(path):
         yield
-    finally:
-        os.write(done[1], b"x")
-        os.waitpid(pid, 0)
-        for end in (*ready, *done):
-            os.close(end)
 
 
 @pytest.mark.slow

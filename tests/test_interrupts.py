@@ -20,6 +20,7 @@ from workload import message
 
 import rmq
 from rmq.groupcommit import GroupCommit
+from rmq.preparing import Sleeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.synced]
 
@@ -285,3 +286,24 @@ def test_an_interrupt_anywhere_in_waiting_for_a_sync_harms_nobody_else() -> None
         group.sync(20, lambda: 20)
         assert group.synced == 20
     assert number > 3
+
+
+@pytest.mark.parametrize("is_awake", [False, True])
+def test_an_interrupt_anywhere_in_waking_a_thread_leaves_it_to_be_woken(is_awake: bool) -> None:
+    sleeper = Sleeper()
+
+    def wake() -> None:
+        if is_awake:
+            sleeper.wake()
+        sleeper.wake()
+
+    def after(where: str) -> None:
+        sleeper.wake()
+        assert sleeper.sleep(0), f"not woken after an interrupt at {where}"
+        assert not sleeper.sleep(0), f"woken twice after an interrupt at {where}"
+
+    number = 1
+    while not (interrupter := Interrupter(number, folder="")).run(wake):
+        after(interrupter.where)
+        number += 1
+    assert number > 2

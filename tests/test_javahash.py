@@ -14,10 +14,10 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
+from forks import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from test_arrow_values import of_views
-from test_processes import in_child
 
 import rmq
 from rmq._core._javahash import decode_text, hash_slot, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash

@@ -65,6 +65,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             return run_without_sse(directory)
         return run_core_tests(directory, RMQ_CPU=level) if is_here(level) else ""
 
+    tmp_path_factory.getbasetemp()  # made here: two threads at once would both
     with side_by_side(request, "level", run) as found:
         yield found
 

@@ -20,7 +20,7 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
-from test_processes import in_child
+from forks import in_child
 from test_putbatch import put_batch
 from test_puttexts import column, loaded
 

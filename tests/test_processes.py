@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
 import os
-import pickle
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import oracle
 import pytest
 from conftest import digests
+from forks import error_in_child, fork, in_child, lock_of_a_broker
 
 import rmq
 from rmq.lock import Holder, lock_holder
 
 pytestmark = pytest.mark.synced
-
-PATIENCE_S = 300  # with a forked process
 
 SIZES = {
     "mapped_file_size_commit_log": 4096,
@@ -66,51 +59,6 @@ def assert_goes_on(path: Path, rows: list[int]) -> None:
     before = digests(path, "commitlog", "consumequeue", "index", "config", "rmq/cut")
     rmq.open(path, "r+").close()
     assert digests(path, "commitlog", "consumequeue", "index", "config", "rmq/cut") == before
-
-
-def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
-    """What a function gives in a forked process; its exception is raised here; a signal is an error."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # its default ends the process
-        signal.alarm(PATIENCE_S)
-        try:
-            if user is not None and os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(user)
-                os.setuid(user)
-            answer: tuple[bool, Any] = (True, function())
-        except BaseException as error:
-            answer = (False, (type(error), traceback.format_exc()))
-        with suppress(BaseException), os.fdopen(writing, "wb") as pipe:
-            pipe.write(pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    status = os.waitpid(pid, 0)[1]
-    assert not os.WIFSIGNALED(status), f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    good, value = pickle.loads(data)
-    if not good:
-        kind, text = value
-        raise (
-            AssertionError(text) if kind is AssertionError else RuntimeError(f"{kind.__name__} in the child: {text}")
-        )
-    return value
-
-
-def error_in_child(function: Callable[[], Any], **options: Any) -> str:
-    """Name of the exception that a function raises in a forked process."""
-
-    def caught() -> str:
-        try:
-            function()
-        except Exception as error:
-            return type(error).__name__
-        return "none"
-
-    return str(in_child(caught, **options))
 
 
 # ---- locks -----------------------------------------------------------------------------------------------
@@ -157,26 +105,12 @@ def test_a_writer_that_is_no_rmq_is_named_by_its_own_pid(tmp_path: Path, stale: 
         store.put_many([message(i) for i in range(10)])
     if stale is not None:
         (tmp_path / "s/rmq/owner").write_text(stale)
-    ready, done = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
-        with open(tmp_path / "s/lock", "r+b") as file:
-            fcntl.fcntl(file, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-            os.write(ready[1], b"x")
-            os.read(done[0], 1)
-        os._exit(0)
-    try:
-        os.read(ready[0], 1)
+    with lock_of_a_broker(tmp_path / "s") as pid:
         with pytest.raises(rmq.StoreLockedError) as caught:
             rmq.open(tmp_path / "s", "r+")
         assert lock_holder(tmp_path / "s/lock") is Holder.OTHER
         with rmq.open(tmp_path / "s") as reader:
             assert_holds(reader, list(range(10)))
-    finally:
-        os.write(done[1], b"x")
-        os.waitpid(pid, 0)
-        for descriptor in (*ready, *done):
-            os.close(descriptor)
     assert lock_holder(tmp_path / "s/lock") is None
     assert caught.value.pid == pid
     assert_goes_on(tmp_path / "s", list(range(10)))
@@ -206,10 +140,7 @@ def test_a_reader_beside_a_writer_works_whatever_abort_and_owner_hold(store: rmq
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_closes(tmp_path: Path) -> None:
     store = rmq.open(tmp_path / "s", "a", config=CONFIG)
-    pid = os.fork()
-    if not pid:
-        time.sleep(60)
-        os._exit(0)
+    pid = fork(lambda: time.sleep(60))
     try:
         assert error_in_child(lambda: rmq.open(tmp_path / "s", "r+")) == "StoreLockedError"
         store.close()
@@ -221,15 +152,16 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_closes(tmp_path:
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    parent = os.fork()
-    if not parent:
+
+    def work() -> None:
         store = rmq.open(tmp_path / "s", "a", config=CONFIG)
         store.put(message(0))
         if not os.fork():
             os.write(writing, os.getpid().to_bytes(4, "big"))  # once it runs it has let go of the lock
         time.sleep(60)
         store.close()
-        os._exit(0)
+
+    parent = fork(work)
     child = int.from_bytes(os.read(reading, 4), "big")
     try:
         os.kill(parent, signal.SIGKILL)
@@ -281,11 +213,7 @@ def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path, mode: str) -> No
 
 
 def test_a_child_that_ends_by_itself_leaves_the_parents_store_alone(store: rmq.Store) -> None:
-    pid = os.fork()
-    if not pid:
-        store.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert os.waitpid(fork(store.close), 0)[1] == 0
     with pytest.raises(rmq.StoreLockedError):
         rmq.open(store.path, "r+")
 

@@ -17,6 +17,7 @@ from typing import Any
 import oracle
 import pytest
 from conftest import copy_store
+from forks import error_in_child
 
 import rmq
 from rmq._core import _layout as L
@@ -231,14 +232,7 @@ def test_after_a_failed_sync_nothing_goes_the_short_way(store: rmq.Store) -> Non
 
 
 def test_a_child_of_a_fork_takes_nothing(store: rmq.Store) -> None:
-    pid = os.fork()
-    if not pid:
-        try:
-            store.put(rmq.Message("T", b"child"))
-        except rmq.StoreClosedError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert error_in_child(lambda: store.put(rmq.Message("T", b"child"))) == "StoreClosedError"
     assert store.put(rmq.Message("T", b"b")).queue_offset == 1
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import oracle
 import pytest
 from agreement import assert_agreement, questions
+from forks import fork
 from rocketmq import RELEASES, RocketMQ
 
 import rmq
@@ -130,11 +131,10 @@ def test_a_repair_under_way_hides_no_key_from_readers(tmp_path: Path) -> None:
     killed(lambda: fill(path))
     with rmq.open(path) as before:
         assert before.query("T", "k1")
-        pid = os.fork()
-        if not pid:
-            repair_until_second_file(path, lambda: ((tmp_path / "reached").touch(), time.sleep(60)))
+        pid = fork(lambda: repair_until_second_file(path, lambda: ((tmp_path / "reached").touch(), time.sleep(60))))
         try:
             while not (tmp_path / "reached").exists():
+                assert os.waitpid(pid, os.WNOHANG) == (0, 0)
                 time.sleep(0.01)
             with rmq.open(path) as meanwhile:
                 for reader in (before, meanwhile):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import in_child
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
-from test_processes import in_child
 
 import rmq
 from rmq.spark import opened

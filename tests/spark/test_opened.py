@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from forks import in_child
 from pyspark.sql.pandas.types import from_arrow_schema
-from test_processes import in_child
 
 import rmq
 from rmq.scan import schema_of
