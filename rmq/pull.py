@@ -27,6 +27,7 @@ PULL_CHUNK = 1024
 PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together, or as many as are asked for
 NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
 QUEUES_ASKED = 64
+STEP_BACK = 32  # messages of a queue among which the clock may have gone back and come up again
 EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
 
 
@@ -186,7 +187,10 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
 
 
 def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str) -> int:
-    """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it. Binary search."""
+    """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it.
+
+    Binary search, then a look at STEP_BACK units beyond: the clock may have gone back.
+    """
 
     def store_timestamp(queue_offset: int) -> int:
         offsets, sizes, _ = queue.read(queue_offset, 1)
@@ -196,7 +200,8 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
         place = int(offsets[0]), int(sizes[0])
         return _own_message(log, queue, queue_offset, place, stored.get(place[0]), log_end).store_timestamp
 
-    low, high = queue.min_offset, queue.max_offset
+    first, end = queue.min_offset, queue.max_offset
+    low, high = first, end
     while low < high:
         middle = (low + high) // 2
         found = store_timestamp(middle)
@@ -204,13 +209,31 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
             low = middle + 1
         else:
             high = middle
-    return low if boundary == "LOWER" else max(low - 1, queue.min_offset)
+    passing = [low]
+    while passing and boundary == "LOWER":
+        low = passing[0]
+        passing = [offset for offset, found in _times(log, queue, max(first, low - STEP_BACK), low, log_end)
+                   if found >= time]  # fmt: skip
+    while passing and boundary == "UPPER":
+        low = passing[-1]
+        passing = [offset + 1 for offset, found in _times(log, queue, low, min(end, low + STEP_BACK), log_end)
+                   if found <= time]  # fmt: skip
+    return low if boundary == "LOWER" else max(low - 1, first)
+
+
+def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: int) -> list[tuple[int, int]]:
+    """Queue offset and store timestamp of those in [begin, end) that can be read."""
+    places, _, _ = queue.read(begin, end - begin)
+    order = np.argsort(places, kind="stable")
+    found = [(begin + int(order[position]), int(time)) for batch, positions in log.load(places[order], log_end)
+             for position, time in zip(positions, batch.numbers("store_timestamp"), strict=True)]  # fmt: skip
+    return sorted(found)
 
 
 def search_batches(queue: BatchConsumeQueue, time: int, boundary: str) -> int:
-    """search_units by the store timestamps in the units of a queue of inner batches."""
-    times = queue.units[:, 3]
-    number = int(np.searchsorted(times, time, side="left" if boundary == "LOWER" else "right"))
+    """search_units by the store timestamps in the units of a queue of inner batches: exact in any order."""
+    times, bases, counts = queue.units[:, 3], queue.units[:, 4], queue.units[:, 5]
+    passing = np.flatnonzero(times >= time if boundary == "LOWER" else times <= time)
     if boundary == "LOWER":
-        return int(queue.units[number, 4]) if number < len(times) else queue.max_offset
-    return int(queue.units[number - 1, 4] + queue.units[number - 1, 5]) - 1 if number else queue.min_offset
+        return int(bases[passing[0]]) if len(passing) else queue.max_offset
+    return int(bases[passing[-1]] + counts[passing[-1]]) - 1 if len(passing) else queue.min_offset

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import random
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -301,6 +303,25 @@ def test_a_time_between_two_milliseconds_is_after_the_first(tmp_path: Path) -> N
             assert store.query_many("T", ["k"], begin=begin).table["body"].to_pylist() == [b"2"]
         assert store.scan(begin=moment).read_all()["body"].to_pylist() == [b"2"]
         assert store.scan(end=moment).read_all()["body"].to_pylist() == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_searches_by_time_are_exact_where_the_clock_went_back_for_32_messages(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    times = list(accumulate((rng.choice((0, 0, 1, 1, 2, 50)) for _ in range(600)), initial=1_700_000_000_000))
+    for place in rng.sample(range(50, 550, 50), 3):
+        times[place:] = [time - rng.randint(0, times[place] - times[place - 15]) * (rng.random() < 0.9)
+                         if number < 15 else time for number, time in enumerate(times[place:])]  # fmt: skip
+    clock = iter(times)
+    config = rmq.StoreConfig(mapped_file_size_consume_queue=20 * rng.choice((50, 1000)))
+    with rmq.open(tmp_path / "s", "x", config=config, clock=lambda: next(clock)) as store:
+        for _ in times:
+            store.put(rmq.Message("T", b""))
+        for time in {time + change for time in times for change in (-1, 0, 1)}:
+            lower = next((number for number, found in enumerate(times) if found >= time), len(times))
+            upper = next((number for number in reversed(range(len(times))) if times[number] <= time), 0)
+            assert store.search_offset("T", 0, time) == lower, time
+            assert store.search_offset("T", 0, time, "UPPER") == upper, time
 
 
 def test_a_scan_without_columns_counts_its_rows(tmp_path: Path) -> None:
