@@ -191,6 +191,11 @@ class StoreConfig:
         return self.version <= (4, 7, 0)
 
     @property
+    def stores_untouched_count(self) -> bool:
+        """Whether a flush stores the count of an index file without entries, 1 where 0 stood."""
+        return self.version >= (5, 0, 0)
+
+    @property
     def indexes_tags(self) -> bool:
         return self.version >= (5, 4, 0)
 

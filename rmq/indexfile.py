@@ -61,6 +61,7 @@ class IndexFile:
         self.slot_num = max_hash_slot_num
         self._entries_at = L.INDEX_HEADER_SIZE + max_hash_slot_num * L.INDEX_SLOT_SIZE
         self._writable = writable
+        self._stores_untouched = config.stores_untouched_count
         self._view: IndexFileView | None = None
         self._looks = 0  # for a sidecar; -1: no more
         self._file = MappedFile(self.path, size=size, writable=writable, create=create)
@@ -271,9 +272,10 @@ class IndexFile:
 
     @guarded
     def flush(self) -> None:
-        """Everything put so far is on disk; the count of an untouched file becomes 1, as RocketMQ's flush."""
+        """Everything put so far is on disk; from 5.0.0 on the count of an untouched file becomes 1, as in RocketMQ."""
         if self._writable:
-            self.view.settle()
+            if self._stores_untouched:
+                self.view.settle()
             self._file.sync()
 
     def _check_size(self) -> None:

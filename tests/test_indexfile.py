@@ -65,6 +65,20 @@ def test_an_untouched_file_is_zeros_until_a_flush_writes_its_count(tmp_path: Pat
         assert (tmp_path / "new").read_bytes() == bytes(39) + b"\1" + bytes(440)
 
 
+@pytest.mark.parametrize(("version", "count"), [("4.7.1", 0), ("4.9.8", 0), ("5.0.0", 1), ("5.3.3", 1)])
+def test_brokers_before_5_store_no_count_of_a_file_without_entries(tmp_path: Path, version: str, count: int) -> None:
+    config = rmq.StoreConfig(**TEN, rocketmq_version=version)
+    for keys, sys_flag, files in (["rolled"], 12, 1), ([f"k{number}" for number in range(19)], 0, 2):
+        path = tmp_path / str(files)
+        with rmq.open(path, "x", config=config) as store:
+            store.put(rmq.Message("T", b"", keys=keys, sys_flag=sys_flag))
+            store.put(rmq.Message("T", b""))
+        rmq.open(path, "r+").close()
+        found = sorted((path / "index").iterdir())
+        assert len(found) == files
+        assert struct.unpack_from(">i", found[-1].read_bytes(), 36) == (count,)
+
+
 def test_puts_leave_rocketmq_s_bytes(tmp_path: Path) -> None:
     expected = bytes.fromhex(FILE_OF_PUTS).ljust(480, b"\0")
     assert put_all(tmp_path / "one by one").hex() == expected.hex()
