@@ -12,7 +12,15 @@ import struct
 from dataclasses import dataclass, replace
 
 from rmq._core import _layout as L
-from rmq._core._record import CHECK_HAS_CRC, CHECK_SECTORS, SCAN_BLANK, SCAN_LIMIT, SCAN_LOST_SECTOR, SCAN_ZERO
+from rmq._core._record import (
+    CHECK_BODY_CRC,
+    CHECK_HAS_CRC,
+    CHECK_SECTORS,
+    SCAN_BLANK,
+    SCAN_LIMIT,
+    SCAN_LOST_SECTOR,
+    SCAN_ZERO,
+)
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
@@ -74,7 +82,9 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
     crc_from: from that record's start on the writer gave every record the CRC property.
     check_last: the writer may have been at the last record: half of its properties would end with NUL.
     """
-    checks = CHECK_CRC | (CHECK_SECTORS if check_sectors else 0)
+    # Else a whole-record CRC may be a producer's own property, which is no reason to cut its message off.
+    crc = CHECK_CRC if log.appends_crc else CHECK_BODY_CRC
+    checks = crc | (CHECK_SECTORS if check_sectors else 0)
     middle = limit if crc_from is None else min(max(begin, crc_from), limit)
     before = last = -1
     for start, stop, more in ((begin, middle, 0), (middle, limit, CHECK_HAS_CRC)):
@@ -84,7 +94,7 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
         if scan.phy_offset != middle or middle == limit:
             break
     if check_last and last >= 0 and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
-        again = log.scan(last, scan.phy_offset, checks=CHECK_CRC | CHECK_SECTORS)
+        again = log.scan(last, scan.phy_offset, checks=crc | CHECK_SECTORS)
         for _ in again:
             pass
         if again.stop == SCAN_LOST_SECTOR:

@@ -113,3 +113,27 @@ def test_tags_are_those_of_the_record_where_a_broker_is_at_the_newest_unit(
         assert [message.body for message in store.pull("T", 0, 2, 1, tags=tags).messages] == [b"2"]
         file.write_bytes(units)
         assert store.pull("T", tags=tags).messages == pulled.messages
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_producer_s_own_crc_property_cuts_no_message_off(tmp_path: Path, is_closed: bool, behind: int) -> None:
+    """A broker whose enabledAppendPropCRC is off stores it as any other: it speaks of another record, or of none."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"0"))
+        placed = store.put(rmq.Message("T", b"own", raw_properties=b"KEYS\x01k\x02__CRC32_\x011234567890\x02"))
+        store.put_many([rmq.Message("T", b"behind")] * behind)
+    segment = path / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[placed.phy_offset + placed.size - 13] = ord("#")
+    segment.write_bytes(data)
+    shutil.rmtree(path / "rmq")
+    if not is_closed:
+        (path / "abort").touch()
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            assert store.topics() == {"T": {0: (0, 2 + behind)}}
+            assert store.scan(columns=["body"], check_crc=False).read_all()["body"].to_pylist()[1] == b"own"
+            with pytest.raises(rmq.CorruptFileError, match="whole-record CRC differs"):
+                store.pull("T")

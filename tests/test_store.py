@@ -453,3 +453,15 @@ def test_a_message_on_its_own_is_refused_without_a_row(tmp_path: Path, size: int
                 store.put(rmq.Message("t", b"x" * size))
             assert (caught.value.row, caught.value.stored) == (None, None)
             store.put(rmq.Message("t", b"x" * 63))
+
+
+def test_a_light_queue_s_topic_is_refused_which_would_lock_the_store(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        with pytest.raises(rmq.IllegalMessageError, match="LMQ"):
+            rmq.Message("%LMQ%a", b"")
+        for topics in (["T", "%LMQ%a"], pa.array(["T", "%LMQ%a"]), pa.array(["T", "%LMQ%a"]).dictionary_encode()):
+            with pytest.raises(rmq.IllegalMessageError, match=r"row 1: .*LMQ"):
+                store.put_many(pa.table({"topic": topics, "body": [b"", b""]}))
+        with pytest.raises(rmq.IllegalMessageError, match="LMQ"):
+            store.put_many(pa.table({"body": [b""]}), topic="%LMQ%a")
+    rmq.open(tmp_path / "s", "r+").close()

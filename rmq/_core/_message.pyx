@@ -123,6 +123,8 @@ def check_topic(topic):
     if len(name) > TOPIC_SIZE_WITHOUT_RETRY and not name.startswith(b"%RETRY%"):
         raise IllegalMessageError(f"topic has {len(name)} UTF-8 bytes, more than {TOPIC_SIZE_WITHOUT_RETRY} "
                                   "outside %RETRY%")
+    if name.startswith(b"%LMQ%"):
+        raise IllegalMessageError(f"topic {topic!r} is a light message queue's (LMQ), which only a broker writes")
     return name
 
 
