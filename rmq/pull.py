@@ -209,16 +209,15 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
             low = middle + 1
         else:
             high = middle
-    passing = [low]
-    while passing and boundary == "LOWER":
-        low = passing[0]
-        passing = [offset for offset, found in _times(log, queue, max(first, low - STEP_BACK), low, log_end)
-                   if found >= time]  # fmt: skip
-    while passing and boundary == "UPPER":
-        low = passing[-1]
-        passing = [offset + 1 for offset, found in _times(log, queue, low, min(end, low + STEP_BACK), log_end)
-                   if found <= time]  # fmt: skip
-    return low if boundary == "LOWER" else max(low - 1, first)
+    is_lower = boundary == "LOWER"
+    for _ in range(STEP_BACK):  # it ends where times do nothing but fall, too
+        part = (max(first, low - STEP_BACK), low) if is_lower else (low, min(end, low + STEP_BACK))
+        passing = [offset for offset, found in _times(log, queue, *part, log_end)
+                   if (found >= time if is_lower else found <= time)]  # fmt: skip
+        if not passing:
+            break
+        low = passing[0] if is_lower else passing[-1] + 1
+    return low if is_lower else max(low - 1, first)
 
 
 def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: int) -> list[tuple[int, int]]:
