@@ -110,7 +110,7 @@ class CommitLog:
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.writer, self.tail = RecordWriter(), LogTail()  # it stands on the last of `unsynced` or nowhere
         self.tail.written_from = WRITTEN_FROM
-        self.appends_crc = False  # whether the last writer, of ours, gave every record the CRC property
+        self.appends_crc = self.judges_crc = False  # each record has its CRC: by our last writer; or by the config
         self.unsynced: list[Segment] = []
         self._watch, self._make_segment, self._lost_pages = DirectoryWatch(self.directories), make_segment, 0
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.

@@ -22,10 +22,11 @@ from rmq.indexfile import IndexFile
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
-from rmq.preparing import Preparer, Sleeper
+from rmq.preparing import Preparer
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_directory
 from rmq.sidecar import SidecarMaker
+from rmq.sleeper import Sleeper
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
@@ -65,8 +66,7 @@ class Flusher:
         self._queue_files: set[Path] = set()
         self._index_files: list[IndexFile] = []
         self._sidecars = SidecarMaker()
-        self._is_closed = False
-        self.pid = os.getpid()
+        self._is_closed, self.pid = False, os.getpid()
         self._sleeper = Sleeper()  # woken to end
         self._thread: threading.Thread | None = None
 

@@ -82,8 +82,8 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
     crc_from: from that record's start on the writer gave every record the CRC property.
     check_last: the writer may have been at the last record: half of its properties would end with NUL.
     """
-    # Else a whole-record CRC may be a producer's own property, which is no reason to cut its message off.
-    crc = CHECK_CRC if log.appends_crc else CHECK_BODY_CRC
+    # Else the CRC of a record may be a producer's own property, which is no reason to cut its message off.
+    crc = CHECK_CRC if log.judges_crc else CHECK_BODY_CRC
     checks = crc | (CHECK_SECTORS if check_sectors else 0)
     middle = limit if crc_from is None else min(max(begin, crc_from), limit)
     before = last = -1

@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.logsegment import RESERVE_AHEAD, Segment
+from rmq.sleeper import Sleeper
 
 logger = logging.getLogger("rmq")
 
@@ -19,23 +19,6 @@ FILL_STEP = 1024 * 1024  # a sync of the log may have to wait for so many zeros
 FILL_AHEAD = 64 * 1024 * 1024
 WARM_AHEAD = 16 * 1024 * 1024
 NEVER = 2**63 - 1
-
-
-class Sleeper:
-    """Where one thread sleeps until others wake it. Not an Event: an interrupt in its `set` leaves it locked."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def sleep(self, timeout_s: float = -1) -> bool:
-        """Whether it was woken, now or since it last slept; -1: for as long as that takes."""
-        return self._lock.acquire(timeout=timeout_s)
-
-    def wake(self) -> None:
-        if self._lock.locked():
-            with suppress(RuntimeError):  # another was faster
-                self._lock.release()
 
 
 class Preparer:

@@ -27,6 +27,7 @@ PULL_CHUNK = 1024
 PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together, or as many as are asked for
 NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
 QUEUES_ASKED = 64
+LOOKS = 32  # an end where times do nothing but fall
 STEP_BACK = 32  # messages of a queue among which the clock may have gone back and come up again
 EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
 
@@ -210,7 +211,7 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
         else:
             high = middle
     is_lower = boundary == "LOWER"
-    for _ in range(STEP_BACK):  # it ends where times do nothing but fall, too
+    for _ in range(LOOKS):
         part = (max(first, low - STEP_BACK), low) if is_lower else (low, min(end, low + STEP_BACK))
         passing = [offset for offset, found in _times(log, queue, *part, log_end)
                    if (found >= time if is_lower else found <= time)]  # fmt: skip

@@ -419,7 +419,7 @@ class StoreReader(ABC):
         """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
 
         LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
-        none. 0 for an unknown queue. Cost: one record header per step of a binary search, and 32.
+        none. 0 for an unknown queue. Cost: one record header per step of a binary search, and of 32.
         Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
         if boundary not in ("LOWER", "UPPER"):

@@ -222,6 +222,7 @@ class _Source:
         self._paths = paths
         self._mark = _read_mark(paths) if meta is not None else None
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
+        self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
             self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None)
         except BaseException:

@@ -164,6 +164,7 @@ class Store(StoreReader):
                               make_segment=self._make_segment)  # fmt: skip
         self._release.callback(self._log.close)
         self._log.appends_crc = meta is not None and meta.get("enabled_append_prop_crc") is True
+        self._log.judges_crc = self._log.appends_crc or self.config.enabled_append_prop_crc
         self._queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue,
                                 writable=writable, is_exact=is_own)  # fmt: skip
         self._release.callback(self._queues.close)

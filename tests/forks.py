@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 300
+PATIENCE_S = 600
 
 
 def fork(work: Callable[[], object]) -> int:

@@ -3,6 +3,7 @@ record let through one that lacks the end of its properties. So may the last uni
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -115,11 +116,8 @@ def test_tags_are_those_of_the_record_where_a_broker_is_at_the_newest_unit(
         assert store.pull("T", tags=tags).messages == pulled.messages
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_a_producer_s_own_crc_property_cuts_no_message_off(tmp_path: Path, is_closed: bool, behind: int) -> None:
-    """A broker whose enabledAppendPropCRC is off stores it as any other: it speaks of another record, or of none."""
-    path = tmp_path / "s"
+def with_its_own_crc(path: Path, *, is_closed: bool, behind: int = 0) -> None:
+    """A broker's store of a message whose last property looks like the CRC of a record, before `behind` others."""
     with rmq.open(path, "x", config=CONFIG) as store:
         store.put(rmq.Message("T", b"0"))
         placed = store.put(rmq.Message("T", b"own", raw_properties=b"KEYS\x01k\x02__CRC32_\x011234567890\x02"))
@@ -131,9 +129,30 @@ def test_a_producer_s_own_crc_property_cuts_no_message_off(tmp_path: Path, is_cl
     shutil.rmtree(path / "rmq")
     if not is_closed:
         (path / "abort").touch()
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_producer_s_own_crc_property_cuts_no_message_off(tmp_path: Path, is_closed: bool, behind: int) -> None:
+    """A broker whose enabledAppendPropCRC is off stores it as any other: it speaks of another record, or of none."""
+    with_its_own_crc(tmp_path / "s", is_closed=is_closed, behind=behind)
     for mode in ("r", "r+", "r"):
-        with rmq.open(path, mode, config=CONFIG) as store:
+        with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
             assert store.topics() == {"T": {0: (0, 2 + behind)}}
             assert store.scan(columns=["body"], check_crc=False).read_all()["body"].to_pylist()[1] == b"own"
             with pytest.raises(rmq.CorruptFileError, match="whole-record CRC differs"):
                 store.pull("T")
+
+
+def test_where_the_config_says_that_records_have_a_crc_one_that_differs_is_no_whole_record(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, enabled_append_prop_crc=True)
+    with_its_own_crc(tmp_path / "closed", is_closed=True, behind=1)
+    for call in (lambda: rmq.open(tmp_path / "closed", "r+", config=config),
+                 lambda: rmq.rebuild(tmp_path / "closed", tmp_path / "rebuilt", config=config)):  # fmt: skip
+        with pytest.raises(rmq.CorruptFileError, match="whole-record CRC differs"):
+            call()
+    with_its_own_crc(tmp_path / "killed", is_closed=False)
+    for mode in ("r", "r+"):
+        with rmq.open(tmp_path / "killed", mode, config=config) as store:
+            assert bodies(store) == [b"0"]
+    assert any(b"own" in file.read_bytes() for file in (tmp_path / "killed/rmq/cut").iterdir())

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pytest
 from agreement import assert_agreement, assert_keys, assert_log_and_queues, questions
 from conftest import copy_store
+from forks import fork
 from rocketmq import RELEASES, Put, RocketMQ, Visit
 
 import rmq
@@ -333,16 +333,17 @@ def put_until_killed(path: Path, config: rmq.StoreConfig, what: list[Put],
                      clock: SteppingClock | None = None) -> int:  # fmt: skip
     """Put in another process, the first half flushed, and kill it amid its puts; how many puts had returned."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with suppress(BaseException), rmq.open(path, "a", config=config, clock=clock) as store:
+
+    def work() -> None:
+        with rmq.open(path, "a", config=config, clock=clock) as store:
             for number, item in enumerate(what):
                 put(store, [item])
                 if number == len(what) // 2:
                     store.flush()
                 os.write(writing, b".")
             signal.pause()
-        os._exit(1)
+
+    pid = fork(work)
     os.close(writing)
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         returned = 0

@@ -20,7 +20,7 @@ from workload import message
 
 import rmq
 from rmq.groupcommit import GroupCommit
-from rmq.preparing import Sleeper
+from rmq.sleeper import Sleeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.synced]
 

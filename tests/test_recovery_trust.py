@@ -37,13 +37,12 @@ PAGE = 4096
 
 def killed(work: Callable[[], object]) -> None:
     """Run it in a process that is killed at its end, or where it kills itself."""
-    pid = os.fork()
-    if not pid:
-        try:
-            work()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+    def work_and_end() -> None:
+        work()
+        kill()
+
+    assert os.WTERMSIG(os.waitpid(fork(work_and_end), 0)[1]) == signal.SIGKILL
 
 
 def kill(*_: object, **__: object) -> None:

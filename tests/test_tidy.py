@@ -24,7 +24,7 @@ ALLOWLIST = "tests/stubtest-allowlist.txt"
 
 # A module imports only from rows above it in this list. The picture: docs/architecture.md.
 LAYERS = (
-    {"errors", "config", "paths", "version", "pool", "groupcommit"},
+    {"errors", "config", "paths", "version", "pool", "groupcommit", "sleeper"},
     {"_core"},
     {"arrays"},
     {"segment", "message", "columns", "keys"},
@@ -55,7 +55,7 @@ LARGER = {
     "rmq/commitlog.py": 436,  # one noun: files, appending, reading, the end
     "rmq/consumequeue.py": 431,  # one noun: files, units, where it ends
     "rmq/reading.py": 528,  # the public face: half of it docstrings
-    "rmq/store.py": 479,  # the public face
+    "rmq/store.py": 480,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import time
 import traceback
 import zlib
@@ -17,6 +16,7 @@ from typing import Any
 
 import oracle
 import pyarrow as pa  # here, not in each forked process
+from forks import fork
 
 import rmq
 from rmq import commitlog
@@ -130,19 +130,16 @@ class Acks:
 
 def start(function: Callable[..., None], *arguments: Any, faults: Path) -> int:
     """Run a function in a forked process; what it raises is told in `faults` and by exit code 1."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        function(*arguments)
-        code = 0
-    except BaseException:
-        with faults.open("a") as file:
-            file.write(f"{function.__name__}{arguments[1:]}: {traceback.format_exc()}\n")
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+
+    def work() -> None:
+        try:
+            function(*arguments)
+        except BaseException:
+            with faults.open("a") as file:
+                file.write(f"{function.__name__}{arguments[1:]}: {traceback.format_exc()}\n")
+            raise
+
+    return fork(work)
 
 
 def warm_up(path: Path) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forks import fork
 
 import rmq
 from rmq.dispatch import Dispatcher
@@ -223,26 +224,23 @@ CHANGES = ("open", "mkdir", "ftruncate", "pwrite", "fsync", "rename", "replace",
 
 def killed(call: int, publish_all: Callable[[], object]) -> bool:
     """Whether a process was killed before the nth call that may change files; False: it came to its end."""
-    pid = os.fork()
-    if not pid:
-        left = [call]
+    left = [call]
 
-        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **named)
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
 
-            return call
+        return call
 
+    def work() -> None:
         for name in CHANGES:
             setattr(os, name, counted(getattr(os, name)))
-        try:
-            publish_all()
-        finally:
-            os._exit(0)
-    status = os.waitpid(pid, 0)[1]
+        publish_all()
+
+    status = os.waitpid(fork(work), 0)[1]
     assert status in (0, signal.SIGKILL)
     return status != 0
 
