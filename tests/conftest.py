@@ -212,7 +212,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.args_source is config.ArgsSource.TESTPATHS and getattr(options, "numprocesses", 0) is None:
         options.numprocesses = 0 if options.usepdb or options.capture == "no" else min(2, os.cpu_count() or 1)
         options.dist = "loadfile" if options.dist == "no" else options.dist
-        options.maxworkerrestart = options.maxworkerrestart or "2"  # pytest-xdist begins with a test that hung again
+        options.maxworkerrestart = options.maxworkerrestart or "0"  # else it hands out files already done, and hangs
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -309,16 +309,29 @@ def in_a_thread(call: Callable[[], Any]) -> None:
 
 
 def interrupted(call: Callable[[], Any], delay: float) -> bool:
-    """Whether SIGINT after some time ended a call; it must end soon."""
-    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    """Whether SIGINT after some time ended a call; it must end soon.
+
+    It comes again each second: Python drops what is raised in a callback of its garbage collector (hypothesis has one).
+    """
+    is_over = threading.Lock()
+    is_over.acquire()
+
+    def signal_it() -> None:
+        pause = delay
+        while not is_over.acquire(timeout=pause):
+            os.kill(os.getpid(), signal.SIGINT)
+            pause = 1
+
+    sender = threading.Thread(target=signal_it)
+    sender.start()
     try:
         call()
         time.sleep(1)
     except KeyboardInterrupt:
         return True
     finally:
-        timer.join()
+        is_over.release()
+        sender.join()
     return False
 
 
