@@ -141,8 +141,8 @@ def key_list(keys: Any) -> list[str]:
     if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        keys = (keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
-                if hasattr(keys, "__arrow_c_stream__") else pa.array(keys)).to_pylist()  # fmt: skip
+        keys = _listed(keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
+                       if hasattr(keys, "__arrow_c_stream__") else pa.array(keys), "keys")  # fmt: skip
     elif isinstance(keys, np.ndarray):
         keys = decoded_items(keys)
     elif not isinstance(keys, Iterable):
@@ -154,6 +154,14 @@ def key_list(keys: Any) -> list[str]:
         if not isinstance(key, str):
             raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
     return items
+
+
+def _listed(array: Any, name: str) -> list[Any]:
+    """Items of an Arrow array; ValueError for text that is not UTF-8."""
+    try:
+        return list(array.to_pylist())
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} holds text that is not UTF-8") from None
 
 
 def check_keys(keys: list[str]) -> None:
@@ -180,7 +188,7 @@ def topic_names(topics: Any) -> list[bytes] | None:
     """Topics as records have them, None for any; TypeError, ValueError."""
     if topics is None:
         return None
-    topics = topics.to_pylist() if hasattr(topics, "to_pylist") else topics  # Arrow's
+    topics = _listed(topics, "topics") if hasattr(topics, "to_pylist") else topics
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
     return [encoded(topic, "topics") for topic in topics]

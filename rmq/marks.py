@@ -162,7 +162,8 @@ def read_meta(paths: StorePaths) -> dict[str, Any] | None:
         meta = json.loads(data)
         number = meta["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorruptFileError(paths.meta, 0, "meta.json is not what this library writes") from None
+        remedy = "without the directory rmq/ the store opens as a broker's"
+        raise CorruptFileError(paths.meta, 0, f"not what this library writes; {remedy}") from None
     if number != FORMAT:
         raise UnsupportedFormatError(paths.meta, f"rmq directory of format {number}", "a newer rmq reads it")
     return dict(meta)

@@ -66,6 +66,19 @@ def test_a_meta_file_made_to_break_the_parser_is_an_error(clean: Base, tmp_path:
             rmq.open(tmp_path / "s", mode)
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_without_its_directory_a_store_with_a_broken_meta_file_opens(clean: Base, tmp_path: Path, mode: str) -> None:
+    shutil.copytree(clean.path, tmp_path / "s")
+    with rmq.open(tmp_path / "s") as store:
+        whole = store.scan().read_all()
+    (tmp_path / "s/rmq/meta.json").write_text("{")
+    with pytest.raises(rmq.CorruptFileError, match="without the directory rmq/ the store opens as a broker's"):
+        rmq.open(tmp_path / "s", mode)
+    shutil.move(tmp_path / "s/rmq", tmp_path / "aside")
+    with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
+        assert store.scan().read_all() == whole
+
+
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 @pytest.mark.parametrize(
     "fields",

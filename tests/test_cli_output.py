@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def test_a_template_s_own_tabs_and_escapes_are_the_user_s_on_a_terminal_too(stor
 def test_an_empty_csv_has_its_header(store: Path) -> None:
     assert good("cat", store, "T", "--tags", "none", "-o", "csv").out == ",".join(FIELDS) + "\n"
     assert good("cat", store, "T", "--tags", "none", "-o", "jsonl").out == ""
+
+
+def test_ranges_in_csv_are_json(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(message_index_enable=False)) as opened:
+        end = opened.put(rmq.Message("T", b"", keys=["k"])).size
+    rows = [list(row.values()) for row in good("info", tmp_path / "s", "-o", "csv").table]
+    assert json.loads(dict(rows)["unindexed"]) == [[0, end]]
 
 
 @pytest.mark.parametrize("limit", ["all", "ALL", "All"])

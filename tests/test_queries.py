@@ -278,6 +278,16 @@ def test_answers_of_query_many_compare_without_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_arrow_text_that_is_not_utf8_is_an_error_that_names_the_argument(tmp_path: Path) -> None:
+    text = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for call in (lambda: store.query_many("T", text), lambda: store.scan(keys=text)):
+            with pytest.raises(ValueError, match=r"^keys holds text that is not UTF-8$"):
+                call()
+        with pytest.raises(ValueError, match=r"^topics holds text that is not UTF-8$"):
+            store.scan(topics=text)
+
+
 def test_a_table_past_2_gib_is_an_error_that_says_what_to_do() -> None:
     """Of chunks that share their bytes."""
     batch = pa.record_batch({"body": pa.array([bytes(1 << 26)], pa.binary())})

@@ -314,9 +314,10 @@ def _message_cells(message: StoredMessage, show_topic: bool) -> list[str]:
 
 
 def _csv_cell(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    is_list = isinstance(value, list | tuple)
+    if isinstance(value, Mapping) or (is_list and any(isinstance(item, list | tuple) for item in value)):
         return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list | tuple):
+    if is_list:
         return " ".join(str(item) for item in value)
     return value
 
