@@ -300,8 +300,8 @@ class CommitLog:
         self._owe([])
 
     def drop_unsynced(self, synced: list[Segment]) -> None:
-        """Segments that are on disk, full ones: the one that takes records may have new ones."""
-        self._owe([segment for segment in self.unsynced if segment not in synced or segment is self.segments[-1]])
+        """Segments that are on disk and were full before their sync began."""
+        self._owe([segment for segment in self.unsynced if segment not in synced])
 
     # ---- read ----
 

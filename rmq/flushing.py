@@ -162,9 +162,9 @@ class Flusher:
             if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
                 self.preparer.wake()
             self._sync_segments(segment.file for segment in segments)
-            if segments != self._store.log.segments[-1:]:  # it stays: it may have new records
+            if full := [segment for segment in segments if segment.end <= position]:  # others may have new records
                 with self._put_lock:
-                    self._store.log.drop_unsynced(segments)
+                    self._store.log.drop_unsynced(full)
         return position
 
     def _sync_segments(self, files: Iterable[MappedFile]) -> None:
@@ -213,7 +213,7 @@ class Flusher:
                 self._sync_segments(files)
                 store.queues.sync(self._queue_files)
                 for index_file in self._index_files:
-                    index_file.flush()
+                    index_file.sync()
                 self._write_checkpoint(end, timestamp, bool(files))
                 self._marks.write(mark)
                 store.queues.files.syncs_new = False  # from now on the mark tells which units there must be

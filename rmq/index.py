@@ -145,7 +145,9 @@ class Index:
         return file.put_rows(batch, row, key, self._config.indexes_tags)
 
     def take_unsynced(self, into: list[IndexFile]) -> None:
-        """Move the files put into since the last call, oldest first, to a list, for the caller to flush."""
+        """Move the files put into since the last call, oldest first, to a list, for the caller to sync."""
+        for file in self._unsynced:
+            file.settle()
         into += [file for file in self._unsynced if file not in into]
         self._unsynced = []
 

@@ -274,9 +274,17 @@ class IndexFile:
     def flush(self) -> None:
         """Everything put so far is on disk; from 5.0.0 on the count of an untouched file becomes 1, as in RocketMQ."""
         if self._writable:
-            if self._stores_untouched:
-                self.view.settle()
+            self.settle()
             self._file.sync()
+
+    def settle(self) -> None:
+        """Store the count of a file without entries. Not beside a put, whose count it would take back."""
+        if self._writable and self._stores_untouched:
+            self.view.settle()
+
+    def sync(self) -> None:
+        """Everything put before is on disk."""
+        self._file.sync()
 
     def _check_size(self) -> None:
         """check_size, of a file that another thread may close."""

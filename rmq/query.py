@@ -236,14 +236,14 @@ def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple
         wanted.setdefault(item, []).append(number)
     numbers: list[int] = []
     offsets: list[int] = []
-    shared = RecordBatch()
+    shared, asked = RecordBatch(), set(wanted)
     hashes = np.sort(hash_str_keys([key.decode() for _, key in wanted]))
     begin, end = int(begins.min()), int(ends.max())
     for first, last in uncovered:
         for batch in log.records(first, last, batch=shared, checks=PARSE_PROPERTIES):
             batch.keep(None, begin, end)
             places, times = batch.numbers("phy_offset"), batch.numbers("store_timestamp")
-            for row, item in batch.find_keys(set(wanted), hashes):
+            for row, item in batch.find_keys(asked, hashes):
                 for number in wanted[item]:
                     if begins[number] <= times[row] <= ends[number]:
                         numbers.append(number)

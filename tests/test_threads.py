@@ -21,6 +21,7 @@ import workload
 from workload import message
 
 import rmq
+from rmq.mappedfile import MappedFile
 
 pytestmark = pytest.mark.synced
 
@@ -339,3 +340,45 @@ def test_an_open_without_room_for_a_thread_leaves_the_store_closed(tmp_path: Pat
     assert not (tmp_path / "store" / "abort").exists()
     with rmq.open(tmp_path / "store", "r+") as store:
         assert store.put(rmq.Message("T", b"y")).queue_offset == (mode == "r+")
+
+
+def test_a_segment_filled_while_it_is_synced_is_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They roll over, too: no put returns before a sync of its segment that began behind its bytes."""
+    is_synced, goes_on = threading.Event(), threading.Event()
+    real = MappedFile.sync
+    synced: list[str] = []
+
+    def sync(file: MappedFile) -> None:
+        begun = file.path.name
+        real(file)
+        if threading.current_thread().name == "first" and not is_synced.is_set():
+            is_synced.set()
+            assert goes_on.wait(20)
+        synced.append(begun)
+
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, flush_disk_type="SYNC_FLUSH",
+                             flush_interval_commit_log=3_600_000)  # fmt: skip
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("T", bytes(4000))] * 14)
+        monkeypatch.setattr(MappedFile, "sync", sync)
+        places: list[int] = []
+
+        def put(size: int) -> threading.Thread:
+            thread = threading.Thread(target=lambda: places.append(store.put(rmq.Message("T", bytes(size))).phy_offset),
+                                      name="others" if places or is_synced.is_set() else "first")  # fmt: skip
+            thread.start()
+            return thread
+
+        threads = [put(100)]
+        assert is_synced.wait(20)
+        for size in (4000, 8000):
+            end = store._log.position
+            threads.append(put(size))
+            while store._log.position == end:
+                time.sleep(0.001)
+        assert store._log.position > 65536
+        goes_on.set()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(place // 65536 for place in places) == [0, 0, 1]
+        assert synced.count(f"{0:020d}") == 2
