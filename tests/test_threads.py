@@ -21,6 +21,7 @@ import workload
 from workload import message
 
 import rmq
+from rmq.indexfile import IndexFile
 from rmq.mappedfile import MappedFile
 
 pytestmark = pytest.mark.synced
@@ -382,3 +383,19 @@ def test_a_segment_filled_while_it_is_synced_is_synced_again(tmp_path: Path, mon
             thread.join(20)
         assert sorted(place // 65536 for place in places) == [0, 0, 1]
         assert synced.count(f"{0:020d}") == 2
+
+
+def test_a_flush_stores_index_counts_under_the_put_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put beside it stores the same word: the older count must not come last."""
+    real, held = IndexFile.settle, []
+
+    def settle(file: IndexFile) -> None:
+        held.append(store._put_lock.is_mine())
+        real(file)
+
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"", keys=["k"]))
+        monkeypatch.setattr(IndexFile, "settle", settle)
+        store.flush()
+        assert held == [True]
+        monkeypatch.undo()
