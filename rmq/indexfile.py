@@ -273,9 +273,8 @@ class IndexFile:
     @guarded
     def flush(self) -> None:
         """Everything put so far is on disk; from 5.0.0 on the count of an untouched file becomes 1, as in RocketMQ."""
-        if self._writable:
-            self.settle()
-            self._file.sync()
+        self.settle()
+        self.sync()
 
     def settle(self) -> None:
         """Store the count of a file without entries. Not beside a put, whose count it would take back."""
@@ -284,7 +283,8 @@ class IndexFile:
 
     def sync(self) -> None:
         """Everything put before is on disk."""
-        self._file.sync()
+        if self._writable:
+            self._file.sync()
 
     def _check_size(self) -> None:
         """check_size, of a file that another thread may close."""

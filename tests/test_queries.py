@@ -277,7 +277,6 @@ def test_answers_of_query_many_compare_without_an_error(tmp_path: Path) -> None:
     assert [first, second].index(second) == 1
 
 
-@pytest.mark.slow
 def test_arrow_text_that_is_not_utf8_is_an_error_that_names_the_argument(tmp_path: Path) -> None:
     text = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
     with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
@@ -288,6 +287,7 @@ def test_arrow_text_that_is_not_utf8_is_an_error_that_names_the_argument(tmp_pat
             store.scan(topics=text)
 
 
+@pytest.mark.slow
 def test_a_table_past_2_gib_is_an_error_that_says_what_to_do() -> None:
     """Of chunks that share their bytes."""
     batch = pa.record_batch({"body": pa.array([bytes(1 << 26)], pa.binary())})
