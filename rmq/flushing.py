@@ -207,6 +207,7 @@ class Flusher:
                 self._forget_removed()
                 files = [segment.file for segment in self._segments]
                 self._marks.show(end)
+                self._fill_checkpoint(end, timestamp)
                 mark, manifest = self._mark(end), self._manifest(closing)
                 known, topics = self._known_queues, self._new_topics()
             try:
@@ -214,7 +215,8 @@ class Flusher:
                 store.queues.sync(self._queue_files)
                 for index_file in self._index_files:
                     index_file.sync()
-                self._write_checkpoint(end, timestamp, bool(files))
+                if files or store.checkpoint.is_behind:
+                    store.checkpoint.flush()
                 self._marks.write(mark)
                 store.queues.files.syncs_new = False  # from now on the mark tells which units there must be
                 index_files = self._index_files
@@ -305,8 +307,8 @@ class Flusher:
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
 
-    def _write_checkpoint(self, end: int, timestamp: int, grown: bool) -> None:
-        """What it says is on disk by now; of what was cut off the log it says nothing any more."""
+    def _fill_checkpoint(self, end: int, timestamp: int) -> None:
+        """What the flush that follows makes durable; of what was cut off the log nothing. Call under the put lock."""
         store, checkpoint = self._store, self._store.checkpoint
         if timestamp:
             checkpoint.physic_msg_timestamp = timestamp
@@ -316,8 +318,6 @@ class Flusher:
         checkpoint.index_msg_timestamp = followed[-1] if followed else checkpoint.index_msg_timestamp
         newest = 0 if followed else max(timestamp, store.dispatcher.last_unit_timestamp)
         checkpoint.take_back(end, store.log.tail.last_phy_offset, newest)
-        if grown or checkpoint.is_behind:
-            checkpoint.flush()
 
     def _mark(self, end: int) -> Mark:
         index, dispatcher = self._store.index, self._store.dispatcher

@@ -21,6 +21,7 @@ import workload
 from workload import message
 
 import rmq
+from rmq.checkpoint import Checkpoint
 from rmq.indexfile import IndexFile
 from rmq.mappedfile import MappedFile
 
@@ -399,3 +400,36 @@ def test_a_flush_stores_index_counts_under_the_put_lock(tmp_path: Path, monkeypa
         store.flush()
         assert held == [True]
         monkeypatch.undo()
+
+
+def test_a_checkpoint_vouches_for_no_index_file_that_its_flush_did_not_sync(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Puts go on while a flush syncs: an index file that they fill meanwhile is the next flush's."""
+    real = MappedFile.sync
+
+    def sync(file: MappedFile) -> None:
+        monkeypatch.setattr(MappedFile, "sync", real)
+        other = threading.Thread(target=put)
+        other.start()
+        other.join()
+        real(file)
+
+    def put() -> None:
+        store.put_many([rmq.Message("T", b"", keys=[f"k{n}"]) for n in range(20)])
+        store._flusher.dispatch()
+
+    config = rmq.StoreConfig(max_index_num=9, max_hash_slot_num=3, flush_interval_commit_log=FAR)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        first = store.put(rmq.Message("T", b"", keys=["k"]))
+        born = store.lookup(first.phy_offset).store_timestamp
+        while time.time() * 1000 < born + 2:
+            time.sleep(0.001)
+        monkeypatch.setattr(MappedFile, "sync", sync)
+        store.flush()
+        checkpoint = Checkpoint(tmp_path / "s" / "checkpoint")
+        assert len(list((tmp_path / "s" / "index").iterdir())) > 2
+        assert (checkpoint.index_msg_timestamp, checkpoint.logics_msg_timestamp) == (0, born)
+        store.flush()
+        checkpoint = Checkpoint(tmp_path / "s" / "checkpoint")
+        assert checkpoint.index_msg_timestamp > born
+        assert checkpoint.logics_msg_timestamp > born
