@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rmq._core import _layout as L
-from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._indexfit import geometry_candidates
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths

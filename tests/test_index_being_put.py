@@ -15,7 +15,8 @@ from conftest import copy_store
 
 import rmq
 from rmq._core import _layout as L
-from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._indexfit import geometry_candidates
 
 SLOTS, ENTRIES = 10, 40
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=SLOTS, max_index_num=ENTRIES)

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pytest
 
 import rmq
-from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._indexfit import geometry_candidates
 from rmq.keys import hash_keys
 
 T0 = 1_700_000_000_000

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oracle
 import pytest
 import workload
@@ -433,3 +435,29 @@ def test_a_checkpoint_vouches_for_no_index_file_that_its_flush_did_not_sync(
         checkpoint = Checkpoint(tmp_path / "s" / "checkpoint")
         assert checkpoint.index_msg_timestamp > born
         assert checkpoint.logics_msg_timestamp > born
+
+
+@pytest.mark.parametrize("call", ["fits", "restore"])
+def test_a_pass_over_an_index_file_holds_up_no_other_thread(tmp_path: Path, call: str) -> None:
+    count = 1_000_000
+    with IndexFile(tmp_path / "20260101000000000", "x", max_hash_slot_num=500_000, max_index_num=count + 1) as file:
+        numbers = np.arange(count, dtype=np.int64)
+        file.put_hashes((numbers * 7919 % 2**31).astype(np.int32), numbers, numbers)
+        ask = file.view.fits if call == "fits" else partial(file.view.restore, file.view.header())
+        begun, answers = threading.Event(), []
+
+        def work() -> None:
+            begun.set()
+            answers.append(ask())
+
+        thread, interval = threading.Thread(target=work), sys.getswitchinterval()
+        sys.setswitchinterval(1000)  # no thread gets the GIL from one that does not let it go
+        try:
+            thread.start()
+            begun.wait()
+            went_on = not answers
+        finally:
+            sys.setswitchinterval(interval)
+            thread.join()
+        assert answers == [True if call == "fits" else ""]
+        assert went_on

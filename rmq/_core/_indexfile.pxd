@@ -24,8 +24,6 @@ cdef class IndexFileView:
         readonly int32_t index_num          # entry numbers run 1 .. index_num - 1
     cdef uint8_t *_entry(self, int32_t number) noexcept nogil
     cdef int32_t _count(self) noexcept nogil
-    cdef bint _is_ahead(self, int32_t slot, int32_t number, int32_t count, int32_t newest) noexcept nogil
-    cdef bint _ends(self, bint being_put) noexcept nogil
     cdef int _answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                      OffsetList *out) except -1
     cdef int _answer_one(self, const Question *question, int32_t key_hash, int64_t *few) noexcept nogil

@@ -5,12 +5,13 @@ Source: RocketMQ IndexHeader, IndexFile#putKey, IndexFile#selectPhyOffset, Index
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
+from rmq._core._indexfit cimport first_unlinked, fits
 from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
 from rmq._core._indexwalk cimport OffsetList, Question, count_of, may_be_cut, set_index_bytes, walk, walk_one
 from rmq._core._javahash cimport hash_of_str, key_hash_of
@@ -381,9 +382,7 @@ cdef class IndexFileView:
         """Make the file what it was when it had this header: entries below its count stand, slots are recomputed from
         them, the rest is cleared. Returns "" or what is wrong with the entries; then nothing was changed.
         """
-        cdef int32_t count, i, key_hash, previous, slots = 0
-        cdef int64_t slot_bytes = <int64_t>self.hash_slot_num * L.INDEX_SLOT_SIZE
-        cdef uint8_t *entry
+        cdef int32_t count, i, unlinked
         self._check()
         if not self._writable or header.shape[0] != L.INDEX_HEADER_SIZE:
             raise ValueError("needs a writable file and a whole header")
@@ -392,109 +391,46 @@ cdef class IndexFileView:
             return "entry count of the header is out of range"
         table = np.zeros(self.hash_slot_num, np.int32)
         cdef int32_t[::1] newest = table
-        for i in range(1, count):
-            entry = self._entry(i)
-            key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
-            previous = load_i32(entry + L.ENTRY_PREVIOUS_OFFSET)
-            if key_hash < 0 or previous != newest[key_hash % self.hash_slot_num]:
-                return f"entry {i} does not link to the newest entry of its slot"
-            newest[key_hash % self.hash_slot_num] = i
+        self._users += 1
         with nogil:
-            for i in range(self.hash_slot_num):
-                store_i32(self._base + L.INDEX_HEADER_SIZE + <int64_t>i * L.INDEX_SLOT_SIZE, newest[i])
-            memcpy(self._base, &header[0], L.INDEX_HEADER_SIZE)
-        return ""
+            unlinked = first_unlinked(&self._file, count, &newest[0])
+            if not unlinked:
+                for i in range(self.hash_slot_num):
+                    store_i32(self._file.slots + <int64_t>i * L.INDEX_SLOT_SIZE, newest[i])
+                memcpy(self._base, &header[0], L.INDEX_HEADER_SIZE)
+        self._leave()
+        return f"entry {unlinked} does not link to the newest entry of its slot" if unlinked else ""
 
     def counts_every_put(self):
         """Whether the header can only come from RocketMQ <= 4.7.0: it counts a slot for an entry that has a link."""
-        cdef int32_t i, count
+        cdef int32_t i = 1, count
         self._check()
         count = self._count()
         if load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) != count - 1:
             return False
-        for i in range(1, count):
-            if load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET) != 0:
-                return True
-        return False
+        self._users += 1
+        with nogil:
+            while i < count and load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET) == 0:
+                i += 1
+        self._leave()
+        return i < count
 
     def header(self):
         """The 40 header bytes."""
         self._check()
         return bytes(self._base[:L.INDEX_HEADER_SIZE])
 
-    cdef bint _is_ahead(self, int32_t slot, int32_t number, int32_t count, int32_t newest) noexcept nogil:
-        """Whether a slot's number is of entries put since the count was read, or of the one that is being put."""
-        cdef bint is_of_slot = number <= min(self._count(), self.index_num - 1)
-        cdef int32_t key_hash, previous
-        while is_of_slot and number >= count:
-            key_hash = load_i32(self._entry(number) + L.ENTRY_KEY_HASH_OFFSET)
-            previous = load_i32(self._entry(number) + L.ENTRY_PREVIOUS_OFFSET)
-            is_of_slot = key_hash >= 0 and key_hash % self.hash_slot_num == slot and previous < number
-            number = previous
-        return is_of_slot and number == newest
-
-    cdef bint _ends(self, bint being_put) noexcept nogil:
-        """Whether nothing follows the counted entries but one that is being put, in part or whole."""
-        cdef int32_t count = self._count()
-        if count == self.index_num or load_i64(self._entry(count)) == 0:
-            return True
-        return being_put and ((load_i32(self._entry(count)) >= 0 and (
-            count + 1 == self.index_num or load_i64(self._entry(count + 1)) == 0)) or self._count() != count)
-
     def fits(self, bint being_put=False):
         """Whether the bytes look like a file of this geometry: every entry links to the newest of its slot before it,
         every slot holds its newest entry, and nothing follows. being_put: but for what an IndexFile#putKey that has not
         ended may leave by the order of its stores. Cost: one pass over slots and entries.
         """
-        cdef int32_t count, i, key_hash, number
+        cdef bint is_fitting
         self._check()
-        count = self._count()
-        if load_i64(self._entry(0)) != 0 or load_i64(self._entry(0) + 8) != 0 or load_i32(self._entry(0) + 16) != 0:
-            return False
         table = np.zeros(self.hash_slot_num, np.int32)
         cdef int32_t[::1] newest = table
-        for i in range(1, count):
-            key_hash, number = load_i32(self._entry(i)), load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET)
-            if key_hash < 0 or number != newest[key_hash % self.hash_slot_num]:
-                return False
-            newest[key_hash % self.hash_slot_num] = i
-        for i in range(self.hash_slot_num):
-            number = load_i32(self._base + L.INDEX_HEADER_SIZE + <int64_t>i * L.INDEX_SLOT_SIZE)
-            if number != newest[i] and not (being_put and self._is_ahead(i, number, count, newest[i])):
-                return False
-        return self._ends(being_put)
-
-
-def geometry_candidates(const uint8_t[::1] data not None, int limit=16, bint being_put=False):
-    """(hash_slot_num, index_num) pairs that the file's length and its newest entry allow, at most `limit`.
-
-    Empty when the header's count is none of a used file. being_put: as for fits. Cost: a probe per pair of the length.
-    """
-    cdef int64_t quarter = (<int64_t>data.shape[0] - L.INDEX_HEADER_SIZE) // 4, num, slots
-    cdef int64_t end_phy_offset, phy_offset
-    cdef int32_t count, key_hash, slot
-    cdef const uint8_t *entry
-    cdef list found = []
-    if data.shape[0] < L.INDEX_HEADER_SIZE + 4 + 2 * L.ENTRY_SIZE or (data.shape[0] - L.INDEX_HEADER_SIZE) % 4:
-        return found
-    end_phy_offset = load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])     # first: a writer stores it last
-    count = load_i32(&data[L.INDEX_COUNT_OFFSET])
-    if count < 2:
-        return found
-    for num in range(count, min(quarter // 5, <int64_t>0x7FFFFFFF) + 1):
-        slots = quarter - 5 * num
-        if slots < 1 or slots > 0x7FFFFFFF:
-            continue
-        entry = &data[data.shape[0] - (num - count + 1) * L.ENTRY_SIZE]
-        key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
-        phy_offset = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
-        if being_put and phy_offset > end_phy_offset:       # stored after the count
-            phy_offset = load_i64(entry - L.ENTRY_SIZE + L.ENTRY_PHY_OFFSET_OFFSET) if count > 2 else end_phy_offset
-        if key_hash < 0 or phy_offset != end_phy_offset:
-            continue
-        slot = load_i32(&data[L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE])
-        if slot == count - 1 or (being_put and count <= slot <= load_i32(&data[L.INDEX_COUNT_OFFSET])):
-            found.append((int(slots), int(num)))
-            if len(found) >= limit:
-                break
-    return found
+        self._users += 1
+        with nogil:
+            is_fitting = fits(&self._file, &newest[0], being_put)
+        self._leave()
+        return is_fitting

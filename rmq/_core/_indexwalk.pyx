@@ -4,7 +4,7 @@
 Keys in flight go round by round: each round reads one entry of every chain and asks memory for the one before it;
 chains that end make room for the next keys. Source: RocketMQ IndexFile#selectPhyOffset.
 """
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 cimport rmq._core._layout as L

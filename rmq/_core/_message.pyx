@@ -167,7 +167,8 @@ cdef bytes _bytes_of(object value, str name):
         view = memoryview(value)
         # numpy lends the memory of its scalars, and of arrays of references (O), text (w) and structs (}), too; the
         # bytes of some scalars have a dimension, the scalars have none.
-        if isinstance(value, bytes) or (min(view.ndim, getattr(value, "ndim", 1)) and view.format[-1] not in "Ow}"):
+        is_plain = not view.format.endswith(("O", "w", "}"))
+        if isinstance(value, bytes) or (min(view.ndim, getattr(value, "ndim", 1)) and is_plain):
             return bytes(view)
     except TypeError:
         pass

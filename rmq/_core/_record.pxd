@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit-log records, one at a time: properties, validate, encode."""
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 
 # Why a scan ended, or what is wrong with the bytes at its end.

@@ -13,7 +13,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64
+from rmq._core._bytes cimport load_i64
 from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
 from rmq._core._prefetch cimport (
     FOUR_LINES,

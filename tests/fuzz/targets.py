@@ -24,7 +24,8 @@ import rmq.message
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
 from rmq._core._consumequeue import pack_units, unpack_batch_units, unpack_units, valid_units
-from rmq._core._indexfile import IndexFileView, geometry_candidates, index_file_size
+from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq._core._indexfit import geometry_candidates
 from rmq._core._javahash import hash_str_keys
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse_properties, resync, used_size
