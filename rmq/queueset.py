@@ -25,7 +25,7 @@ class QueueSet:
         self.files = FileCache(writable)
         self._segment_size = segment_size
         self._writable = writable
-        self._dirty: set[ConsumeQueue] = set()
+        self.touched: set[ConsumeQueue] = set()  # that got or lost units since these were last seen to
         self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
         self.bridges_gaps = self.judges_files = False  # as of ConsumeQueue
@@ -128,13 +128,13 @@ class QueueSet:
                 self.touch(queue)
 
     def touch(self, queue: ConsumeQueue) -> None:
-        self._dirty.add(queue)
+        self.touched.add(queue)
 
     def take_dirty(self, into: set[Path]) -> None:
         """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
-        for queue in self._dirty:
+        for queue in self.touched:
             queue.take_dirty(into)
-        self._dirty = set()
+        self.touched = set()
 
     def sync(self, paths: Iterable[Path]) -> None:
         """Make files and directories durable: files before the directories that name them, in a queue's order."""

@@ -276,10 +276,10 @@ class Visible:
             if self._queues.damage:
                 self._look()  # at files that were put in their place, maybe
             self._queues.check()
-            low = self._log.min_phy_offset
-            if low > self._low:
+            if (low := self._log.min_phy_offset) > self._low:
                 self._follow_cleaning(low)
-            if not self._derived or self._dispatcher.queue_phy_offset < self.end or low > self._low:
+            all_changed = not self._derived or low > self._low
+            if all_changed or self._dispatcher.queue_phy_offset < self.end:
                 try:
                     self._advance(self.end)
                 except (CorruptFileError, QueueGapError) as error:
@@ -298,9 +298,9 @@ class Visible:
                     derived = self._in_files(low)
                     for queue in long:
                         queue.follow_files(derived)
-                for queue in self._queues.queues.values():
+                for queue in self._queues.queues.values() if all_changed else self._queues.touched:
                     queue.correct_min_offset(low)
-                self._derived, self._low = True, low
+                self._queues.touched, self._derived, self._low = set(), True, low
             self._forget_removed()
 
     def follow_files(self) -> None:
@@ -329,7 +329,7 @@ class Visible:
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
         self._read_mark()
-        derived = max(min(self._in_files(low), self.end), low)
+        derived, self._derived = max(min(self._in_files(low), self.end), low), False
         self._queues.load()
         for queue in self._queues.queues.values():
             queue.follow_files(derived, low)

@@ -16,6 +16,7 @@ import oracle
 import pytest
 
 import rmq
+from rmq.consumequeue import ConsumeQueue
 
 pytestmark = pytest.mark.slow
 
@@ -255,3 +256,23 @@ def test_one_message_in_a_store_of_default_size_costs_less_than_120_mb(tmp_path:
         files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
         assert sum(path.stat().st_blocks * 512 for path in files) < 120_000_000
         assert sum(path.stat().st_size for path in files) > 2**30
+
+
+def test_after_one_more_message_a_reader_looks_at_its_queue_alone(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real, looked_at = ConsumeQueue.correct_min_offset, []
+
+    def correct_min_offset(queue: ConsumeQueue, min_phy_offset: int) -> None:
+        looked_at.append(queue.queue_id)
+        real(queue, min_phy_offset)
+
+    with rmq.open(tmp_path / "s", "x") as writer, rmq.open(tmp_path / "s") as reader:
+        writer.put_many([rmq.Message("T", b"", queue_id=n) for n in range(50)])
+        assert len(reader.pull("T", 7, 0, 10).messages) == 1
+        monkeypatch.setattr(ConsumeQueue, "correct_min_offset", correct_min_offset)
+        writer.put(rmq.Message("T", b"", queue_id=7))
+        assert len(reader.pull("T", 7, 0, 10).messages) == 2
+        assert looked_at == [7]
+        writer.put(rmq.Message("T", b"", queue_id=50))
+        assert reader.topics()["T"] == {n: (0, 2 if n == 7 else 1) for n in range(51)}
+        assert looked_at == [7, 50]
