@@ -81,11 +81,7 @@ def ms_array(values: Any, name: str, up: bool = False) -> npt.NDArray[np.int64]:
 
 def checked_max_num(max_num: Any) -> int:
     """A limit on answers: int >= 0, cut to 64 bits."""
-    if isinstance(max_num, bool) or not isinstance(max_num, int | np.integer):
-        raise TypeError(f"max_num must be int, got {type(max_num).__name__}")
-    if max_num < 0:
-        raise ValueError(f"max_num must not be negative, got {max_num}")
-    return min(int(max_num), MAX_ANSWERS)
+    return min(checked_int(max_num, "max_num", least=0), MAX_ANSWERS)
 
 
 def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
@@ -204,18 +200,24 @@ def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArr
     return times
 
 
-def int64_offset(value: Any, name: str) -> int:
-    """An offset as int; TypeError, ValueError with the argument's name."""
+def checked_int(value: Any, name: str, least: int | None = None) -> int:
+    """A number as int; TypeError, ValueError with the argument's name."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be int, got {type(value).__name__}")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} is outside 64 bits")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must {f'be at least {least}' if least else 'not be negative'}, got {value}")
     return int(value)
+
+
+def int64_offset(value: Any, name: str) -> int:
+    """An offset as int; TypeError, ValueError with the argument's name."""
+    number = checked_int(value, name)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} is outside 64 bits")
+    return number
 
 
 def check_limit(limit: Any) -> None:
     """A limit on messages: int >= 1, or None for all."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer)):
-        raise TypeError(f"limit must be int, got {type(limit).__name__}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+    if limit is not None:
+        checked_int(limit, "limit", least=1)

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.keys import key_list
+from rmq.keys import checked_int, key_list
 from rmq.paths import segment_name
 from rmq.pool import in_processes
 from rmq.scan import Tell, teller
@@ -72,10 +70,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage of Store.scan, checked
     here.
     """
-    if isinstance(split_bytes, bool) or not isinstance(split_bytes, int | np.integer):
-        raise TypeError(f"split_bytes must be int, got {type(split_bytes).__name__}")
-    if split_bytes < 1:
-        raise ValueError(f"split_bytes must be at least 1, got {split_bytes}")
+    checked_int(split_bytes, "split_bytes", least=1)
     for name in ("topics", "columns"):
         if isinstance(options.get(name), Iterable) and not isinstance(options[name], str):
             options[name] = list(options[name])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
-from rmq.paths import queue_directories
 from rmq.query import messages_at
 
 PULL_CHUNK = 1024
@@ -149,14 +147,6 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
             return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")
-
-
-def batch_queues(root: Path, min_phy_offset: int, topic: str | None = None,
-                 queue_id: int | None = None) -> Iterator[BatchConsumeQueue]:  # fmt: skip
-    """The queues of inner batches below a directory: all, or those of a topic or number. CorruptFileError."""
-    for directory, own_topic, own_id in queue_directories(root):
-        if topic in (None, own_topic) and queue_id in (None, own_id):
-            yield BatchConsumeQueue(directory, own_topic, own_id, min_phy_offset)
 
 
 def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_offset: int, limit: int,

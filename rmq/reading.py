@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rmq._core._javahash import hash_str_keys
 from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
-from rmq.batchconsumequeue import BatchConsumeQueue
+from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
@@ -27,6 +27,7 @@ from rmq.info import StoreInfo, describe
 from rmq.keys import (
     check_keys,
     check_limit,
+    checked_int,
     checked_max_num,
     encoded,
     hash_keys,
@@ -43,7 +44,7 @@ from rmq.lookup import loader, newest, numbered, placed_batches, table_of
 from rmq.marks import read_meta
 from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.pull import batch_queues, pull_batches, pull_units, record_before, search_batches, search_units, tag_set
+from rmq.pull import pull_batches, pull_units, record_before, search_batches, search_units, tag_set
 from rmq.query import (
     QueryManyResult,
     QueryResult,
@@ -107,6 +108,7 @@ class StoreReader(ABC):
     _foreign_queues: UnsupportedFormatError | None
     _foreign_index: UnsupportedFormatError | None
     _legacy: LegacyKeys
+    _batch_queue: BatchConsumeQueue | None = None  # the last one asked for
 
     @abstractmethod
     def _log_end(self) -> int:
@@ -169,10 +171,9 @@ class StoreReader(ABC):
         for (topic, queue_id), queue in sorted(self._derive().queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        for batch_queue in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
-            if batch_queue.max_offset:
-                bounds = batch_queue.min_offset, batch_queue.max_offset
-                found.setdefault(batch_queue.topic, {})[batch_queue.queue_id] = bounds
+        for batched in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
+            if batched.max_offset:
+                found.setdefault(batched.topic, {})[batched.queue_id] = batched.min_offset, batched.max_offset
         return found
 
     def _check_queues(self) -> None:
@@ -361,14 +362,13 @@ class StoreReader(ABC):
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
         encoded(topic, "topic")
-        if isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer):
-            raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
+        number = checked_int(queue_id, "queue_id")
         self._check_queues()
         queues = self._derive()
         # A topic of inner batches has its single messages in the same queue.
-        batched = batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset, topic, int(queue_id))
-        queue = next(batched, None)
-        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, int(queue_id)))
+        queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
+                                                self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
+        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 
     @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
@@ -380,11 +380,7 @@ class StoreReader(ABC):
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
         place = int64_offset(queue_offset, "queue_offset")
-        if isinstance(limit, bool) or not isinstance(limit, int | np.integer):
-            raise TypeError(f"limit must be int, got {type(limit).__name__}")
-        if limit < 0:
-            raise ValueError(f"limit must not be negative, got {limit}")
-        limit = max(1, int(limit))  # RocketMQ hands out one message even when asked for none
+        limit = max(1, checked_int(limit, "limit", least=0))  # RocketMQ hands out one message when asked for none too
         wanted = tag_set(tags)
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
@@ -460,9 +456,7 @@ class StoreReader(ABC):
         listed = None if keys is None else key_list(keys)
         check_keys(listed or [])
         for name, number in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise TypeError(f"{name} must be int, got {type(number).__name__}")
-            if not 1 <= number < 2**31:
+            if not 1 <= checked_int(number, name) < 2**31:
                 raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
         tell = teller(on_damage, lost)
         first = MIN_MS if begin is None else to_ms(begin, "begin", True)

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from rmq._core._ownedlock import OwnedLock
 from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
-from rmq.keys import check_limit
+from rmq.keys import check_limit, checked_int
 from rmq.logsegment import Segment
 from rmq.paths import SEGMENT_NAME, sidecar_path
 from rmq.queueset import QueueSet
@@ -119,9 +117,7 @@ def checked_rules(config: StoreConfig, now: int, file_reserved_time: int | None,
     hours = config.file_reserved_time if file_reserved_time is None else file_reserved_time
     percent = forced_level(config) if max_used_percent is None else max_used_percent
     for name, value, last in (("file_reserved_time", hours, 2**31 - 1), ("max_used_percent", percent, 100)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{name} must be int, got {type(value).__name__}")
-        if not 0 <= value <= last:
+        if not 0 <= checked_int(value, name) <= last:
             raise ValueError(f"{name} must lie in [0, {last}], got {value}")
     return Rules(now, int(hours), int(percent), None if limit is None else int(limit), expired_queues, disk_usage)
 

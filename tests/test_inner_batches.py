@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -131,6 +132,40 @@ def test_queues_with_files_of_their_own_are_verified_beside_batch_queues(tmp_pat
         (directory / f"{0:020d}").write_bytes(bytes(460))
     result = rmq.verify(tmp_path / "s")
     assert (result.is_sound, result.unit_count) == (True, 5)
+
+
+def test_a_reader_follows_a_queue_as_it_grows_and_is_cut_and_reads_known_units_once(
+        batched: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
+    whole, real, lengths = path.read_bytes(), os.pread, []
+
+    def pread(descriptor: int, size: int, position: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+            lengths.append(position)
+        return real(descriptor, size, position)
+
+    def show(units: int) -> None:
+        """As a broker's map does: neither length nor inode change."""
+        with path.open("r+b") as file:
+            file.write(whole[: 46 * units].ljust(len(whole), b"\0"))
+
+    show(1)
+    with rmq.open(batched) as store:
+        assert [m.queue_offset for m in store.pull("BT", 0, 0, 9).messages] == [0, 1]
+        show(2)
+        assert [m.queue_offset for m in store.pull("BT", 0, 2, 9).messages] == [2, 3, 4]
+        monkeypatch.setattr(os, "pread", pread)
+        assert store.pull("BT", 0, 3, 9).max_queue_offset == 5
+        assert lengths == [46, 92]
+        show(1)
+        assert store.pull("BT", 0, 0, 9).max_queue_offset == 2
+        behind = batched / f"batchconsumequeue/BT/0/{460:020d}"
+        behind.write_bytes(whole[46:92].ljust(460, b"\0"))
+        assert store.pull("BT", 0, 0, 9).max_queue_offset == 5
+        assert store.pull("BT", 0, 0, 9).max_queue_offset == 5
+        path.unlink()
+        answer = store.pull("BT", 0, 0, 9)
+        assert (answer.min_queue_offset, answer.max_queue_offset) == (2, 5)
 
 
 def test_the_packed_body_is_rocketmq_s() -> None:
