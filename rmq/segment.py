@@ -15,10 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.paths import SEGMENT_NAME
+
+Answer = TypeVar("Answer")
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -327,25 +329,37 @@ class FileCache:
         if self._is_closed:
             raise StoreClosedError(f"{path}: store is closed")
         self._keep(self._limit - 1)
-        try:
-            descriptor = open_regular(path, self._flags)
-        except OSError as error:
-            if error.errno not in EXHAUSTED or not self._open:
-                raise
-            self._keep(0)
-            descriptor = open_regular(path, self._flags)
-        self._open[path] = descriptor
+        self._open[path] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
         return descriptor
+
+    def _with_room(self, kept: int, call: Callable[[], int]) -> int:
+        """The descriptor that a call makes; when there are no more, those of all but the last `kept` files are closed.
+        """
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in EXHAUSTED or len(self._open) <= kept:
+                raise
+            self._keep(kept)
+            return call()
 
     def _keep(self, count: int) -> None:
         """Close those not used for longest."""
         while len(self._open) > count:
             os.close(self._open.popitem(last=False)[1])
 
+    def _with_file(self, path: Path, call: Callable[[int], Answer]) -> Answer:
+        """What a call makes of a descriptor of its own: the cache is not locked while the disk is waited for."""
+        with self._lock:
+            descriptor = self._with_room(1, functools.partial(os.dup, self._descriptor(path)))
+        try:
+            return call(descriptor)
+        finally:
+            os.close(descriptor)
+
     def read(self, path: Path, position: int, size: int) -> bytes:
         """Up to `size` bytes at a position; fewer at the end of the file."""
-        with self._lock:
-            return os.pread(self._descriptor(path), size, position)
+        return self._with_file(path, lambda descriptor: os.pread(descriptor, size, position))
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
@@ -356,28 +370,16 @@ class FileCache:
                 tell_file(error, path)
                 raise
 
-    @contextlib.contextmanager
-    def _held(self, path: Path) -> Iterator[int]:
-        """The file's descriptor, whatever becomes of the cache's; the cache is not locked meanwhile."""
-        with self._lock:
-            descriptor = os.dup(self._descriptor(path))
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
     def sync(self, path: Path) -> None:
         """Everything written to the file is on disk."""
-        with self._held(path) as descriptor:
-            sync_file(descriptor)
+        self._with_file(path, sync_file)
 
     def sync_all(self, paths: Sequence[Path]) -> None:
         """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
         for first in range(0, len(paths), SYNCED_TOGETHER):
             together = paths[first : first + SYNCED_TOGETHER]
             for path in together[1:]:
-                with self._held(path) as descriptor:
-                    begin_write_out(descriptor, 0, 0)
+                self._with_file(path, lambda descriptor: begin_write_out(descriptor, 0, 0))
             for path in together:
                 self.sync(path)
 

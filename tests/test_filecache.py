@@ -1,0 +1,61 @@
+"""Many small files behind few descriptors: a slow one holds up no other, and used-up descriptors are made free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rmq.segment import FileCache
+
+
+def test_a_slow_read_of_one_queue_file_holds_up_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = tmp_path / "slow", tmp_path / "other"
+    slow.write_bytes(b"1")
+    other.write_bytes(b"2")
+    real, reached, go_on, answers = os.pread, threading.Event(), threading.Event(), []
+
+    def pread(descriptor: int, size: int, position: int) -> bytes:
+        if not reached.is_set():
+            reached.set()
+            go_on.wait()
+        return real(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", pread)
+    with closing(FileCache(writable=True)) as files:
+        thread = threading.Thread(target=lambda: answers.append(files.read(slow, 0, 1)))
+        thread.start()
+        reached.wait()
+        files.write(other, 0, b"3")
+        files.forget(slow)
+        assert files.read(other, 0, 1) == b"3"
+        go_on.set()
+        thread.join()
+    assert answers == [b"1"]
+
+
+def test_a_file_is_read_where_descriptors_are_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other files are closed for it."""
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    with closing(FileCache(writable=False)) as files:
+        assert [files.read(path, 0, 1) for path in paths] == [b"a", b"b", b"c"]
+        opened = len(os.listdir("/proc/self/fd"))
+        real, failures = os.dup, [OSError(errno.EMFILE, "used up")]
+
+        def dup(descriptor: int) -> int:
+            if failures:
+                raise failures.pop()
+            return real(descriptor)
+
+        monkeypatch.setattr(os, "dup", dup)
+        assert files.read(paths[0], 0, 1) == b"a"
+        assert len(os.listdir("/proc/self/fd")) == opened - 2
+        failures.append(OSError(errno.EMFILE, "used up"))
+        with pytest.raises(OSError, match="used up"):
+            files.read(paths[0], 0, 1)
