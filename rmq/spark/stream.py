@@ -6,18 +6,20 @@ A batch takes the messages of all queues up to one place of the log, so that it 
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import os
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.spark.options import Offsets, ReadOptions, per_queue
 from rmq.spark.partitions import NoPartition, arrow_schema, partitions_of, read_partition, store_of
 from rmq.spark.selection import (
+    FOREVER,
     Bounds,
     DataLossError,
     Selection,
@@ -48,6 +50,9 @@ except ImportError:  # 4.1 knows no limits and asks for all there is
     HAS_LIMITS = False
 
     class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
+
+Spans = dict[tuple[str, int], range]  # queue offsets by topic and queue id
+ROWS_TOGETHER = 1_000_000  # whose units are looked at together
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -208,7 +213,7 @@ def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fai
 
 def limited_offsets(store: Store, start: Offsets, end: Offsets, limit: ReadLimit) -> Offsets:
     """Offsets of all queues at one place of the log: as far as a limit on rows or bytes lets a batch go, at least
-    one message. Cost: a binary search over the log, with one in each queue at each step."""
+    one message. Cost: of a limit on bytes a binary search in each queue, on rows about twice as many units read."""
     lowest = store.topics()
     spans = {}
     for topic, numbers in end.items():
@@ -218,20 +223,52 @@ def limited_offsets(store: Store, start: Offsets, end: Offsets, limit: ReadLimit
     wanted = {key: span for key, span in spans.items() if span}
     if not wanted or not isinstance(limit, ReadMaxBytes | ReadMaxRows):
         return end
-    first = min(phy_offset_of(store, *key, span.start) for key, span in wanted.items())
     if isinstance(limit, ReadMaxBytes):
+        first = min(phy_offset_of(store, *key, span.start) for key, span in wanted.items())
         place = first + max(1, limit.max_bytes)
+        reached = {key: first_behind(store, key, span, place) for key, span in wanted.items()}
     else:
-        rows = max(1, limit.max_rows)
-        if sum(map(len, wanted.values())) <= rows:
-            return end
-
-        def rows_before(here: int) -> int:
-            return sum(first_behind(store, key, span, here) - span.start for key, span in wanted.items())
-
-        places = range(first + 1, store.max_phy_offset + 1)
-        place = first + max(1, bisect.bisect_right(places, rows, key=rows_before))  # several queues may share a message
+        reached = _behind_rows(store, wanted, max(1, limit.max_rows))
     limited = {topic: dict(numbers) for topic, numbers in end.items()}
-    for (topic, queue), span in wanted.items():
-        limited[topic][queue] = first_behind(store, (topic, queue), span, place)
+    for (topic, queue), offset in reached.items():
+        limited[topic][queue] = offset
     return limited
+
+
+def _behind_rows(store: Store, spans: Spans, rows: int) -> dict[tuple[str, int], int]:
+    """Where each queue stands behind the first `rows` messages of their spans, in log order."""
+    reached = {key: span.start for key, span in spans.items()}
+    while rows > 0 and (left := {key: range(reached[key], span.stop) for key, span in spans.items()
+                                 if reached[key] < span.stop}):  # fmt: skip
+        step = _behind_few_rows(store, left, min(rows, ROWS_TOGETHER))
+        rows -= sum(offset - reached[key] for key, offset in step.items())
+        reached |= step
+    return reached
+
+
+def _behind_few_rows(store: Store, spans: Spans, rows: int) -> dict[tuple[str, int], int]:
+    """_behind_rows, of as many units as memory may hold; several queues may share a message, that all have then.
+
+    Units are read of the queue first whose known ones end first in the log: up to there those of all are known.
+    """
+    if sum(map(len, spans.values())) <= rows:
+        return {key: span.stop for key, span in spans.items()}
+    known = dict.fromkeys(spans, np.empty(0, np.int64))
+    ends = [(-1, key, 2 * rows // len(spans) + 16) for key in spans]
+    count = 0
+    while True:
+        end, key, more = ends[0]
+        if count > rows or end == FOREVER:
+            places = np.concatenate(list(known.values()))
+            places = np.sort(places[places <= end])
+            if len(places) > rows:
+                place = max(int(places[0]) + 1, int(places[rows]))
+                return {key: span.start + int(np.searchsorted(known[key], place)) for key, span in spans.items()}
+            if end == FOREVER:  # units have gone meanwhile
+                return {key: span.stop for key, span in spans.items()}
+        at, stop = spans[key].start + len(known[key]), spans[key].stop
+        fresh, _, _ = store.units(*key, at, min(more, stop - at))
+        known[key] = np.concatenate([known[key], fresh])
+        count += len(fresh)
+        is_all = not len(fresh) or at + len(fresh) == stop
+        heapq.heapreplace(ends, (FOREVER if is_all else int(fresh[-1]), key, 2 * more))

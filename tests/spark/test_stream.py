@@ -206,6 +206,43 @@ def test_a_limit_on_queues_that_have_lost_their_units_is_for_the_batch_to_judge(
         assert limited_offsets(store, {}, {"gone": {0: 10}}, ReadMaxRows(3)) == {"gone": {0: 10}}
 
 
+@pytest.mark.parametrize("together", [1, 3, 50, 10**6])
+def test_limits_on_rows_take_queues_of_any_shape_in_log_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              together: int) -> None:  # fmt: skip
+    """Against a count of the log: a long queue, short ones, one that comes late and one that ends early."""
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    import rmq.spark.stream as stream
+
+    monkeypatch.setattr(stream, "ROWS_TOGETHER", together)
+    chance = random.Random(6)
+    numbers = [chance.choice([0] * 30 + [1] * 5 + [2 if at < 100 else 3 if at > 900 else 4]) for at in range(1000)]
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", b"", queue_id=number) for number in numbers])
+        end = {"T": {number: numbers.count(number) for number in range(5)}}
+        for begin in (0, 1, 500, 990):
+            start = {number: numbers[:begin].count(number) for number in range(5)}
+            for rows in (1, 2, 7, 16, 17, 99, 400, 999, 1000, 10**9):
+                behind = numbers[: begin + rows]
+                assert stream.limited_offsets(store, {"T": start}, end, ReadMaxRows(rows)) == {
+                    "T": {number: behind.count(number) for number in range(5)}}, (begin, rows)  # fmt: skip
+
+
+def test_a_limit_on_rows_asks_each_queue_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    from rmq.spark.stream import limited_offsets
+
+    asked = []
+    real = rmq.Store.units
+    monkeypatch.setattr(rmq.Store, "units", lambda store, *place: asked.append(place) or real(store, *place))
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", b"", queue_id=number % 50) for number in range(20_000)])
+        found = limited_offsets(store, {}, {"T": dict.fromkeys(range(50), 400)}, ReadMaxRows(5000))
+    assert found == {"T": dict.fromkeys(range(50), 100)}
+    assert len(asked) <= 2 * 50
+
+
 def test_a_limit_counts_from_what_is_left(tmp_path: Path) -> None:
     from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
