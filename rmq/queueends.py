@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import partial
 
@@ -170,7 +171,9 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     if 0 <= phy_offset[0] < log.min_phy_offset:  # nothing but its place tells
         before = queue.read(queue_offset - 1, 1)[0]
         return not len(before) or bool(before[0] < phy_offset[0])
-    message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
+    message = None
+    with contextlib.suppress(CorruptFileError):  # a segment that is cut short: damage that whoever reads it is told of
+        message = messages_at(log, phy_offset, log.max_phy_offset).get(int(phy_offset[0]))
     if message is None:
         return bool(phy_offset[0] >= 0 and size[0] > 0) and int(phy_offset[0]) + int(size[0]) <= durable
     if message.size != size[0]:

@@ -354,6 +354,22 @@ def test_a_segment_that_is_cut_short_costs_pulls_of_its_own_messages_alone(log: 
             store.pull("T", 0, numbers[0], 1)
 
 
+@pytest.mark.parametrize("segment", [0, 1])
+def test_a_segment_before_the_last_that_is_cut_short_costs_queries_for_its_own_messages_alone(
+        log: Log, segment: int) -> None:  # fmt: skip
+    os.truncate(log.file(segment), 1000)
+    with rmq.open(log.path) as store:
+        assert store.max_phy_offset == log.end_of(39)
+        for number, (begin, _) in enumerate(log.records):
+            if begin // SEGMENT != segment:
+                assert [message.phy_offset for message in store.query("T", f"key{number}")] == [begin]
+            else:
+                with pytest.raises(rmq.CorruptFileError, match="file has 1000 bytes") as caught:
+                    store.query("T", f"key{number}")
+                assert caught.value.path == str(log.file(segment))
+        assert not store.query("T", "nothing")
+
+
 def test_queues_are_derived_past_any_number_of_damaged_places(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=2**20)) as store:
         places = [result.phy_offset for result in store.put_many([rmq.Message("t", b"")] * 2400)]
