@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core import _layout as L
 from rmq._core._columns import KINDS
 from rmq._core._message import Message, check_topic, parse_host
 from rmq._core._putbatch import PutBatch
@@ -32,11 +33,10 @@ _ENCODED = ("keys", "tags", "uniq_key", "properties")  # what raw_properties sta
 _BYTES = ("body", "raw_body", "raw_properties")  # what may be binary
 _INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # what pandas adds for an index without a name
 _TICKS_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
-_PLAIN_FLAGS = ~(0x1 | 0x700)  # sys_flag bits that tell how a body is compressed
+_PLAIN_FLAGS = ~(L.SYS_FLAG_COMPRESSED | L.SYS_FLAG_COMPRESSION_MASK)
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 64 * 1024 * 1024  # of bodies that an iterator gave and that wait for their chunk to be full
 Chunk = tuple[int, Callable[[PutBatch], None]]
-_TRANSACTION_MASK = 0xC
 
 
 def put_rules(config: StoreConfig) -> PutRules:
@@ -372,7 +372,7 @@ def check_batch(items: list[Message]) -> None:
         wrong = ""
         if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
             wrong = "a batch has one topic and one queue"
-        elif message.sys_flag & _TRANSACTION_MASK:
+        elif message.sys_flag & L.SYS_FLAG_TRANSACTION_MASK:
             wrong = "a batch holds no transactional messages"
         elif message.is_delayed:
             wrong = "a batch holds no delayed messages"

@@ -79,10 +79,10 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
     """What the files tell of the geometry, and the index files that do not fit it."""
     known: dict[str, Any] = dict(segment_sizes(paths))
     size = known.get("mapped_file_size_consume_queue", 0)
-    if size % 20:
+    if size % L.UNIT_SIZE:
         if not tolerant:
             raise CorruptFileError(paths.consume_queue, 0,
-                                   f"queue segments of {size} bytes hold no 20-byte units")  # fmt: skip
+                                   f"queue segments of {size} bytes hold no {L.UNIT_SIZE}-byte units")  # fmt: skip
         del known["mapped_file_size_consume_queue"]
     is_open = paths.abort.exists() or lock_holder(paths.lock) is not None
     geometry, damaged = find_geometry(index_paths(paths.index), config, is_open=is_open, tolerant=tolerant)

@@ -28,6 +28,7 @@ from rmq.segment import EXHAUSTED, remove_file
 logger = logging.getLogger("rmq")
 
 BLANK_HEADER = struct.Struct(">ii")
+RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITTEN_FROM = 256 * 1024  # bytes of a batch that is not small
 WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record; of a file copied

@@ -24,11 +24,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core import _layout as L
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.geometry import KEPT
-from rmq.logsegment import BLANK_HEADER, Segment
+from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.marks import FORMAT
 from rmq.objectcache import CacheFullError, ObjectCache, default_directory
@@ -40,7 +39,6 @@ BLOCK = 256 * 1024  # bytes that are fetched for a record
 WINDOW = 32 * 1024 * 1024  # bytes that are fetched for a scan
 LOG_BYTES = 256 * 1024 * 1024  # of fetched blocks that a store keeps
 QUEUE_FILES = 8  # fetched at a time
-RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 
 Part = Literal["log", "queues", "index"]
 FILES: dict[Part, re.Pattern[str]] = {

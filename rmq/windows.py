@@ -19,14 +19,13 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CHECK_CRC
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, UnsupportedFormatError
-from rmq.logsegment import BLANK_HEADER, ZEROS_AT_END, Held, Segment
+from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, ZEROS_AT_END, Held, Segment
 from rmq.mappedfile import MappedFile, data_end
 from rmq.segment import open_regular
 from rmq.store import Store, system_clock
 
 WINDOW = 1024 * 1024  # bytes of a window for a scan, which takes as many in one step; more for a larger record
 BLOCK = 64 * 1024  # of a window for one record
-RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 MAGIC_BEGIN = bytes.fromhex("daa320")  # of both
 
 

@@ -16,6 +16,9 @@ import socket
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
 
+cdef extern from "numbers.h" nogil:
+    void rmq_hex(uint8_t *text, const uint8_t *p, int size) noexcept
+
 cdef extern from "property.h" nogil:
     int RMQ_HAS_HIGH
     int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
@@ -24,7 +27,7 @@ cdef extern from "streamcopy.h" nogil:
     void rmq_stream_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     void rmq_stream_end() noexcept
 
-cdef const char *HEX = "0123456789ABCDEF"
+cdef const char *NOTHING = ""      # what a buffer without memory points to
 cdef int64_t OFFSET_LIMIT = 0x7FFFFFFF
 cdef int64_t COPY_ROOM = 15         # bytes that rmq_copy_text may write behind a text
 cdef int64_t CACHED = 1 << 20       # bytes of a column that the cache may hold until its batch is read
@@ -110,7 +113,7 @@ cdef class GrowingBuffer:
             free(self.data)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <void *>HEX, self.size, 1,
+        PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <void *>NOTHING, self.size, 1,
                           flags & ~PyBUF_WRITABLE)
 
     def __len__(self):
@@ -176,13 +179,6 @@ cdef object _host_text(const uint8_t *host, int size):
             HOST_TEXT.clear()
         HOST_TEXT[key] = text
     return text
-
-
-cdef void _hex(uint8_t *out, const uint8_t *p, int size) noexcept nogil:
-    cdef int i
-    for i in range(size):
-        out[2 * i] = HEX[p[i] >> 4]
-        out[2 * i + 1] = HEX[p[i] & 15]
 
 
 @cython.final
@@ -395,8 +391,8 @@ cdef class ColumnBuilder:
             elif which == 19:       # offset_msg_id: hex of store host and phy offset, as the record has them
                 host_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
                 out = two.take(2 * host_size + 16)
-                _hex(out, store_host_of(row), host_size)
-                _hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
+                rmq_hex(out, store_host_of(row), host_size)
+                rmq_hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
                 one.add_i32(two.size)
             elif which == 15:       # properties: map offsets, key offsets, keys, value offsets, values
                 self._map(two, three, four, five, row)

@@ -52,7 +52,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
     parsed properties.
     Source: CommitLogDispatcherBuildConsumeQueue.
     """
-    cdef int32_t i, transaction, count = 0, r = 0
+    cdef int32_t i, count = 0, r = 0
     cdef RecordRow *row
     cdef int64_t last = -1
     cdef bint is_grouped = True
@@ -65,9 +65,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
     with nogil:
         for i in range(batch.count):
             row = &batch.rows[i]
-            transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-            if row.phy_offset < begin or transaction == L.SYS_FLAG_PREPARED or transaction == L.SYS_FLAG_ROLLBACK or \
-                    row.sys_flag & L.SYS_FLAG_INNER_BATCH:
+            if row.phy_offset < begin or not has_unit(row):
                 continue
             if row.queue < 0:
                 with gil:

@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._indexfile cimport IndexFileView
-from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8
+from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_tags, seed_of_topic
 from rmq._core._record cimport RecordRow, find_properties, next_key
 from rmq._core._recordbatch cimport RecordBatch
 
@@ -111,8 +111,7 @@ cdef class EntryCheck:
         self.key_count = 0
         if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
             return True
-        seed = rmq_hash_utf8(row.base + row.topic_position, row.topic_size, 0)
-        seed = <int32_t>(31 * <uint32_t>seed + 35)       # '#'
+        seed = seed_of_topic(row.base + row.topic_position, row.topic_size)
         if row.uniq_key_size > 0 and not self._add_hash(key_hash_of(rmq_hash_utf8(
                 row.base + row.uniq_key_position, row.uniq_key_size, seed))):
             return False
@@ -123,8 +122,8 @@ cdef class EntryCheck:
                 if not self._add_hash(key_hash_of(rmq_hash_utf8(piece, size, seed))):
                     return False
         if tags and row.tags_size > 0:
-            seed = <int32_t>(31 * (31 * <uint32_t>seed + 84) + 35)       # "T#"
-            return self._add_hash(key_hash_of(rmq_hash_utf8(row.base + row.tags_position, row.tags_size, seed)))
+            return self._add_hash(key_hash_of(rmq_hash_utf8(row.base + row.tags_position, row.tags_size,
+                                                            seed_of_tags(seed))))
         return True
 
     cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil:

@@ -11,7 +11,7 @@ from libc.string cimport memcmp
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
 from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch, rmq_prefetch_far, slot_of
-from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_topic
+from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_tags, seed_of_topic
 from rmq._core._record cimport RecordRow, next_key
 from rmq._core._recordbatch cimport RecordBatch
 from rmq._core._rowhash cimport NO_KEY_HASH, RowHashes
@@ -22,7 +22,6 @@ cdef enum:
     KEYS_NEAR = 16                  # and once more: some processors take no far prefetches until there were many
     INT32_LIMIT = 0x7FFFFFFF
 cdef int64_t INT64_LIMIT = 0x7FFFFFFFFFFFFFFF
-cdef int32_t HASH_OF_SEPARATOR = 35             # '#'
 
 
 cdef struct Tail:                   # of the file, while entries are put
@@ -197,7 +196,7 @@ cdef void gather(RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
     cdef const RecordRow *record
     cdef const RecordRow *other = NULL
     cdef RowHashes hashes
-    cdef int32_t seed = 0, seed_of_tags, at
+    cdef int32_t seed = 0, at
     cdef bint room, needs_seed
     block.count = 0
     while row[0] < batch.count:
@@ -222,10 +221,8 @@ cdef void gather(RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
                 room = _add(block, record, row[0], &at, key[0], hashes.keys) if hashes.keys != NO_KEY_HASH else \
                     _add_keys(block, record, row[0], &at, key[0], seed)
             if room and index_tags and record.tags_size > 0:
-                # The key is "T#tags" behind "topic#": three characters more.
-                seed_of_tags = <int32_t>(31 * (31 * <uint32_t>seed + 84) + <uint32_t>HASH_OF_SEPARATOR)
                 room = _add(block, record, row[0], &at, key[0], key_hash_of(rmq_hash_utf8(
-                    record.base + record.tags_position, record.tags_size, seed_of_tags)))
+                    record.base + record.tags_position, record.tags_size, seed_of_tags(seed))))
             if not room:
                 key[0] = at
                 return

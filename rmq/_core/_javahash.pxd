@@ -28,5 +28,10 @@ cdef inline int32_t seed_of_topic(const uint8_t *topic, int64_t size) noexcept n
     return <int32_t>(31 * <uint32_t>rmq_hash_utf8(topic, size, 0) + 35)       # '#'
 
 
+cdef inline int32_t seed_of_tags(int32_t seed) noexcept nogil:
+    """Hash of `topic#T#`, on which that of the tags' index key goes on. seed: of the topic."""
+    return <int32_t>(31 * (31 * <uint32_t>seed + 84) + 35)      # 'T', '#'
+
+
 cdef int32_t hash_of_str(object text, int32_t seed) except? -1
 cdef object decode_utf8(const uint8_t *p, int64_t size)

@@ -20,7 +20,7 @@ from rmq._core._putrow cimport (
     queue_of, refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
-from rmq._core._record cimport SECTOR_SIZE, PutRow, encode_record, rmq_texts
+from rmq._core._record cimport CRC_NAME, CRC_NAME_SIZE, SECTOR_SIZE, PutRow, encode_record, rmq_texts
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "property.h" nogil:
@@ -208,7 +208,7 @@ cdef class PutBatch:
 
     cdef PyObject *_shortened(self, bytes encoded) except NULL:
         """Properties without an incoming CRC property; they live as long as the batch's other sources."""
-        cdef bytes shortened = without_property(encoded, b"__CRC32#")
+        cdef bytes shortened = without_property(encoded, CRC_NAME)
         if shortened is not encoded:
             if self._source is None:
                 self._source = []
@@ -339,8 +339,8 @@ cdef class PutBatch:
                         if name_size <= 0:
                             with gil:
                                 raise fault(i, "properties hold an empty name")
-                        if is_own(i, self._arena + start, own_end - start, name, name_size, p, size) or \
-                                (append_crc and name_size == 8 and memcmp(name, "__CRC32#", 8) == 0):
+                        if is_own(i, self._arena + start, own_end - start, name, name_size, p, size) or (
+                                append_crc and name_size == CRC_NAME_SIZE and not memcmp(name, CRC_NAME, name_size)):
                             continue
                         self._room(name_size + size + 2)
                         at = self._arena + self._arena_size
@@ -459,7 +459,7 @@ cdef class PutBatch:
     cdef int64_t _without_crc(self, PutRow *row) except -1:
         """Copy a row's raw properties without an incoming CRC property; returns where they start in the arena."""
         cdef int64_t start = self._arena_size
-        cdef bytes encoded = without_property((<const char *>row.properties)[:row.properties_size], b"__CRC32#")
+        cdef bytes encoded = without_property((<const char *>row.properties)[:row.properties_size], CRC_NAME)
         self._room(len(encoded))
         memcpy(self._arena + start, <const char *>encoded, len(encoded))
         self._arena_size += len(encoded)

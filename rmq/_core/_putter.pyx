@@ -28,20 +28,13 @@ cdef extern from *:
         return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, size);
     }
 
-    /* Digits as in "0123456789ABCDEF", two for each byte, without a branch. */
-    static inline void rmq_hex(uint8_t *text, const uint8_t *p, int size) {
-        for (int i = 0; i < size; i++) {
-            const int high = p[i] >> 4, low = p[i] & 15;
-            text[2 * i] = (uint8_t)('0' + high + (high > 9 ? 7 : 0));
-            text[2 * i + 1] = (uint8_t)('0' + low + (low > 9 ? 7 : 0));
-        }
-    }
-
     static inline uint8_t *rmq_ascii_of(PyObject *text) { return PyUnicode_1BYTE_DATA(text); }
     """
     tuple rmq_new_tuple(object kind, Py_ssize_t size)
-    void rmq_hex(uint8_t *text, const uint8_t *p, int size) noexcept
     uint8_t *rmq_ascii_of(object text) noexcept
+
+cdef extern from "numbers.h":
+    void rmq_hex(uint8_t *text, const uint8_t *p, int size) noexcept
 
 cdef extern from "Python.h":
     str PyUnicode_New(Py_ssize_t size, Py_UCS4 most)

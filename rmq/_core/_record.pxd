@@ -2,6 +2,11 @@
 """Commit-log records, one at a time: properties, validate, encode."""
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+cimport rmq._core._layout as L
+
+cdef extern from "property.h" nogil:
+    const char *CRC_NAME "RMQ_CRC_NAME"     # of the property that holds the CRC of a whole record
+    int CRC_NAME_SIZE "RMQ_CRC_NAME_SIZE"
 
 # Why a scan ended, or what is wrong with the bytes at its end.
 cpdef enum:
@@ -31,7 +36,7 @@ cpdef enum:
 
 cdef enum:
     SECTOR_SIZE = 512           # bytes that a disk loses together
-    PLAIN_HEADER_SIZE = 88      # of a record with IPv4 hosts, up to its body
+    PLAIN_HEADER_SIZE = L.RECORD_BODY_OFFSET    # of a record with IPv4 hosts, up to its body
 
 
 cdef extern from "texts.h" nogil:
@@ -125,8 +130,9 @@ cdef inline bint looks_lost(const uint8_t *p, int64_t size) noexcept nogil:
 
 
 cdef inline const uint8_t *born_host_of(const RecordRow *row) noexcept nogil:
-    return row.base + 48
+    return row.base + L.RECORD_BORN_HOST_OFFSET
 
 
 cdef inline const uint8_t *store_host_of(const RecordRow *row) noexcept nogil:
-    return row.base + 64 + (12 if row.sys_flag & 0x10 else 0)
+    return row.base + L.RECORD_STORE_HOST_OFFSET + (
+        L.HOST_IPV6_EXTRA if row.sys_flag & L.SYS_FLAG_BORN_HOST_IPV6 else 0)

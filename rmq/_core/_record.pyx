@@ -56,8 +56,6 @@ CPU_LEVEL = CPU_LEVELS[rmq_cpu_level]
 
 cdef uint8_t[64] ZEROS
 memset(ZEROS, 0, 64)
-cdef const char *CRC_NAME = "__CRC32#"
-cdef int CRC_NAME_SIZE = 8
 
 SCAN_REASONS = {
     SCAN_ZERO: "no record: zeros",

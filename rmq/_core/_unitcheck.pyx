@@ -7,21 +7,13 @@ from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i32, load_i64
-from rmq._core._consumequeue cimport is_scheduled, tags_code_of
+from rmq._core._consumequeue cimport has_unit, is_scheduled, tags_code_of
 from rmq._core._entrycheck cimport add_fault, take_all
-from rmq._core._record cimport RecordRow, crc_of, find_properties
+from rmq._core._record cimport CRC_NAME, CRC_NAME_SIZE, RecordRow, crc_of, find_properties
 from rmq._core._recordbatch cimport RecordBatch
 
 cdef int64_t LARGEST_QUEUE_OFFSET = 0x7FFFFFFFFFFFFFFF // L.UNIT_SIZE
-cdef const char *CRC_NAME = "__CRC32#"
-cdef int CRC_NAME_SIZE = 8
 cdef int64_t LARGEST_EXT_CODE = -2147483649     # a tags code at or below it is an address in consumequeue_ext
-
-
-cdef bint _has_unit(const RecordRow *row) noexcept nogil:
-    cdef int32_t transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
-    return transaction != L.SYS_FLAG_PREPARED and transaction != L.SYS_FLAG_ROLLBACK and \
-        not row.sys_flag & L.SYS_FLAG_INNER_BATCH
 
 
 @cython.final
@@ -116,7 +108,7 @@ cdef class UnitCheck:
         with nogil:
             while row < batch.count:
                 record = &batch.rows[row]
-                if not _has_unit(record):
+                if not has_unit(record):
                     row += 1
                     continue
                 queue, queue_offset = record.queue, record.queue_offset

@@ -7,6 +7,15 @@
 
 enum { RMQ_NUMBER_ROOM = 32 }; /* bytes that a text takes at most, with what is written behind it: digits come in eights */
 
+/* Digits as in "0123456789ABCDEF", two for each byte, without a branch. */
+static inline void rmq_hex(uint8_t *text, const uint8_t *p, int size) {
+    for (int i = 0; i < size; i++) {
+        const int high = p[i] >> 4, low = p[i] & 15;
+        text[2 * i] = (uint8_t)('0' + high + (high > 9 ? 7 : 0));
+        text[2 * i + 1] = (uint8_t)('0' + low + (low > 9 ? 7 : 0));
+    }
+}
+
 /* The digits of n < 10^8, one a byte, the first of eight in the highest: all at once, without a branch. */
 static inline uint64_t rmq_eight_digits(uint32_t n) {
     const uint64_t fours = (uint64_t)(n / 10000) << 32 | n % 10000;

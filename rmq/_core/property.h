@@ -49,8 +49,10 @@ static inline const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, 
 /* Whether the n bytes of properties end with the CRC of a whole record: `__CRC32#` 0x01, ten digits, 0x02.
    A name that only ends so is another item's. Behind a value without its 0x02, as in RocketMQ's batches, it is the CRC,
    and behind a NUL, which stands where bytes were lost. */
+#define RMQ_CRC_NAME "__CRC32#"
+enum { RMQ_CRC_NAME_SIZE = 8 };
 static inline int rmq_ends_with_crc(const uint8_t *p, int64_t n) {
-    static const uint8_t name[9] = "__CRC32#\1";
+    static const uint8_t name[RMQ_CRC_NAME_SIZE + 1] = RMQ_CRC_NAME "\1";
     const uint8_t *const tail = p + n - (sizeof name + 11), *at = tail;
     if (n < (int64_t)sizeof name + 11 || memcmp(tail, name, sizeof name) != 0) return 0;
     while (at > p && at[-1] > 2) at--;

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core import _layout as L
 from rmq.errors import CorruptFileError
 from rmq.message import StoredMessage
 from rmq.pull import tag_set
@@ -80,7 +81,7 @@ class Selection:
         wanted = (topic << 32) | (batch.column("queue_id").to_numpy().astype(np.int64) & 0xFFFFFFFF)
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         offset = batch.column("queue_offset").to_numpy()
-        has_unit = np.isin(batch.column("sys_flag").to_numpy() & _TRANSACTION_TYPE, _WITH_UNIT)
+        has_unit = np.isin(batch.column("sys_flag").to_numpy() & L.SYS_FLAG_TRANSACTION_MASK, _WITH_UNIT)
         within: npt.NDArray[np.bool_] = (topic >= 0) & has_unit & (keys[place] == wanted) \
             & (offset >= lows[place]) & (offset < highs[place])  # fmt: skip
         return within
@@ -99,8 +100,7 @@ class Selection:
         return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags)
 
 
-_TRANSACTION_TYPE = 0x3 << 2
-_WITH_UNIT = (0, 0x2 << 2)  # no transaction, or committed
+_WITH_UNIT = (0, L.SYS_FLAG_COMMIT)  # no transaction, or committed
 
 
 def select(store: Store, options: ReadOptions) -> Selection:
