@@ -14,7 +14,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.paths import StorePaths
-from rmq.scan import readable
+from rmq.scan import WholeRecords
 from rmq.signs import Version, VersionSign, file_signs, first_messages, has_old_blanks, record_signs
 
 Range = tuple[int, int]
@@ -52,7 +52,7 @@ class LegacyKeys:
 
 def ambiguous_records(log: CommitLog, begin: int, end: int) -> list[Range]:
     """Such records of a range, what is damaged left out: of no account to a query that does not meet it."""
-    batches = readable(log, begin, end, RecordBatch(), lambda *_: None, checks=PARSE_PROPERTIES)
+    batches = WholeRecords(log, begin, end, RecordBatch(), lambda *_: None, checks=PARSE_PROPERTIES)
     return [place for batch in batches for place in batch.ambiguous()]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS, ColumnBuilder
+from rmq._core._mapguard import lost_pages
 from rmq._core._record import (
     PARSE_PROPERTIES,
     SCAN_BAD_BODY_CRC,
@@ -27,9 +28,10 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CommitLog
+from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment
+from rmq.mappedfile import MappedFile
 from rmq.message import SOME_SEGMENT, carrying, inner_messages, plain_body
 from rmq.paths import segment_name
 from rmq.segment import EXHAUSTED
@@ -271,56 +273,77 @@ def _record_of(fields: tuple[Any, ...], name: bytes) -> bytes:
     return b"".join((head, middle, tail))
 
 
-def _readable_segment(log: CommitLog, segment: Segment, begin: int, end: int, batch: RecordBatch, tell: Tell,
-                      options: dict[str, Any]) -> Iterator[RecordBatch]:  # fmt: skip
-    """The whole records of one segment in [begin, end), whatever lies between them."""
-    try:
-        file = segment.of_any_size(begin, end)  # what is there is read
-    except (CorruptFileError, OSError) as error:
-        if getattr(error, "errno", None) in EXHAUSTED:
-            raise  # of this process: the file may be whole
-        tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
-        return
-    with closing(file), memoryview(file.map)[: log.segment_size] as data:
-        limit = min(end, segment.start + file.size)
-        while begin < limit:
-            stop = batch.scan(data, segment.start, begin, limit, **options)
-            begin = batch.next_phy_offset
-            if batch.count:
-                yield batch
-            if stop == SCAN_BLANK:
-                break
-            if stop in (SCAN_FULL, SCAN_LIMIT):
-                continue
-            position = begin - segment.start
-            if stop in (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC):  # lengths add up: the next record is where they say
-                following = begin + int.from_bytes(data[position : position + 4], "big")
-            else:
-                following = resync(data, segment.start, begin + 1, limit)
-                following = limit if following < 0 else following
-            tell(segment.path, begin, following, SCAN_REASONS[stop])
-            begin = following
-        batch.release()
-        if begin < limit:  # a blank record ends the segment
-            return
-    if max(begin, limit) < end:
-        reason = f"file has {file.size} bytes, expected {log.segment_size}"
-        tell(segment.path, max(begin, limit), end, reason)
-
-
-def readable(log: CommitLog, begin: int, end: int, batch: RecordBatch, tell: Tell,
-             **options: Any) -> Iterator[RecordBatch]:  # fmt: skip
+class WholeRecords:
     """CommitLog.records that goes on at the next whole record; what it leaves out is told, file by file."""
-    while begin < end:
-        segment = log.segment_at(begin)
-        if segment is None:
+
+    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch, tell: Tell, *, checks: int = 0,
+                 **options: Any) -> None:  # fmt: skip
+        self._log, self._begin, self._end = log, begin, end
+        self._batch, self._tell, self._checks, self._options = batch, tell, checks, options
+        self._file: MappedFile | None = None  # of the rows at hand
+        self._lost = 0  # pages of any file, when these rows had been found whole
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        log, begin = self._log, self._begin
+        while begin < self._end:
             start = begin - begin % log.segment_size
-            stop = min(end, start + log.segment_size)
-            tell(log.directories[0] / segment_name(start), begin, stop, "segment is missing")
-        else:
-            stop = min(end, segment.end)
-            yield from _readable_segment(log, segment, begin, stop, batch, tell, options)
-        begin = stop
+            stop = min(self._end, start + log.segment_size)
+            segment = log.segment_at(begin)
+            if segment is None:
+                self._tell(log.directories[0] / segment_name(start), begin, stop, "segment is missing")
+            else:
+                yield from self._of_segment(segment, begin, stop)
+            begin = stop
+
+    def check(self) -> None:
+        """CorruptFileError when a page has gone since the rows at hand were found whole: ask once they are copied."""
+        if self._file is not None and lost_pages() != self._lost:
+            self._file.check()
+
+    def _of_segment(self, segment: Segment, begin: int, end: int) -> Iterator[RecordBatch]:
+        """The whole records of one segment in [begin, end), whatever lies between them."""
+        batch, tell = self._batch, self._tell
+        try:
+            file = segment.of_any_size(begin, end)  # what is there is read
+        except (CorruptFileError, OSError) as error:
+            if getattr(error, "errno", None) in EXHAUSTED:
+                raise  # of this process: the file may be whole
+            tell(segment.path, begin, end, error.reason if isinstance(error, CorruptFileError) else str(error.strerror))
+            return
+        with closing(file), memoryview(file.map)[: self._log.segment_size] as data:
+            limit = min(end, segment.start + file.size)
+            while begin < limit:
+                stop = self._scan(file, data, begin, limit)
+                begin = batch.next_phy_offset
+                if batch.count:
+                    yield batch
+                    self.check()
+                if stop == SCAN_BLANK:
+                    break
+                if stop in (SCAN_FULL, SCAN_LIMIT):
+                    continue
+                position = begin - segment.start
+                if stop in (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC):  # lengths add up: they say where the next one is
+                    following = begin + int.from_bytes(data[position : position + 4], "big")
+                elif (following := resync(data, segment.start, begin + 1, limit)) < 0:
+                    following = limit
+                tell(segment.path, begin, following, SCAN_REASONS[stop])
+                begin = following
+            batch.release()
+            self._file = None
+            if begin < limit:  # a blank record ends the segment
+                return
+        if max(begin, limit) < end:
+            tell(segment.path, max(begin, limit), end,
+                 f"file has {file.size} bytes, expected {self._log.segment_size}")  # fmt: skip
+
+    def _scan(self, file: MappedFile, data: memoryview, begin: int, limit: int) -> int:
+        """Rows from `begin` on. A page that is gone reads as zeros: bodies are checked then, wanted or not."""
+        stop = self._batch.scan(data, file.start, begin, limit, checks=self._checks, **self._options)
+        if lost_pages() and file.map.lost >= 0:
+            stop = self._batch.scan(data, file.start, begin, limit, checks=self._checks | CHECK_CRC, **self._options)
+        self._file, self._lost = file, lost_pages()
+        return stop
 
 
 def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
@@ -328,7 +351,7 @@ def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
     segment = log.segment_at(phy_offset)
     if segment is None or segment.start == phy_offset:
         return min(phy_offset, end)
-    for batch in readable(log, segment.start, min(end, segment.end), RecordBatch(), lambda *_: None):
+    for batch in WholeRecords(log, segment.start, min(end, segment.end), RecordBatch(), lambda *_: None):
         offsets = batch.numbers("phy_offset")
         if offsets[-1] >= phy_offset:
             return int(offsets[np.searchsorted(offsets, phy_offset)])
@@ -348,8 +371,9 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
     batch = RecordBatch(min(8192, batch_rows))
     damage: CorruptFileError | None = None
     options = {"checks": maker.checks | checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
-    records = log.records(begin, end, batch=batch, skip_removed=skip_removed, **options) if tell is None else \
-        readable(log, begin, end, batch, tell, **options)  # fmt: skip
+    whole = None if tell is None else WholeRecords(log, begin, end, batch, tell, **options)
+    check = log.check if whole is None else whole.check
+    records = iter(whole or log.records(begin, end, batch=batch, skip_removed=skip_removed, **options))
     has_bodies = "body" in maker.schema.names
     while damage is None:
         try:
@@ -366,7 +390,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
             while first < len(rows):
                 last = min(len(rows), first + batch_rows - maker.count)
                 maker.append(rows, first, last)
-                log.check()
+                check()
                 first = last
                 if maker.count >= batch_rows or maker.data_size >= batch_bytes:
                     yield from maker.finish(batch_bytes)

@@ -19,8 +19,11 @@ import pytest
 from conftest import copy_store
 
 import rmq
+from rmq._core._recordbatch import RecordBatch
 from rmq.logsegment import Segment
-from rmq.mappedfile import GuardedMap
+from rmq.mappedfile import GuardedMap, MappedFile
+from rmq.query import Wanted
+from rmq.scan import WholeRecords
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
                          max_hash_slot_num=500, max_index_num=1000, flush_interval_commit_log=2**31 - 1)  # fmt: skip
@@ -139,6 +142,44 @@ def test_a_stream_under_way_ends_with_an_error(path: Path) -> None:
         assert seen == [b"%06d" % number + BODY for number in range(10, 10 + len(seen))]
         assert len(seen) < COUNT - 10
         assert [row["body"][:6] for row in head.to_pylist()] == [b"%06d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("check_crc", [True, False])
+@pytest.mark.parametrize("moment", ["before a batch is judged", "before its rows are copied"])
+def test_a_scan_that_skips_damage_gives_no_zeros_for_pages_that_go(
+        path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, check_crc: bool) -> None:  # fmt: skip
+    """Rows that were found whole and cannot be copied any more are an error; what is not found whole is told."""
+    is_copied = moment == "before its rows are copied"
+    victim, cut = log_files(path)[0], 3 * 4096
+
+    def keep(wanted: Wanted, batch: RecordBatch) -> None:
+        real_keep(wanted, batch)
+        os.truncate(victim, cut)
+
+    def scan(whole: WholeRecords, file: MappedFile, *place: Any) -> int:
+        if file.path == victim:
+            os.truncate(victim, cut)
+        return real_scan(whole, file, *place)
+
+    real_keep, real_scan = Wanted.keep, WholeRecords._scan
+    monkeypatch.setattr(*(Wanted, "keep", keep) if is_copied else (WholeRecords, "_scan", scan))
+    lost: list[rmq.LostRange] = []
+    bodies: list[bytes] = []
+
+    def read() -> None:
+        with rmq.open(path) as store:
+            for batch in store.scan(topics=["T"], columns=["body"], on_damage="skip", lost=lost, check_crc=check_crc):
+                bodies.extend(batch["body"].to_pylist())
+
+    if is_copied:
+        with pytest.raises(rmq.CorruptFileError) as caught:
+            read()
+        assert (caught.value.path, caught.value.offset) == (str(victim), cut)
+    else:
+        read()
+        assert lost[0].begin_phy_offset < cut < lost[0].end_phy_offset
+        assert int(bodies[-1][:6]) == COUNT - 1
+    assert set(bodies) <= {b"%06d" % number + BODY for number in range(COUNT)}
 
 
 def test_a_reader_goes_on_when_the_file_is_back(path: Path) -> None:
