@@ -319,8 +319,7 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
         return _list_chunks(messages)
     if is_tabular(messages):
         return _table_chunks([messages], topic, queue_id, columns)
-    if isinstance(messages, Message | str | bytes) or not isinstance(messages, Iterable):
-        raise TypeError(f"messages must be an iterable of Message or Arrow data, got {type(messages).__name__}")
+    _check_iterable(messages, "Message or Arrow data")
     source = iter(messages)
     head = list(islice(source, 1))
     items = chain(head, source)
@@ -329,6 +328,11 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
     if head and not is_plain:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
     return _list_chunks(messages if type(messages) is list else items)
+
+
+def _check_iterable(messages: Any, of: str) -> None:
+    if isinstance(messages, Message | str | bytes) or not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be an iterable of {of}, got {type(messages).__name__}")
 
 
 def _list_chunks(source: list[Message] | Iterator[Message]) -> Iterator[Chunk]:
@@ -364,8 +368,11 @@ def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None
             yield chunk.num_rows, partial(reader.load, chunk)
 
 
-def check_batch(items: list[Message]) -> None:
-    """IllegalMessageError unless they can be a batch of RocketMQ's: one queue, no transaction, no delay."""
+def batch_items(messages: Iterable[Message]) -> list[Message]:
+    """The messages of a batch of RocketMQ's. IllegalMessageError unless they have one queue, no transaction, no delay.
+    """
+    _check_iterable(messages, "Message")
+    items = list(messages)
     for row, message in enumerate(items):
         if not isinstance(message, Message):
             raise MessageTypeError(f"expected Message, got {type(message).__name__}", row=row)
@@ -378,3 +385,4 @@ def check_batch(items: list[Message]) -> None:
             wrong = "a batch holds no delayed messages"
         if wrong:
             raise IllegalMessageError(wrong, row=row)
+    return items

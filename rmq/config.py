@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, Self
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
@@ -38,8 +39,9 @@ def _numbers_of(version: str) -> tuple[int, int, int]:
 class StoreConfig:
     """How a store is laid out and written. Sizes in bytes, times in the unit that RocketMQ gives the name.
 
-    A field passed here that contradicts the files of an existing store makes `rmq.open` raise ValueError;
-    fields left alone never contradict. rocketmq_version: whose bytes to write; reading accepts every version.
+    A field passed here that contradicts the files of an existing store makes `rmq.open` raise ValueError; fields left
+    alone never contradict (`dataclasses.replace` passes all of them). rocketmq_version: whose bytes to write; reading
+    accepts every version.
     Source: RocketMQ MessageStoreConfig.
     """
 
@@ -218,7 +220,7 @@ class StoreConfig:
 def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:
     """(line number, name, value) of a Java properties file. Source: java.util.Properties#load, ISO 8859-1."""
     logical, first = "", 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(chain(lines, [b""]), 1):  # the empty one ends a last line that ends in a backslash
         text = line.decode("latin-1").rstrip("\r\n").lstrip(" \t\f")
         if not logical and (not text or text[0] in "#!"):
             continue

@@ -7,7 +7,7 @@ import os
 
 
 class RmqError(Exception):
-    """Base of every error of this package."""
+    """Base of what a store tells: its bytes, its lock, its state, its messages."""
 
 
 class CorruptFileError(RmqError):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rmq.config import StoreConfig
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
-from rmq.pool import Runner, in_processes
+from rmq.pool import Runner, cores, in_processes
 from rmq.scan import LostRange, checked_columns
 from rmq.segment import sync_directory, sync_file
 from rmq.splits import SPLIT_BYTES
@@ -114,7 +114,7 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
     run = in_processes(processes)
     return run_export(run, path, target, partition_by=partition_by, compression=compression, progress=progress,
                       columns=columns, config=config, split_bytes=split_bytes,
-                      min_partitions=processes or len(os.sched_getaffinity(0)), topics=topics, begin=begin,
+                      min_partitions=processes or cores(), topics=topics, begin=begin,
                       end=end, on_damage=on_damage)  # fmt: skip
 
 

@@ -130,7 +130,9 @@ class IndexFile:
                  store_timestamps: Sequence[int] | npt.NDArray[np.int64]) -> int:  # fmt: skip
         """Append one entry per key; returns how many fitted. Source: IndexFile#putKey.
 
-        keys: Arrow string array, list of str, or numpy text. The three must have one length: ValueError.
+        keys: Arrow string array, list of str, or numpy text. The three must have one length: ValueError. Raises
+        TypeError, StoreReadOnlyError, StoreClosedError, CorruptFileError (pages are gone), OSError (disk full). Cost:
+        about one wait for memory a key, many at a time.
         """
         if not self._writable:
             raise StoreReadOnlyError(f"{self.path}: index file is open read only")
@@ -155,7 +157,7 @@ class IndexFile:
         return done
 
     def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:
-        """Append one entry; False when the file is full."""
+        """Append one entry; False when the file is full. Raises as put_keys. Source: IndexFile#putKey."""
         try:
             if self._view is not None and self._view.put_one(key, phy_offset, store_timestamp):
                 return True
@@ -175,7 +177,8 @@ class IndexFile:
                                end: int = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's answers for each key, newest first, at most max_num each: list<int64>.
 
-        begin, end: ms, compared with the stored whole seconds. Keys are not compared, only hashes.
+        begin, end: ms, compared with the stored whole seconds. Keys are not compared, only hashes. Raises TypeError,
+        ValueError, StoreClosedError, CorruptFileError. Cost: the whole chain of each key's slot, many at a time.
         Source: IndexFile#selectPhyOffset.
         """
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
@@ -185,7 +188,7 @@ class IndexFile:
 
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
-        """select_phy_offset_many for one key."""
+        """select_phy_offset_many for one key, a list. Raises as that."""
         try:
             answer = self._view.select_one(key, max_num, begin, end) if self._view is not None else None
         finally:

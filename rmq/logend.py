@@ -64,7 +64,7 @@ def _first_record_time(log: CommitLog, start: int) -> int | None:
 
 
 def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max_queue_phy_offset: int) -> int:
-    """Where to begin a scan of a broker's log: RocketMQ's rules (store-format I.4, I.5)."""
+    """Where to begin a scan of a broker's log: by RocketMQ's rules, as the module's source has them."""
     latest = max(0, min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - CLOCK_SLACK_MS)
     for segment in reversed(log.segments):
         time = _first_record_time(log, segment.start)

@@ -29,7 +29,7 @@ _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
 
 
 class PutResult(NamedTuple):
-    """Where a message went. phy_offset, size in bytes; store_timestamp in ms since 1970."""
+    """Where a message went: fields as those of StoredMessage; size of the record in bytes, times in ms since 1970."""
 
     topic: str
     queue_id: int
@@ -107,7 +107,8 @@ class StoredMessage:
 
     Timestamps in ms since 1970, offsets and size as in the record; hosts as text. Text that is not UTF-8
     decodes with U+FFFD, as in Java; raw_body and raw_properties are the bytes. sys_flag is the record's own,
-    so its bit 0 tells whether raw_body is compressed. Compared by value.
+    so its bit 0 tells whether raw_body is compressed. Compared by value. Each attribute, with type and unit:
+    docs/reference/reading.md. Source: RocketMQ MessageExt, MessageDecoder#decode.
     """
 
     __slots__ = ("_body", "_born_host", "_properties", "_segment", "_store_host", "body_crc", "born_timestamp", "flag",
@@ -149,6 +150,7 @@ class StoredMessage:
 
     @property
     def offset_msg_id(self) -> str:
+        """Host and phy offset in hex, 32 digits, 56 with IPv6. Source: MessageDecoder#createMessageId."""
         return format_offset_msg_id(self._store_host, self.phy_offset)
 
     @property
@@ -185,6 +187,7 @@ class StoredMessage:
 
     @property
     def is_rollback(self) -> bool:
+        """Whether the record rolls a transaction back: it has no unit and no entries."""
         return self.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK
 
     def as_tuple(self) -> tuple[Any, ...]:
@@ -212,7 +215,7 @@ class StoredMessage:
 
 
 class PullStatus(enum.Enum):
-    """RocketMQ's GetMessageStatus, those that a store can answer."""
+    """RocketMQ's GetMessageStatus, each told in docs/reference/reading.md. Source: DefaultMessageStore#getMessage."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -227,7 +230,7 @@ class PullStatus(enum.Enum):
 
 @dataclass(frozen=True)
 class PullResult:
-    """Answer of a pull: where to go on, the queue's bounds [min, max), and the messages in queue order."""
+    """Answer of a pull: where the next one goes on, the queue's bounds [min, max), and the messages in queue order."""
 
     status: PullStatus
     next_queue_offset: int

@@ -13,7 +13,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.keys import checked_int, key_list
 from rmq.paths import segment_name
-from rmq.pool import in_processes
+from rmq.pool import cores, in_processes
 from rmq.scan import Tell, teller
 from rmq.splits import SPLIT_BYTES, Split, plan, time_ranges
 from rmq.store import Store
@@ -71,6 +71,8 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     here.
     """
     checked_int(split_bytes, "split_bytes", least=1)
+    if options.keys() & {"lost", "skip_removed"}:  # nobody gets the list of another process, and a part skips nothing
+        raise TypeError("lost and skip_removed are options of Store.scan alone")
     for name in ("topics", "columns"):
         if isinstance(options.get(name), Iterable) and not isinstance(options[name], str):
             options[name] = list(options[name])
@@ -113,5 +115,5 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
         raise TypeError(f"function must be callable, got {type(function).__name__}")
     run = in_processes(processes)
     tasks = plan_scan(path, config=config, split_bytes=split_bytes,
-                      min_partitions=processes or len(os.sched_getaffinity(0)), **options)  # fmt: skip
+                      min_partitions=processes or cores(), **options)  # fmt: skip
     return run(_Call(function), tasks)

@@ -27,6 +27,11 @@ class Runner(Protocol):
     def __call__(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]: ...
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def in_processes(count: int | None = None) -> Runner:
     """A Runner of `count` processes, None: one for each core this process may use. One process: this one.
 
@@ -38,7 +43,7 @@ def in_processes(count: int | None = None) -> Runner:
         raise TypeError(f"processes must be int, got {type(count).__name__}")
     if count is not None and count < 1:
         raise ValueError(f"processes must be at least 1, got {count}")
-    wanted = count or len(os.sched_getaffinity(0))
+    wanted = count or cores()
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         workers = min(wanted, len(items))

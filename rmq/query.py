@@ -68,7 +68,7 @@ class QueryResult(list[StoredMessage]):
 
 @dataclass(frozen=True, eq=False)
 class QueryManyResult:
-    """table: key_index and message columns, by key_index, newest first within a key.
+    """table: key_index and message columns, by key_index, newest first within a key. complete: as of QueryResult.
 
     truncated: more messages of some key match than the limit let through; truncated_keys: the key_index of each such.
     """

@@ -165,7 +165,11 @@ class StoreReader(ABC):
 
     @while_open
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}."""
+        """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}.
+
+        Raises StoreClosedError, CorruptFileError, UnsupportedFormatError (queues in RocksDB). Cost: in a reader a look
+        at the directories, and the records that came since.
+        """
         self._check_queues()
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for (topic, queue_id), queue in sorted(self._derive().queues.items()):
@@ -222,7 +226,8 @@ class StoreReader(ABC):
         """query for many keys at once: a table with key_index (position in `keys`) and message columns.
 
         keys: list of str, numpy text, or an Arrow string array. begin, end: as of query, or a NumPy array of ms, one
-        for each key. limit: of each key. columns: as of scan.
+        for each key. limit: of each key. columns: as of scan. Raises as query. Cost: as of query for each key, with
+        the waits for memory of many at a time. Memory: all of the rows. Source: as of query.
         """
         import pyarrow as pa
 
@@ -274,7 +279,8 @@ class StoreReader(ABC):
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
 
-        max_num is capped at max_msgs_num_batch. OSError: no room to write entries (disk full). Source: RocketMQ
+        max_num is capped at max_msgs_num_batch. Raises StoreClosedError, CorruptFileError, TypeError, ValueError,
+        OSError (no room to write entries: disk full). Cost: one chain per key and index file. Source: RocketMQ
         IndexService#queryOffset.
         """
         encoded(topic, "topic")
@@ -290,7 +296,9 @@ class StoreReader(ABC):
 
         A text of 32 or 56 hex digits is an offset_msg_id if the record there says so, else a uniq_key; `topic` limits
         the search for it, else every topic with a queue is tried. queue_offset: as of pull. An int gives an inner batch
-        as one. KeyError. Source: RocketMQ DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        as one. Raises KeyError (no such message), StoreClosedError, CorruptFileError, UnsupportedFormatError,
+        TypeError, ValueError. Cost: one record read; of a uniq_key as of query, for each topic. Source: RocketMQ
+        DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
@@ -323,7 +331,8 @@ class StoreReader(ABC):
 
         Offsets at which no whole record starts are left out. columns: as of scan. check_crc: a body whose CRC differs
         is a CorruptFileError. sizes: of the records, as units tell them: when these lie far apart the disk is asked for
-        all at once, for nothing between them. An inner batch gives a row for each message. Memory: all of the rows.
+        all at once, for nothing between them. An inner batch gives a row for each message. Raises StoreClosedError,
+        CorruptFileError, TypeError, ValueError. Cost: one record read for each. Memory: all of the rows.
         """
         names, wanted = checked_columns(columns), int64_array(phy_offsets, "phy_offsets")
         table, placed = table_of(self._placed(wanted, names, self._log_end(), sizes, crc=check_crc))
@@ -376,7 +385,8 @@ class StoreReader(ABC):
         """Up to `limit` messages (0: one) of a queue from a queue offset on, RocketMQ's status and the queue's bounds.
 
         tags: "A || B" or "*", compared as text. next_queue_offset: where to go on. RocketMQ's transfer caps are not
-        copied. Raises CorruptFileError when a unit points to what is not its message.
+        copied. Raises CorruptFileError (a unit points to what is not its message), StoreClosedError, TypeError,
+        ValueError. Cost: one read of units, one record read for each message and for each whose tags' hash is wanted.
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
         place = int64_offset(queue_offset, "queue_offset")
@@ -400,22 +410,25 @@ class StoreReader(ABC):
     def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:
         """Up to `limit` units of a queue from a queue offset on: phy offsets, sizes, tags codes, as NumPy arrays.
 
-        Empty when there is no such queue or offset. Cost: one read of the queue's files, the log is not touched.
+        Empty when there is no such queue or offset. Raises StoreClosedError, CorruptFileError, UnsupportedFormatError
+        (a queue of inner batches), TypeError, ValueError. Cost: one read of the queue's files, the log is not touched.
         """
+        count = checked_int(limit, "limit", least=0)
         queue = self._queue(topic, queue_id)
         if isinstance(queue, BatchConsumeQueue):
             raise UnsupportedFormatError(self.path, "units of a batch consume queue", "pull reads them")
         place = int64_offset(queue_offset, "queue_offset")
         if queue is None or not queue.min_offset <= place < queue.max_offset:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-        return queue.read(place, min(limit, queue.max_offset - place))
+        return queue.read(place, min(count, queue.max_offset - place))
 
     @while_open
     def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
         """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
 
         LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
-        none. 0 for an unknown queue. Cost: one record header per step of a binary search, and of 32.
+        none. 0 for an unknown queue. Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one record
+        header per step of a binary search, and of 32.
         Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
         if boundary not in ("LOWER", "UPPER"):
@@ -486,7 +499,8 @@ class StoreReader(ABC):
         key_hash, phy_offset, store_timestamp of each entry, to the second; of a file's first entry RocketMQ counts
         from elsewhere. "topics": topic, queue_id, min_queue_offset, max_queue_offset (exclusive) of each queue.
         "segments": path, begin_phy_offset, end_phy_offset, first_store_timestamp. topics: of the first and third, those
-        only. Cost: one pass over the files; of "segments" one record read for each.
+        only. Raises StoreClosedError, CorruptFileError, UnsupportedFormatError, TypeError, ValueError. Cost: one pass
+        over the files; of "segments" one record read for each.
         """
         import pyarrow as pa
 

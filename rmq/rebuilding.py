@@ -72,7 +72,7 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     processes: as of `scan_map`. Cost: one pass over the log and one over its keys; disk for the new files and 20 bytes
     for each key. Raises CorruptFileError for a damaged log, StoreLockedError, UnsupportedFormatError for queues that
     are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or index/ that
-    is a link or another disk, in the store), ChildProcessError; then nothing changed.
+    is a link or another disk, in the store), ChildProcessError; then queues and index are as they were.
     """
     return rebuild_by(in_processes(processes), path, output, config)
 

@@ -20,7 +20,7 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
-from rmq.columns import check_batch, put_chunks, put_rules
+from rmq.columns import batch_items, put_chunks, put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.dispatch import Dispatcher
@@ -264,8 +264,7 @@ class Store(StoreReader):
         Source: RocketMQ CommitLog#asyncPutMessages.
         """
         self._check_writable()
-        items = list(messages)
-        check_batch(items)
+        items = batch_items(messages)
         if not items:
             return PutResults()
         return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
@@ -285,6 +284,7 @@ class Store(StoreReader):
         MiB of bodies) with one store timestamp and contiguous. A chunk is checked whole before its first byte is
         written: a bad row raises with .row and .stored (messages stored before; every error has it), nothing of its
         chunk is kept. topic, queue_id: for every row; columns: message field -> column name. results=False: the count.
+        Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
         parts: list[PutResults] = []
         stored = 0
@@ -339,7 +339,8 @@ class Store(StoreReader):
     def flush(self) -> None:
         """Log, queues, index and checkpoint are on disk, of everything put before the call.
 
-        Raises OSError when the disk fails; the store then takes no more puts until it is opened again.
+        Raises OSError: after a failed sync the store takes no more puts until it is opened again; a full disk, or no
+        descriptors left, passes. StoreReadOnlyError, StoreClosedError, CorruptFileError.
         """
         self._check_writable()
         self._flusher.check_not_nested()
@@ -356,7 +357,9 @@ class Store(StoreReader):
         aware datetime, None: the system's clock. While the disk is over max_used_percent (None: RocketMQ's level, 85)
         others go too. Never the last; at most `limit`, None: all. expired_queues: queues without messages go and begin
         at 0 again. disk_usage: as shutil.disk_usage. dry_run: tells only, in mode "r" too. Each removal is on disk
-        before the next; puts and reads go on. Raises StoreReadOnlyError, OSError. Source: CleanCommitLogService.
+        before the next; puts and reads go on. Raises StoreReadOnlyError, StoreClosedError, CorruptFileError, OSError,
+        UnsupportedFormatError, TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source:
+        RocketMQ CleanCommitLogService, CleanConsumeQueueService.
         """
         at = system_clock() if now is None else to_ms(now, "now")
         rules = checked_rules(self.config, at, file_reserved_time, max_used_percent, limit, expired_queues, disk_usage)

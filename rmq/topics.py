@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """config/topics.json: what a broker must know to serve a topic. Merged with what stands there, never less.
 
-Source: RocketMQ TopicConfigManager; store-format section L (fastjson writes integer keys without quotes).
+Source: RocketMQ TopicConfigManager, whose fastjson writes integer keys without quotes.
 """
 
 from __future__ import annotations

@@ -99,6 +99,8 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     *((lambda s, v=v: s.pull("T", 0, v), ValueError, "queue_offset") for v in (HUGE, -HUGE)),
     *((lambda s, v=v: s.pull("T", 0, 0, v), TypeError, "limit") for v in (None, "0", 1.0, True)),
     (lambda s: s.pull("T", 0, 0, -1), ValueError, "limit"),
+    *((lambda s, v=v: s.units("T", 0, 0, v), TypeError, "limit") for v in (None, "0", 1.0, True)),
+    (lambda s: s.units("T", 0, 0, -1), ValueError, "limit"),
     *((lambda s, v=v: s.pull("T", tags=v), TypeError, "tags") for v in (5, b"a", ["tag"])),
     *((lambda s, v=v: s.lookup(v), TypeError, "id") for v in (None, 1.5, True, b"a", {})),
     *(

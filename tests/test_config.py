@@ -71,6 +71,12 @@ def test_a_broker_conf_is_a_java_properties_file(tmp_path: Path, line: str) -> N
     assert (config.max_index_num, config.max_hash_slot_num) == (300, 50)
 
 
+@pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\n"])
+def test_a_last_line_that_ends_in_a_backslash_counts(tmp_path: Path, end: str) -> None:
+    (tmp_path / "broker.conf").write_text(f"brokerId=0\nflushDiskType=SYNC_FLUSH{end}")
+    assert rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf").flush_disk_type == "SYNC_FLUSH"
+
+
 def test_defaults_are_those_of_rocketmq() -> None:
     config = rmq.StoreConfig()
     assert (config.mapped_file_size_commit_log, config.mapped_file_size_consume_queue) == (1024**3, 6_000_000)

@@ -13,6 +13,7 @@ Blocks of one page run in order in one fresh directory.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -27,6 +28,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq._core._columns import KINDS
+from rmq.scan import schema_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -281,3 +284,27 @@ def test_each_test_that_the_durability_page_names_exists() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 20
     assert named - set(re.findall(r"^def (test_\w+)\(", sources, re.M)) == set()
+
+
+# ---- tables that say what the code has -----------------------------------------------------------------------------
+
+
+def rows_of(page: str, first: str) -> list[list[str]]:
+    """The rows of a page's table whose first column has that name, without backticks."""
+    lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])
+    return [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in table]
+
+
+def test_the_reference_has_each_column_with_its_type_and_each_status(tmp_path: Path) -> None:
+    rows = rows_of("reference/reading.md", "name")
+    types = {field.name: str(field.type).replace("item: ", "") for field in schema_of(tuple(KINDS))}
+    assert [(name, column) for name, _, column, _ in rows] == list(types.items())
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"b", keys="k", tags="t", uniq_key="u"))
+        message = store.lookup(0)
+    for name, kind, *_ in rows:
+        assert type(getattr(message, name)).__name__ == re.match(r"\w+", kind)[0], name  # type: ignore[index]
+    statuses = rows_of("reference/reading.md", "status")
+    assert sorted(status for status, *_ in statuses) == sorted(rmq.PullStatus.__members__)

@@ -86,6 +86,8 @@ def test_options_are_those_of_scan(path: Path) -> None:
         rmq.scan_map(path, bodies, columns=["nope"])
     with pytest.raises(TypeError, match="colums"):
         rmq.scan_map(path, bodies, colums=["body"])
+    with pytest.raises(TypeError, match="lost"):
+        rmq.scan_map(path, bodies, on_damage="skip", lost=[])  # of another process: it would stay empty
     with pytest.raises(TypeError, match="function"):
         rmq.scan_map(path, "bodies")  # type: ignore[arg-type]
 

@@ -54,8 +54,8 @@ LARGER = {
     "rmq/_core/_putbatch.pyx": 640,  # one noun: rows from a list and rows from columns go through the same checks
     "rmq/commitlog.py": 436,  # one noun: files, appending, reading, the end
     "rmq/consumequeue.py": 431,  # one noun: files, units, where it ends
-    "rmq/reading.py": 522,  # the public face: half of it docstrings
-    "rmq/store.py": 480,  # the public face
+    "rmq/reading.py": 536,  # the public face: half of it docstrings
+    "rmq/store.py": 483,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }

@@ -233,8 +233,8 @@ cdef class EntryCheck:
         cdef int64_t phy_offset, stored, right
         cdef bint ok = True
         view._check()
-        if entry < 1 or limit > view.index_num or file < 0:
-            raise ValueError("entries lie outside the file")
+        if entry < 1 or limit > view.index_num or file < 0 or row < 0:
+            raise ValueError("entries lie outside the file, or the row outside the batch")
         with nogil:
             while row < batch.count and ok:
                 record = &batch.rows[row]

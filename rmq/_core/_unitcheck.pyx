@@ -74,6 +74,8 @@ cdef class UnitCheck:
 
     def ignore(self, int32_t queue):
         """Compare nothing of a queue: its topic names no directory."""
+        if queue < 0:
+            raise ValueError("needs a queue's number")
         if queue >= self.window_count and not self._grow(queue):
             raise MemoryError()
         self.windows[queue].is_ignored = True
@@ -105,6 +107,8 @@ cdef class UnitCheck:
         cdef int64_t queue_offset = 0
         cdef int32_t queue = -1
         cdef bint right, ok = True
+        if row < 0:
+            raise ValueError("row must not be negative")
         with nogil:
             while row < batch.count:
                 record = &batch.rows[row]
@@ -112,6 +116,9 @@ cdef class UnitCheck:
                     row += 1
                     continue
                 queue, queue_offset = record.queue, record.queue_offset
+                if queue < 0:
+                    with gil:
+                        raise ValueError("rows have no queue numbers")
                 if queue >= self.window_count:
                     ok = self._grow(queue)
                     if not ok:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, RmqError
 from rmq.message import StoredMessage
 from rmq.pull import tag_set
 from rmq.spark.options import EARLIEST, LATEST, LITE_TOPICS, Offsets, ReadOptions
@@ -26,7 +26,7 @@ FOREVER = 2**63 - 1
 Bounds = dict[str, dict[int, tuple[int, int]]]
 
 
-class DataLossError(ValueError):
+class DataLossError(RmqError, ValueError):
     """Messages that were asked for are not in the store any more."""
 
 

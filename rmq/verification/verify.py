@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, read_manifest
 from rmq.paths import StorePaths, segment_name, store_root
+from rmq.pool import Runner, cores
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -55,9 +56,6 @@ from rmq.verification.work import (
     judge_part,
     judge_queues,
 )
-
-if TYPE_CHECKING:
-    from rmq.pool import Runner
 
 PIECES = 4  # for each thread, of the last segments: when one has nothing left to do, the others soon are done too
 PIECE_BYTES = 4 * 1024 * 1024  # at least
@@ -85,7 +83,7 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
         raise TypeError(f"progress must be callable, got {type(progress).__name__}")
     paths, given = _found(path, config)
     work = _Verification(paths, given, Report(limit), progress)
-    return work.run(Threads(jobs or os.cpu_count() or 1, work.tell))
+    return work.run(Threads(jobs or cores(), work.tell))
 
 
 def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig | None = None,
