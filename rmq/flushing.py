@@ -325,7 +325,7 @@ class Flusher:
         return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=dispatcher.index_phy_offset,
                     last_phy_offset=self._store.log.tail.last_phy_offset,
                     index_name=int(last.path.name) if last else 0,
-                    index_header=last.view.header() if last else bytes(40))  # fmt: skip
+                    index_header=last.view.header() if last else Mark.index_header)  # fmt: skip
 
     def _manifest(self, closing: bool) -> Manifest | None:
         """A manifest when the set of files changed, and on close, when its offsets are worth most."""

@@ -20,7 +20,7 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.mappedfile import MappedFile
-from rmq.paths import SEGMENT_NAME, StorePaths
+from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, StorePaths
 from rmq.segment import make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
@@ -222,7 +222,7 @@ def check_writable(paths: StorePaths) -> None:
     if _directories(paths.batch_consume_queue):
         raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", reads_it)
     for path in _directories(paths.consume_queue):
-        if path.name.startswith("%LMQ%"):
+        if path.name.startswith(LMQ_PREFIX):
             raise UnsupportedFormatError(path, "light message queue (LMQ)", reads_it)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import struct
 from dataclasses import dataclass, replace
 
 from rmq._core import _layout as L
@@ -25,6 +24,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
+from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
 
 logger = logging.getLogger("rmq")
@@ -210,5 +210,5 @@ def was_left_alone(log: CommitLog, mark: Mark) -> bool:
     if not any(head):
         return True
     following = log.segment_at(segment.end)
-    is_blank = head == struct.pack(">ii", log.segment_size - position, L.BLANK_MAGIC)
+    is_blank = head == BLANK_HEADER.pack(log.segment_size - position, L.BLANK_MAGIC)
     return is_blank and (following is None or not any(following.read(0, L.BLANK_HEADER_SIZE)))

@@ -17,6 +17,7 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.marks import Manifest
 from rmq.message import StoredMessage
+from rmq.paths import LMQ_PREFIX
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
 
@@ -40,7 +41,7 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
             return phy_offset + size <= trusted and (not queue.is_exact or message.queue_offset == queue_offset)
         # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
         # record of the queue, which has its unit before it. A light queue's record tells the offset in its own queue.
-        is_ahead = message.queue_offset > queue_offset or queue.topic.startswith("%LMQ%")
+        is_ahead = message.queue_offset > queue_offset or queue.topic.startswith(LMQ_PREFIX)
         return message.queue_offset == queue_offset or (not queue.is_exact and is_ahead)
     if message is not None or phy_offset + size > trusted:
         return False
@@ -54,7 +55,7 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
     """Whether a message is a queue's; light queues stand in its properties. Source: RocketMQ MultiDispatch."""
     if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
         return True
-    return queue.topic.startswith("%LMQ%") and \
+    return queue.topic.startswith(LMQ_PREFIX) and \
         queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Java String.hashCode over UTF-16 units: one string, a list of str, an Arrow string buffer."""
-cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8

@@ -118,7 +118,7 @@ class QueueReader:
                     self._next[queue_id] = self._store.search_offset(self._topic, queue_id, self._begin)
         # A repair may have cut the log below it.
         given = self._given[queue_id] = min(self._given.get(queue_id, (-1, -1)), (log_end, -1))
-        size = min(FIRST_PAGE, PAGE)
+        size = FIRST_PAGE
         while (at := max(self._next[queue_id], low)) < high:
             messages, following = self._page(queue_id, at, high, size)
             size = min(2 * size, PAGE)

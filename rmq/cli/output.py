@@ -150,7 +150,7 @@ class Output:
             sys.stdout.flush()
             self._flushed = now
 
-    def messages(self, messages: Iterable[StoredMessage], *, show_topic: bool = False) -> int:
+    def messages(self, messages: Iterable[StoredMessage]) -> int:
         """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
         if self._template is not None:
             return self._write_lines(self._template, messages)
@@ -158,11 +158,11 @@ class Output:
             if self.form == "csv":
                 self._write_header(FIELDS)
             return self._write_all(message_row(message) for message in messages)
-        names = ["time (UTC)", *(["topic"] if show_topic else []), "queue", "offset", "tags", "keys", "body"]
+        names = ["time (UTC)", "queue", "offset", "tags", "keys", "body"]
         table = self._table = self._table or Table(names)
         count = 0
         for page in _pages(messages, 100):
-            table.write([_message_cells(message, show_topic) for message in page])
+            table.write([_message_cells(message) for message in page])
             count += len(page)
         return count
 
@@ -304,10 +304,10 @@ def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[Stored
         yield page
 
 
-def _message_cells(message: StoredMessage, show_topic: bool) -> list[str]:
+def _message_cells(message: StoredMessage) -> list[str]:
     body, encoding = body_text(message.body)
     body = f"{'hex ' if encoding == 'hex' else ''}{body[:_CELL_LIMIT]}"
-    cells = [people_time(message.store_timestamp), *([message.topic] if show_topic else []), str(message.queue_id),
+    cells = [people_time(message.store_timestamp), str(message.queue_id),
              str(message.queue_offset), message.tags or "", " ".join(message.keys) or message.uniq_key or "",
              body]  # fmt: skip
     return [printable(cell) for cell in cells]

@@ -46,7 +46,6 @@ BATCH_ROWS = 65536
 BATCH_ROWS_LEAST = 8  # however large a Parquet file says that its columns are
 BUFFER_SIZE = 256 * 1024  # of each Parquet column, in place of a whole row group of it
 BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were packed
-FORMATS = ("csv", "jsonl", "parquet")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
 _NO_END = "a quoted field has no end"

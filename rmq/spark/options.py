@@ -12,7 +12,7 @@ from typing import Any
 from rmq.config import StoreConfig
 from rmq.keys import encoded
 from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret
-from rmq.paths import is_elsewhere, local_path
+from rmq.paths import LMQ_PREFIX, is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
@@ -215,7 +215,6 @@ WRITE_OPTIONS = (
 OF_OBJECT_STORES = {option.name for option in OPTIONS if option.name.startswith("fs.")}
 OF_SPARK = {"checkpointlocation"}  # what Spark adds by itself
 ONE_OF = ("subscribe", "subscribePattern", "assign")
-LITE_TOPICS = "%LMQ%"  # their units point to messages of other topics
 NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table of the catalog loses its options: "
            "SELECT * FROM t WITH (path='...'), spark.read.option('path', ...).table('t'), or "
            "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
@@ -349,7 +348,7 @@ class ReadOptions:
         """ValueError for queues without messages of their own, when messages are asked for."""
         named = [*(self["subscribe"] or ()), *(self["assign"] or ())] if self["table"] == "messages" else []
         for topic in named:
-            if topic.startswith(LITE_TOPICS):
+            if topic.startswith(LMQ_PREFIX):
                 raise ValueError(f"option {'assign' if 'assign' in self.given else 'subscribe'}: {topic} is a light "
                                  "queue of messages of other topics; Store.pull reads it")  # fmt: skip
 

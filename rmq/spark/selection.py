@@ -13,8 +13,9 @@ import numpy.typing as npt
 from rmq._core import _layout as L
 from rmq.errors import CorruptFileError, RmqError
 from rmq.message import StoredMessage
+from rmq.paths import LMQ_PREFIX
 from rmq.pull import tag_set
-from rmq.spark.options import EARLIEST, LATEST, LITE_TOPICS, Offsets, ReadOptions
+from rmq.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 from rmq.spark.staging import beside_appends
 from rmq.splits import time_ranges
 from rmq.store import Store
@@ -124,7 +125,7 @@ def chosen_topics(store: Store, options: ReadOptions) -> tuple[str, ...] | None:
 
 def chooses(options: ReadOptions, topic: str, queue: int) -> bool:
     """Whether the options choose a queue, which the store may not have. Light queues are left out."""
-    if topic.startswith(LITE_TOPICS):
+    if topic.startswith(LMQ_PREFIX):
         return False
     if options["assign"] is not None:
         return queue in options["assign"].get(topic, ())

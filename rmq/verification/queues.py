@@ -20,7 +20,7 @@ from rmq._core._message import check_directory
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import data_end
-from rmq.paths import SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
+from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
 from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
@@ -304,7 +304,7 @@ class QueueFiles:
                                   f"{phy_offset}, size {size}")  # fmt: skip
             return
         found = self._record_of(name, phy_offset)
-        if found is not None and name[0].startswith("%LMQ%"):
+        if found is not None and name[0].startswith(LMQ_PREFIX):
             if found[0] != size:
                 ground.report.derived(path, position, "unit", f"unit {queue_offset} says size {size}, the record at "
                                       f"{phy_offset} has {found[0]}")  # fmt: skip
