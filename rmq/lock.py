@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock that makes one writer."""
+"""Who writes: the lock that makes one writer, and the files owner and abort, which tell whose it is or was."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import contextlib
 import enum
 import errno
 import fcntl
+import json
 import os
+import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rmq.errors import StoreLockedError
-from rmq.segment import FILE_MODE, sync_file, write_fully
+from rmq.errors import CorruptFileError, StoreLockedError
+from rmq.paths import StorePaths
+from rmq.segment import (
+    FILE_MODE,
+    SMALL_FILE,
+    read_file,
+    sync_directories,
+    sync_file,
+    write_atomically,
+    write_fully,
+    write_marker,
+)
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
@@ -115,3 +128,59 @@ def lock_holder(path: Path) -> Holder | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def _write_owner(paths: StorePaths, aborts: list[str]) -> None:
+    """Who writes: pid, host and start time, for the message of a second writer. aborts: what `abort` holds when the
+    store was left behind by this library, its log recovered up to then.
+    """
+    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started, "aborts": aborts}
+    write_atomically(paths.owner, (json.dumps(owner) + "\n").encode())
+    now = time.time_ns()
+    os.utime(paths.owner, ns=(now, now))  # readers tell writers apart by it; the system's clock ticks too slowly
+
+
+def _abort_text(paths: StorePaths) -> str:
+    """What `abort` holds: a pid, or nothing. FileNotFoundError; no text: CorruptFileError, ValueError."""
+    return read_file(paths.abort, SMALL_FILE).decode("ascii").strip()
+
+
+def abort_writer(paths: StorePaths) -> Holder | None:
+    """Whose writer left `abort` behind; None: there is none. What nobody tells is another's."""
+    try:
+        text = _abort_text(paths)
+        is_own = text in json.loads(read_file(paths.owner, SMALL_FILE))["aborts"]
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Holder.OTHER if os.path.lexists(paths.abort) else None
+    return Holder.RMQ if is_own else Holder.OTHER
+
+
+def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Holder | None:
+    """Make `owner`, then `abort`, durably. Returns as abort_writer of what was there: another's crash stays another's
+    until keep_announced. holds_pid: what `abort` gets.
+    """
+    crashed, text = abort_writer(paths), str(os.getpid()) if holds_pid else ""
+    for path in {paths.root, *paths.commit_logs} if crashed else ():
+        sync_directories(path)  # a writer that was killed leaves names that were never synced
+    found = [_abort_text(paths)] if crashed is Holder.RMQ else []
+    _write_owner(paths, [] if crashed is Holder.OTHER else [*found, text])
+    write_marker(paths.abort, paths.abort_bak, text.encode() if holds_pid else None)
+    return crashed
+
+
+def keep_announced(paths: StorePaths) -> None:
+    """Another's crash has been recovered from: the next one is ours."""
+    _write_owner(paths, [_abort_text(paths)])
+
+
+def holder_pid(paths: StorePaths) -> int | None:
+    """Pid of the process that holds the store, as far as its files tell."""
+    try:
+        return int(json.loads(read_file(paths.owner, SMALL_FILE))["pid"])
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        pass
+    try:
+        return int(read_file(paths.abort, SMALL_FILE))
+    except (CorruptFileError, OSError, ValueError):
+        return None

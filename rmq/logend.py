@@ -24,6 +24,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
+from rmq.lock import Holder
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
 
@@ -75,20 +76,21 @@ def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max
     return log.min_phy_offset
 
 
-def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = False, crc_from: int | None = None,
+def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = None,
              check_last: bool = False) -> LogEnd:  # fmt: skip
     """Scan from `begin`, a record's start, to the last whole record below `limit`.
 
-    crc_from: from that record's start on the writer gave every record the CRC property.
+    own_from: from that record's start on the records are ours: no sector of one is zeros, and each has what its CRC
+    property says.
     check_last: the writer may have been at the last record: half of its properties would end with NUL.
     """
     # Else the CRC of a record may be a producer's own property, which is no reason to cut its message off.
     crc = CHECK_CRC if log.judges_crc else CHECK_BODY_CRC
-    checks = crc | (CHECK_SECTORS if check_sectors else 0)
-    middle = limit if crc_from is None else min(max(begin, crc_from), limit)
+    own = CHECK_SECTORS | (CHECK_HAS_CRC if log.appends_crc else 0)
+    middle = limit if own_from is None else min(max(begin, own_from), limit)
     before = last = -1
-    for start, stop, more in ((begin, middle, 0), (middle, limit, CHECK_HAS_CRC)):
-        scan = log.scan(start, stop, checks=checks | more)
+    for start, stop, more in ((begin, middle, 0), (middle, limit, own)):
+        scan = log.scan(start, stop, checks=crc | more)
         for batch in scan:
             before, last = [before, last, *batch.numbers("phy_offset")[-2:].tolist()][-2:]
         if scan.phy_offset != middle or middle == limit:
@@ -100,6 +102,13 @@ def find_end(log: CommitLog, begin: int, limit: int, *, check_sectors: bool = Fa
         if again.stop == SCAN_LOST_SECTOR:
             return LogEnd(last, again.stop, before)
     return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
+
+
+def time_on_disk(crashed: Holder | None, checkpoint: Checkpoint) -> int | None:
+    """Up to which store timestamp records behind our mark were on disk: None: all, of a closed store; none, ours."""
+    if crashed is None:
+        return None
+    return checkpoint.physic_msg_timestamp if crashed is Holder.OTHER else -(2**63)
 
 
 def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import struct
 import time
 import zlib
@@ -32,7 +31,6 @@ from rmq.segment import (
     remove_file,
     sync_directory,
     write_atomically,
-    write_file,
 )
 
 logger = logging.getLogger("rmq")
@@ -229,28 +227,6 @@ def write_manifest(paths: StorePaths, manifest: Manifest) -> None:
     queues = [[*key, *offsets] for key, offsets in sorted(manifest.queues.items())]
     document = {"min_phy_offset": manifest.min_phy_offset, "index": list(manifest.index_files), "queues": queues}
     write_atomically(paths.manifest, (json.dumps(document) + "\n").encode())
-
-
-def write_owner(paths: StorePaths) -> None:
-    """Who writes: pid, host and start time, for the message of a second writer."""
-    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
-    write_file(paths.owner, (json.dumps(owner) + "\n").encode())
-    now = time.time_ns()
-    with contextlib.suppress(PermissionError):  # another user's file
-        os.utime(paths.owner, ns=(now, now))  # readers tell writers apart by it; the system's clock ticks too slowly
-
-
-def holder_pid(paths: StorePaths) -> int | None:
-    """Pid of the process that holds the store, as far as its files tell."""
-    try:
-        return int(json.loads(read_file(paths.owner, SMALL_FILE))["pid"])
-    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        pass
-    try:
-        return int(read_file(paths.abort, SMALL_FILE))
-    except (CorruptFileError, OSError, ValueError):
-        return None
 
 
 def finish_rebuild(paths: StorePaths) -> None:

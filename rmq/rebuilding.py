@@ -24,9 +24,9 @@ from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import check_is_store, check_readable, check_writable, require_store, settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import StoreLock, lock_holder
+from rmq.lock import StoreLock, holder_pid, lock_holder
 from rmq.logend import find_end, look_behind, was_left_alone
-from rmq.marks import Manifest, Mark, Marks, finish_rebuild, holder_pid, read_meta, write_manifest
+from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet

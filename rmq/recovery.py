@@ -24,6 +24,7 @@ from rmq.errors import CorruptFileError
 from rmq.geometry import NO_LOG
 from rmq.index import Index
 from rmq.indexfile import IndexFile
+from rmq.lock import Holder
 from rmq.logend import (
     LogEnd,
     find_end,
@@ -31,6 +32,7 @@ from rmq.logend import (
     look_behind,
     misses_last_segment,
     start_without_marks,
+    time_on_disk,
     was_left_alone,
 )
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
@@ -215,13 +217,15 @@ def _withdraw(store: OpenedStore) -> None:
     store.checkpoint.withdraw()
 
 
-def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, clean: bool, repair: bool) -> None:
+def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, crashed: Holder | None,
+            repair: bool) -> None:  # fmt: skip
     """Make log, queues and index agree, ready for puts. May be interrupted anywhere and run again.
 
+    crashed: whose writer did not close the store, None: it was closed.
     repair: read the whole log, cut at the first damage and derive queues and index again. Without it raises
     CorruptFileError when what had been durable is damaged, and changes nothing.
     """
-    log = store.log
+    log, clean = store.log, crashed is None
     store.queues.bridges_gaps = mark is not None or repair
     store.queues.load()
     if not log.segments:
@@ -245,35 +249,38 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     if clean and was_left_alone(log, mark):
         _recover_clean(store, mark, manifest)
     else:
-        _recover_with_mark(store, mark, manifest, clean=clean)
+        _recover_with_mark(store, mark, manifest, crashed)
 
 
 def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) -> None:
     """Closed by us and left alone: nothing is read but names, lengths and the ends of files."""
-    log = store.log
+    log, derived = store.log, mark.derived_phy_offset
     log.position, log.tail.last_phy_offset = mark.durable_phy_offset, mark.last_phy_offset
+    lost: list[QueueKey] = []
+    if store.queues.end_phy_offset() > log.position:  # a broker's, which cut its records off again after a crash
+        lost = cut_queues(log, store.queues, derived, derived, derived)
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest):
         _withdraw(store)
         restored = restore_index(store.index, mark) if manifest is not None and not store.index.damaged else None
         if restored is not None and index_is_whole(store.index, mark, manifest):
-            _continue(store, mark.derived_phy_offset, restored, manifest)
+            _continue(store, derived, restored, manifest, lost)
             return
         begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
-    _continue(store, mark.derived_phy_offset if manifest is not None else log.min_phy_offset, begin, manifest)
+    _continue(store, derived if manifest is not None else log.min_phy_offset, begin, manifest, lost)
 
 
-def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, *, clean: bool) -> None:
-    """Records below the mark stand. Behind it: ours after a crash, or a broker's that ran since.
+def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, crashed: Holder | None) -> None:
+    """Records below the mark stand. Behind it: ours after a crash of ours, or a broker's that ran since.
 
     After a crash the mark's own segment is read again from its start, so that damage there is not built upon.
     """
-    log, durable = store.log, mark.durable_phy_offset
+    log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    crc_from = durable if log.appends_crc and not clean else None
-    end = find_end(log, begin, log.max_phy_offset, check_sectors=not clean, crc_from=crc_from)
-    end = look_behind(log, end, durable=durable, durable_time=None if clean else -(2**63))
+    end = find_end(log, begin, log.max_phy_offset, own_from=durable if crashed is Holder.RMQ else None,
+                   check_last=crashed is Holder.OTHER)  # fmt: skip
+    end = look_behind(log, end, durable=durable, durable_time=time_on_disk(crashed, store.checkpoint))
     queue_end = store.queues.end_phy_offset()
     end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
@@ -298,7 +305,8 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
     end = find_end(log, start, log.max_phy_offset, check_last=not clean)
-    end = look_behind(log, end, durable=0, durable_time=None if clean else store.checkpoint.physic_msg_timestamp)
+    crashed = None if clean else Holder.OTHER
+    end = look_behind(log, end, durable=0, durable_time=time_on_disk(crashed, store.checkpoint))
     end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset

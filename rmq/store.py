@@ -46,9 +46,9 @@ from rmq.geometry import (
 )
 from rmq.index import Index
 from rmq.legacy import LegacyKeys
-from rmq.lock import StoreLock
+from rmq.lock import Holder, StoreLock, announce_writer, holder_pid, keep_announced
 from rmq.logsegment import Segment
-from rmq.marks import Marks, finish_rebuild, holder_pid, read_manifest, read_meta, write_meta, write_owner
+from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
 from rmq.message import PutResult, PutResults
 from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
@@ -56,7 +56,7 @@ from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import make_directory, restorer, sync_directories, sync_directory, write_marker
+from rmq.segment import make_directory, restorer, sync_directory
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -191,21 +191,15 @@ class Store(StoreReader):
             write_meta(self._paths, new_meta)  # before any file whose size a reader could misjudge
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
-        clean = not self._paths.abort.exists()
-        if not clean:
-            for path in {self._paths.root, *self._paths.commit_logs}:
-                sync_directories(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
         for path in (self._paths.abort, self._paths.abort_bak, self._paths.owner):
             undo.callback(restorer(path))
-        write_marker(self._paths.abort, self._paths.abort_bak,
-                     str(os.getpid()).encode() if self.config.abort_holds_pid else None)  # fmt: skip
+        crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
         self._release.callback(self._marks.close)
         mark = self._marks.read() if meta is not None else None
-        write_owner(self._paths)
         self._table = QueueTable()
         indexing = self._index if self.config.message_index_enable else None
         self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
@@ -213,7 +207,7 @@ class Store(StoreReader):
         self._release.callback(self._overflow.close)
         parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
-        recover(parts, mark, read_manifest(self._paths) if meta is not None else None, clean=clean, repair=repair)
+        recover(parts, mark, read_manifest(self._paths) if meta is not None else None, crashed=crashed, repair=repair)
         self._batch = PutBatch(rules)
         self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
@@ -223,6 +217,8 @@ class Store(StoreReader):
         self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
             write_meta(self._paths, new_meta)
+        if crashed is Holder.OTHER:
+            keep_announced(self._paths)
         if self.config.flush_disk_type != SYNC_FLUSH:
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
             self._putter = Putter(put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail,

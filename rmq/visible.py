@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader may see of a store that it does not own: the log's end, units not in files yet, ranges that the index
-covers. Nothing is written; every answer is asked anew."""
+"""What a reader may see of a store: the log's end, units not in files yet, ranges that the index covers. Nothing is
+written; every answer is asked anew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.indexfile import IndexFile
-from rmq.lock import Holder, lock_holder
+from rmq.lock import Holder, abort_writer, lock_holder
 from rmq.logend import (
     LogEnd,
     end_past_damage,
@@ -31,6 +31,7 @@ from rmq.logend import (
     misses_last_segment,
     record_behind,
     start_without_marks,
+    time_on_disk,
     was_left_alone,
 )
 from rmq.marks import Mark, Marks, Version, read_manifest, version_of
@@ -53,8 +54,7 @@ class Visible:
                  queue_end: int = 0, follows: bool = True) -> None:  # fmt: skip
         """known_end: where the log ends, of one that does not change. queue_end: of a store without queues, behind the
         last record that its queues had. follows: writers may come."""
-        self._known_end, self._queue_end, self._follows = known_end, queue_end, follows
-        self._paths = paths
+        self._known_end, self._queue_end, self._follows, self._paths = known_end, queue_end, follows, paths
         self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
         self._log = log
         self._queues = queues
@@ -74,9 +74,10 @@ class Visible:
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
-        self._is_clean = not self._is_live and not paths.abort.exists()
+        self._crashed = None if self._is_live else abort_writer(paths)
+        self._is_clean = not self._is_live and self._crashed is None
         self._writer = self.writer_now()
-        self._is_crashed = False  # of ours: behind the mark any sector may be lost
+        self._is_crashed = False  # with a mark: what lies behind it is judged anew
         self._cuts = False  # whether units count as cut_queues finds, beside a broker
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
@@ -140,29 +141,28 @@ class Visible:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
         queue_end = max(self._queue_end, self._queues.end_phy_offset())
-        if mark is not None and (self._is_clean or self._holder is Holder.OTHER) and \
+        if mark is not None and (self._is_clean or Holder.OTHER in (self._holder, self._crashed)) and \
                 is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
         if mark is not None:
-            self._is_crashed = not self._is_live and not self._is_clean
-            derived = mark.derived_phy_offset
-            lost = cut_queues(log, self._queues, derived, derived, derived) if self._is_crashed else []
-            lost += lost_queues(log, self._queues, self._manifest, derived)
-            self._derive_anew(lost)
+            self._is_crashed = self._crashed is not None
+            start, derived = mark.durable_phy_offset, mark.derived_phy_offset
+            is_alone = start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark))
+            is_cut = self._is_crashed or (self._is_clean and is_alone and queue_end > start)
+            lost = cut_queues(log, self._queues, derived, derived, derived) if is_cut else []
+            self._derive_anew(lost := [*lost, *lost_queues(log, self._queues, self._manifest, derived)])
             is_known = not lost and self._manifest is not None
-            dispatcher.queue_phy_offset = max(log.min_phy_offset, mark.derived_phy_offset if is_known else 0)
+            dispatcher.queue_phy_offset = max(log.min_phy_offset, derived if is_known else 0)
             self._queues.end_at_gaps(is_derived_again=not is_known)
             self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, self._manifest)
-            start, durable_time = mark.durable_phy_offset, None if self._is_clean else -(2**63)
-            if start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark)):
+            if is_alone:
                 self.end = start  # what of it is gone or damaged shows when it is read
                 self._keep_last(mark.last_phy_offset)
                 return
         elif self._known_end is None:
-            checkpoint = Checkpoint(self._paths.checkpoint)
+            self._crashed = self._crashed and Holder.OTHER  # by RocketMQ's rules
             is_whole = self._is_clean or self._is_live
-            start = start_without_marks(log, is_whole, checkpoint, queue_end)
-            durable_time = None if self._is_clean else checkpoint.physic_msg_timestamp
+            start = start_without_marks(log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
         self.end = self.end if self._known_end is None else self._known_end
         if self._known_end is not None or not log.segments:
@@ -170,7 +170,8 @@ class Visible:
         end = self._find_end(max(start, log.min_phy_offset))
         trusted = start if mark is not None else 0
         if not self._is_live:
-            end = look_behind(log, end, durable=trusted, durable_time=durable_time)
+            since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
+            end = look_behind(log, end, durable=trusted, durable_time=since)
         if end.is_damage:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
@@ -218,11 +219,10 @@ class Visible:
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
-        is_crashed = self._is_crashed and not self._is_live
-        crc_from = self._mark.durable_phy_offset if is_crashed and self._mark and self._log.appends_crc else None
-        is_torn = self._holder is Holder.OTHER or not (self._is_live or self._is_clean or is_crashed)
-        return find_end(self._log, begin, self._limit(), check_sectors=is_crashed, crc_from=crc_from,
-                        check_last=is_torn)  # fmt: skip
+        is_own = self._crashed is Holder.RMQ and not self._is_live
+        own_from = self._mark.durable_phy_offset if is_own and self._mark else None
+        is_torn = self._holder is Holder.OTHER or not (self._is_live or self._is_clean or is_own)
+        return find_end(self._log, begin, self._limit(), own_from=own_from, check_last=is_torn)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.geometry import KEPT
-from rmq.lock import StoreLock
+from rmq.lock import StoreLock, holder_pid
 from rmq.logpart import Part, PartWriter, Queue, place_part
-from rmq.marks import holder_pid, write_meta
+from rmq.marks import write_meta
 from rmq.paths import BEGUN_BY_SPARK, StorePaths, segment_name
 from rmq.segment import make_directory, sync_directory
 from rmq.spark.staging import Staging

@@ -12,7 +12,7 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
-from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, holder_pid, read_manifest, read_meta
+from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, read_manifest, read_meta
 from rmq.paths import StorePaths
 from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
@@ -182,12 +182,3 @@ def _is_lock(path: Path) -> bool:
         return read_file(path, SMALL_FILE)[:5] in (b"", b"lock")
     except CorruptFileError:
         return False
-
-
-def is_ours(paths: StorePaths) -> bool:
-    """Whether the writer of an open store is this library: its owner file names the pid that `abort` names, if any."""
-    try:
-        abort = read_file(paths.abort, SMALL_FILE).decode().strip()
-    except (CorruptFileError, OSError, ValueError):
-        return False
-    return paths.owner.exists() and (not abort or abort == str(holder_pid(paths)))

@@ -25,7 +25,7 @@ from rmq.geometry import (
     segment_sizes,
     settle_config,
 )
-from rmq.lock import lock_holder
+from rmq.lock import Holder, abort_writer, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, read_manifest
@@ -37,7 +37,6 @@ from rmq.verification.indexes import IndexFiles
 from rmq.verification.queues import QueueFiles
 from rmq.verification.records import Range, SegmentReport, joined
 from rmq.verification.smallfiles import (
-    is_ours,
     judge_checkpoint,
     judge_markers,
     judge_names,
@@ -144,7 +143,7 @@ class _Verification:
         config, _ = settle_config(paths, self._given, meta, tolerant=True)
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
-        if is_live and is_ours(paths) and mark is not None:
+        if is_live and abort_writer(paths) is Holder.RMQ and mark is not None:
             ground.log_limit = _visible(paths)
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
@@ -153,7 +152,7 @@ class _Verification:
         if not is_live and has_lost_log(paths):
             report.damage(log.directories[0], 0, "missing", NO_LOG)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
-            ground.is_own = was_left_alone(log, mark) if ground.is_closed else is_ours(paths)
+            ground.is_own = was_left_alone(log, mark) if ground.is_closed else abort_writer(paths) is Holder.RMQ
         return ground
 
     # ---- the passes ----

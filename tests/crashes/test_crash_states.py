@@ -213,7 +213,7 @@ def test_a_protection_that_is_switched_off_is_missed(
 ) -> None:
     name, owner, function, replacement = SWITCHED_OFF[protection]
     monkeypatch.setattr(owner, function, replacement)
-    assert failures(tmp_path, name, range(40), 30)
+    assert failures(tmp_path, name, range(150), 30)
 
 
 @pytest.mark.crash

@@ -32,7 +32,8 @@ from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.geometry import settle_config
-from rmq.marks import Marks, holder_pid, read_manifest, read_meta
+from rmq.lock import holder_pid
+from rmq.marks import Marks, read_manifest, read_meta
 from rmq.message import StoredMessage, inner_messages, parse_offset_msg_id, parse_uniq_key, plain_body
 from rmq.paths import INDEX_NAME, StorePaths, next_index_name
 from rmq.scan import TABLE_BYTES, BatchMaker, unwrapped

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker that ran on a store of ours and did not close it: its messages stand by its own rules, not by our marks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from conftest import digests
+from test_recovery_trust import kill, killed
+
+import rmq
+import rmq.recovery
+from rmq.checkpoint import Checkpoint
+from rmq.flushing import Flusher
+from rmq.lock import Holder, abort_writer
+from rmq.paths import StorePaths
+
+START = 1_700_000_000_000
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20 * 4096,
+                         max_hash_slot_num=97, max_index_num=500)  # fmt: skip
+ZEROS = rmq.Message("T", b"20", properties={"zeros": "z" * 1200})  # lost sectors, would a crash of ours have left them
+LOG = f"commitlog/{0:020d}"
+
+
+def put(path: Path, data: bytes, at: int) -> None:
+    with (path / LOG).open("r+b") as file:
+        os.pwrite(file.fileno(), data, at)
+
+
+def run_broker(path: Path, messages: list[rmq.Message], *, is_closed: bool = False, abort: str = "4711") -> list[int]:
+    """Puts that our own files know nothing of; returns where the records lie."""
+    shutil.copytree(path / "rmq", path.with_name("ours"))
+    times = count(START + 60_000, 1000)
+    with rmq.open(path, "r+", clock=lambda: next(times)) as store:
+        placed = [store.put(message).phy_offset for message in messages]
+    for phy_offset in placed if ZEROS in messages else ():
+        data = (path / LOG).read_bytes()[phy_offset : phy_offset + 1600]
+        put(path, data.replace(b"z" * 1200, bytes(1200)), phy_offset)
+    shutil.rmtree(path / "rmq")
+    path.with_name("ours").rename(path / "rmq")
+    if not is_closed:
+        (path / "abort").write_text(abort)
+    return placed
+
+
+def make(path: Path, config: rmq.StoreConfig = CONFIG) -> None:
+    times = count(START, 1000)
+    with rmq.open(path, "x", config=config, clock=lambda: next(times)) as store:
+        store.put_many([rmq.Message("T", b"%d" % i, keys=f"k{i}") for i in range(20)])
+
+
+def crash(path: Path) -> None:
+    """Our own writer, killed; its recovery and its message are on disk."""
+    killed(lambda: (store := rmq.open(path, "r+")).put(rmq.Message("U", b"ours")) and store.flush())
+
+
+def after_a_crash_of_ours(path: Path) -> None:
+    """Its owner file stays through the broker's run."""
+    make(path)
+    crash(path)
+    with rmq.open(path, "r+"):
+        pass
+    (path / "rmq/owner").write_text('{"pid": 99, "aborts": ["99"]}')
+
+
+@pytest.mark.parametrize("begin", [make, after_a_crash_of_ours])
+@pytest.mark.parametrize("last", [[], [rmq.Message("T", b"21")]])
+def test_a_broker_s_message_of_many_zeros_is_no_lost_sector(tmp_path: Path, begin: Callable[[Path], None],
+                                                            last: list[rmq.Message]) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    begin(path)
+    run_broker(path, [ZEROS, rmq.Message("T", b"20"), *last])
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            messages = store.pull("T", 0, 20, 32).messages
+            assert [message.body for message in messages] == [b"20", b"20", *(one.body for one in last)]
+            assert len(messages[0].properties["zeros"]) == 1200
+
+
+@pytest.mark.parametrize("begin", [make, after_a_crash_of_ours])
+def test_damage_in_what_a_broker_had_flushed_stops_the_open(tmp_path: Path, begin: Callable[[Path], None]) -> None:
+    path = tmp_path / "s"
+    begin(path)
+    placed = run_broker(path, [rmq.Message("T", b"%d" % i) for i in range(20, 40)])
+    put(path, b"!", placed[5] + 88)  # the body
+    before = digests(path, "commitlog", "consumequeue", "index")
+    with pytest.raises(rmq.CorruptFileError) as error:
+        rmq.open(path, "r+")
+    assert (error.value.path, error.value.offset) == (str(path / LOG), placed[5])
+    assert digests(path, "commitlog", "consumequeue", "index") == before
+    with rmq.open(path) as store:
+        assert [message.body for message in store.pull("T", 0, 26, 32).messages] == [b"%d" % i for i in range(26, 40)]
+    with rmq.open(path, "r+", repair=True) as store:
+        assert store.max_phy_offset == placed[5]
+    assert any((path / "rmq/cut").iterdir())
+
+
+def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    placed = run_broker(path, [rmq.Message("T", b"%d" % i) for i in range(20, 40)])
+    put(path, b"!", placed[5] + 88)
+    checkpoint = Checkpoint(path / "checkpoint")
+    checkpoint.physic_msg_timestamp = START + 60_000
+    checkpoint.flush()
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            assert (store.max_phy_offset, store.topics()["T"]) == (placed[5], {0: (0, 25)})
+
+
+def test_a_broker_s_crash_stays_one_until_its_log_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    make(path)
+    run_broker(path, [ZEROS, rmq.Message("T", b"20")])
+    for function in ("find_end", "cut_queues", "_continue"):
+        with monkeypatch.context() as patched:
+            patched.setattr(rmq.recovery, function, kill)
+            killed(lambda: rmq.open(path, "r+"))
+        assert abort_writer(StorePaths(path)) is Holder.OTHER
+    with monkeypatch.context() as patched:
+        patched.setattr(Flusher, "flush", kill)
+        killed(lambda: rmq.open(path, "r+"))
+    with rmq.open(path, "r+") as store:
+        assert store.topics()["T"] == {0: (0, 22)}
+
+
+def test_our_own_crash_behind_it_is_ours(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    run_broker(path, [ZEROS, rmq.Message("T", b"20")])
+    for _ in range(2):
+        crash(path)
+        assert abort_writer(StorePaths(path)) is Holder.RMQ
+    with rmq.open(path, "r+") as store:
+        assert store.topics() == {"T": {0: (0, 22)}, "U": {0: (0, 2)}}
+    assert abort_writer(StorePaths(path)) is None
+
+
+@pytest.mark.parametrize("aborts", [[""], ["98"], ["98", "99"]])
+@pytest.mark.parametrize("found", ["", "97", "98", "99"])
+def test_whose_crash_it_is_the_owner_file_tells(tmp_path: Path, aborts: list[str], found: str) -> None:
+    make(tmp_path / "s")
+    (tmp_path / "s/abort").write_text(found)
+    paths = StorePaths(tmp_path / "s")
+    assert abort_writer(paths) is Holder.OTHER  # a closed store has no owner
+    paths.owner.write_text(json.dumps({"aborts": aborts}))
+    assert abort_writer(paths) is (Holder.RMQ if found in aborts else Holder.OTHER)
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+def test_a_writer_killed_before_it_makes_abort_is_told_from_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                      version: str) -> None:  # fmt: skip
+    path, config = tmp_path / "s", dataclasses.replace(CONFIG, rocketmq_version=version)
+    make(path, config)
+    crash(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq.lock.write_marker", kill)
+        killed(lambda: rmq.open(path, "r+"))
+    assert abort_writer(StorePaths(path)) is Holder.RMQ
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"aborts": 5}', b"9" * 9999])
+def test_an_owner_file_that_nobody_understands_tells_of_another(tmp_path: Path, content: bytes) -> None:
+    make(tmp_path / "s")
+    (tmp_path / "s/abort").write_bytes(b"4711")
+    (tmp_path / "s/rmq/owner").write_bytes(content)
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert store.topics() == {"T": {0: (0, 20)}}
+
+
+# ---- queue files that outlived the log -------------------------------------------------------------------------
+
+
+def lose_tail(path: Path, at: int) -> None:
+    """Power loss took the log from there on, not the queues' files."""
+    put(path, bytes(4096), at)
+    checkpoint = Checkpoint(path / "checkpoint")
+    checkpoint.physic_msg_timestamp = checkpoint.logics_msg_timestamp = START + 19_000
+    checkpoint.flush()
+
+
+@pytest.mark.parametrize("lost_index", [False, True])
+def test_units_that_outlived_a_broker_s_log_do_not_count(tmp_path: Path, lost_index: bool) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lose_tail(path, run_broker(path, [rmq.Message("T", b"lost")] * 5, is_closed=True)[0])
+    if lost_index:
+        shutil.rmtree(path / "index")
+    with rmq.open(path) as store:
+        assert (store.topics(), store.pull("T", 0, 20).status.name) == ({"T": {0: (0, 20)}}, "OFFSET_OVERFLOW_ONE")
+    with rmq.open(path, "r+") as store:
+        assert store.put(rmq.Message("T", b"20")).queue_offset == 20
+    with rmq.open(path) as store:
+        assert [message.body for message in store.pull("T", 0, 18, 32).messages] == [b"18", b"19", b"20"]
+        assert [message.queue_offset for message in store.query("T", "k7")] == [7]
+    assert list(rmq.verify(path)) == []
