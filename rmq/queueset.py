@@ -25,6 +25,7 @@ class QueueSet:
         self.files = FileCache(writable)
         self._segment_size = segment_size
         self._writable = writable
+        self._leaving: set[tuple[str, int]] = set()
         self.touched: set[ConsumeQueue] = set()  # that got or lost units since these were last seen to
         self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
@@ -117,8 +118,14 @@ class QueueSet:
         return queue
 
     def extents(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(first queue offset in the files, next queue offset) of each queue with files."""
-        return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items() if queue.max_offset}
+        """(first queue offset in the files, next queue offset) of each queue whose files stay."""
+        return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items()
+                if queue.max_offset and key not in self._leaving}  # fmt: skip
+
+    def leave(self, *keys: tuple[str, int]) -> None:
+        """The files of these are about to go, those of no others: no manifest may say that they must be there."""
+        self._leaving = set(keys)
+        self.files.changes += 1
 
     def end_at_gaps(self, *, is_derived_again: bool) -> None:
         """Queues of which files are missing end in front of these, or are empty when all their units come again."""

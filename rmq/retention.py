@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +34,7 @@ logger = logging.getLogger("rmq")
 _HOUR_MS = 3_600_000
 _BLOCK_SIZE = 512  # of st_blocks
 _PIECE = 65_536  # units of a queue that are looked at together
+_WHOLE_REASON = "queue without messages"
 _INDEX_REASON = "entries of removed messages"
 _SIDECAR_REASON = "sidecar of a removed index file"
 
@@ -172,44 +173,66 @@ class Retention:
                             self._log.forget_first(segment)
         finally:
             low = self._log.min_phy_offset
-            with put_lock:
-                for queue in self._queues.queues.values():
+            for queue in list(self._queues.queues.values()):
+                with put_lock:
                     queue.correct_min_offset(low)
-        # A put could begin a queue again whose files are about to go.
-        with put_lock if self._rules.expired_queues else nullcontext():
-            with put_lock:
-                flusher.dispatch()
-                paths = self._forget_files(low, table)
+        leaving, paths = self._choose(low, put_lock, flusher)
+        try:
             if self._removed:
                 flusher.flush()
+            for queue, following in leaving:
+                with put_lock:  # a put could begin a queue again whose files are about to go
+                    flusher.dispatch()
+                    self._remove_queue(queue, following, table, flusher)
             for path in paths:
                 remove_file(path, flusher.sync_directory)
-            for directory in sorted({path.parent for path in paths if self._queues.directory in path.parents}):
-                if not any(directory.iterdir()):
-                    directory.rmdir()
-                    flusher.sync_directory(directory.parent)
+        finally:
+            if leaving:
+                self._queues.leave()
         result = self._result(low, truncated, dry_run=False)
         if result.removed:
             logger.info("%s: removed %d files, %d bytes; the log begins at phy offset %d", self._log.directories[0],
                         len(result.removed), result.freed_bytes, low)  # fmt: skip
         return result
 
-    def _forget_files(self, low: int, table: QueueTable) -> list[Path]:
-        """Take queue and index files below `low` out of the parts; the files are still there."""
-        paths: list[Path] = []
+    def _choose(self, low: int, put_lock: OwnedLock,
+                flusher: Flushing) -> tuple[list[tuple[ConsumeQueue, int]], list[Path]]:  # fmt: skip
+        """Whole queues that go unless they get a message before, each with its next queue offset; other files, which
+        the parts know no longer.
+        """
+        leaving, paths = [], []
+        with put_lock:
+            flusher.dispatch()
         for queue, count, reason in self._queues_below(low):
             files = queue.first_files(count)
             self._note(files, reason)
-            is_whole = count == len(queue.first_files())
-            queue.forget_first(count)
-            if is_whole:
-                queue.forget_files()
-                table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
+            if reason == _WHOLE_REASON:
+                leaving.append((queue, queue.max_offset))
+                continue
+            with put_lock:
+                queue.forget_first(count)
             paths += _left_over(files) + files
-        count = self._index.count_below(low)
-        files = self._note_index_files(count)
-        self._index.forget_first(count)
-        return paths + files
+        if leaving:
+            self._queues.leave(*((queue.topic, queue.queue_id) for queue, _ in leaving))
+        with put_lock:
+            count = self._index.count_below(low)
+            paths += self._note_index_files(count)
+            self._index.forget_first(count)
+        return leaving, paths
+
+    def _remove_queue(self, queue: ConsumeQueue, following: int, table: QueueTable, flusher: Flushing) -> None:
+        files = queue.first_files()
+        if queue.max_offset != following:  # it got messages
+            self._removed = [file for file in self._removed if Path(file.path) not in files]
+            return
+        queue.forget_first(len(files))
+        queue.forget_files()
+        table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
+        for path in _left_over(files) + files:
+            remove_file(path, flusher.sync_directory)
+        with suppress(OSError):  # others' files are in it
+            queue.directory.rmdir()
+            flusher.sync_directory(queue.directory.parent)
 
     def _note_index_files(self, count: int) -> list[Path]:
         """The first files of the index, each behind its sidecar if it has one."""
@@ -250,7 +273,7 @@ class Retention:
         """(queue, files in front that go, reason). Source: ConsumeQueueStore#cleanExpired for whole queues."""
         for (topic, _), queue in sorted(self._queues.queues.items()):
             if self._rules.expired_queues and not is_system_topic(topic) and _has_expired(queue, low):
-                yield queue, len(queue.first_files()), "queue without messages"
+                yield queue, len(queue.first_files()), _WHOLE_REASON
             elif count := queue.count_below(low):
                 yield queue, count, "units of removed messages"
 
