@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq._core import _layout as L
-from rmq._core._record import store_visible
+from rmq._core._record import load_visible, store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
 from rmq.paths import LARGEST_OFFSET, StorePaths
@@ -40,7 +40,6 @@ MANIFEST_LIMIT = 64 * 1024 * 1024
 Version = tuple[int, int, int]
 _CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
-_LONG = struct.Struct(">q")
 
 
 def version_of(name: str) -> Version | None:
@@ -127,7 +126,7 @@ class Marks:
     @property
     def visible_phy_offset(self) -> int:
         """End of the log for readers; at or above every acknowledged byte of a live writer."""
-        value: int = _LONG.unpack_from(self.view, L.MARKS_VISIBLE_PHY_OFFSET_OFFSET)[0]
+        value = load_visible(self.view)
         self._file.check()
         return value
 

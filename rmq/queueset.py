@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -87,6 +87,23 @@ class QueueSet:
             fresh.bridges_gaps = self.bridges_gaps
             fresh.load()
             return fresh.end_phy_offset()
+
+    def drop_tails(self, limit: int, in_files: Callable[[], int]) -> None:
+        """For readers: of more bytes of units in memory than the limit leave half of it, the longest queues first.
+
+        in_files: tells below which phy offset all records have their units in files by now; only these go.
+        """
+        tails = sorted(self.queues.values(), key=lambda queue: -queue.tail_size)
+        total = sum(queue.tail_size for queue in tails)
+        if total <= limit:
+            return
+        derived = in_files()
+        for queue in tails:
+            if total <= limit // 2:
+                return
+            total -= queue.tail_size
+            queue.follow_files(derived)
+            total += queue.tail_size
 
     def to_read(self, trusted: int, files: FileCache) -> QueueSet:
         """Another set of the queues, for reading: units in files count as `trusted` says, others are added in memory.

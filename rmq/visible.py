@@ -40,7 +40,8 @@ from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.recovery import index_is_whole
 
-TAIL_LIMIT = 1024 * 1024  # bytes of one queue's units in memory before those in files are dropped
+TAIL_LIMIT = 4 * 1024 * 1024  # bytes of units in memory, of all queues, before those in files are dropped
+WEIGHED_EACH = 4  # limits of bytes of the log: a record has as many bytes for each of its unit
 PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
 
 logger = logging.getLogger("rmq")
@@ -62,6 +63,7 @@ class Visible:
         self._dispatcher = dispatcher
         self._marks: Marks | None = None
         self._mark: Mark | None = None
+        self._weighed = 0  # end of the log when the units in memory were last looked at
         self._last: tuple[int, bytes] | None = None  # where a record lies that was the last one, and how it begins
         self._lock = threading.RLock()
         self._look()
@@ -293,11 +295,10 @@ class Visible:
                     self._dispatcher.queue_phy_offset = low
                     self._advance(self.end)
                 self._dispatcher.fills_gaps = False
-                long = [queue for queue in self._queues.queues.values() if queue.tail_size > TAIL_LIMIT]
-                if long and (self._mark is not None or self._holder is Holder.OTHER):
-                    derived = self._in_files(low)
-                    for queue in long:
-                        queue.follow_files(derived)
+                is_told = self._mark is not None or self._holder is Holder.OTHER
+                if is_told and self.end - self._weighed > WEIGHED_EACH * TAIL_LIMIT:
+                    self._weighed = self.end
+                    self._queues.drop_tails(TAIL_LIMIT, lambda: self._in_files(low))
                 for queue in self._queues.queues.values() if all_changed else self._queues.touched:
                     queue.correct_min_offset(low)
                 self._queues.touched, self._derived, self._low = set(), True, low

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,23 @@ def test_a_reader_beside_a_broker_keeps_few_units_in_memory(path: Path, monkeypa
             assert reader.topics() == writer.topics()
             assert max(queue.tail_size for queue in reader._queues.queues.values()) <= 2000
         assert len(reader.pull("long", 0, 0, 10**6).messages) == 4000
+
+
+@pytest.mark.parametrize("is_broker", [False, True])
+def test_a_reader_keeps_few_units_in_memory_of_all_queues(path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          is_broker: bool) -> None:  # fmt: skip
+    """Those of queues that get no more messages go too."""
+    monkeypatch.setattr(visible, "TAIL_LIMIT", 2000)
+    other = beside_broker(path) if is_broker else path
+    with rmq.open(path, "r+") as writer, broker(other) if is_broker else nullcontext(), \
+            rmq.open(other, config=workload.config()) as reader:  # fmt: skip
+        for number in range(30):
+            writer.put_many([rmq.Message("many", b"body" * 15, queue_id=number)] * 60)
+            writer.flush()
+            assert reader.topics() == writer.topics()
+            assert sum(queue.tail_size for queue in reader._queues.queues.values()) <= 2000 + 60 * 20
+        for number in range(30):
+            assert len(reader.pull("many", number, 0, 100).messages) == 60
 
 
 def test_a_reader_that_finds_a_wrong_queue_file_beside_a_broker_keeps_no_file_open(path: Path) -> None:

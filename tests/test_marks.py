@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import zlib
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+from forks import fork
+
 from rmq._core import _layout as L
+from rmq._core._record import load_visible, store_visible
 from rmq.marks import Mark, Marks
 
 
@@ -28,3 +34,32 @@ def test_a_cell_of_the_marks_has_each_number_where_the_layout_says(tmp_path: Pat
             L.CELL_LAST_PHY_OFFSET_OFFSET: 2}  # fmt: skip
         assert cell[at : L.CELL_CRC_OFFSET] == mark.index_header
         assert struct.unpack_from(">I", cell, L.CELL_CRC_OFFSET)[0] == zlib.crc32(cell[: L.CELL_CRC_OFFSET])
+
+
+def test_a_reader_sees_the_visible_mark_whole_whenever_another_process_stores_it(tmp_path: Path) -> None:
+    low, high = 0x00FF_FFFF_FFFF_FFFF, 0x0100_0000_0000_0000  # all bytes differ
+    with closing(Marks(tmp_path / "marks", writable=True, create=True)) as marks:
+        marks.show(low)
+
+        def store() -> None:
+            while os.getppid() == parent:
+                for value in (high, low) * 1000:
+                    store_visible(marks.view, value)
+
+        parent = os.getpid()
+        child = fork(store)
+        try:
+            seen = {low}
+            while len(seen) == 1:  # until the other process is at it
+                seen.add(marks.visible_phy_offset)
+            seen.update(marks.visible_phy_offset for _ in range(300_000))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert seen == {low, high}
+
+
+def test_the_visible_mark_of_too_few_bytes_is_refused() -> None:
+    for call in (load_visible, lambda marks: store_visible(marks, 1)):
+        with pytest.raises(ValueError, match="shorter than MARKS_SIZE"):
+            call(bytearray(L.MARKS_SIZE - 1))

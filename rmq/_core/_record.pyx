@@ -11,7 +11,7 @@ import os
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport (
-    load_i32, load_i64, load_u16, publish_i32, publish_i64, store_i32, store_i64, store_u16,
+    load_i32, load_i64, load_u16, publish_i32, publish_i64, read_published_i64, store_i32, store_i64, store_u16,
 )
 from rmq._core._javahash cimport decode_utf8, rmq_utf8_reads_as
 
@@ -402,6 +402,13 @@ def store_visible(marks, int64_t phy_offset):
         show_end(<uint8_t *>buffer.buf, phy_offset)
     finally:
         PyBuffer_Release(&buffer)
+
+
+def load_visible(const uint8_t[::1] marks not None):
+    """What store_visible stored, in any process; what is read afterwards is as it was then, or later."""
+    if marks.shape[0] < L.MARKS_SIZE:
+        raise ValueError("marks are shorter than MARKS_SIZE")
+    return read_published_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET])
 
 
 def body_crc(const uint8_t[::1] body not None):

@@ -35,4 +35,13 @@ static inline void rmq_publish_i64(uint8_t *p, int64_t value) {
     __atomic_store_n((uint64_t *)p, bits, __ATOMIC_RELEASE);
 }
 
+/* What rmq_publish_i64 stored, whole, and before anything that is read later. */
+static inline int64_t rmq_read_published_i64(const uint8_t *p) {
+    uint64_t bits = __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bits = __builtin_bswap64(bits);
+#endif
+    return (int64_t)bits;
+}
+
 #endif
