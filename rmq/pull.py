@@ -21,6 +21,7 @@ from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
 from rmq.paths import LMQ_PREFIX
 from rmq.query import messages_at
+from rmq.topics import SCHEDULE_TOPIC
 
 PULL_CHUNK = 1024
 PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together, or as many as are asked for
@@ -64,6 +65,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
             passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
+            passes |= queue.topic == SCHEDULE_TOPIC
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
             passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True
             chosen = chosen[passes[chosen]]

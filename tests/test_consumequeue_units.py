@@ -111,6 +111,16 @@ def test_a_delayed_message_has_its_delivery_time_for_a_tags_code(level: str, del
     assert record.tags_code == expected
 
 
+def test_delayed_messages_are_pulled_by_their_tags(tmp_path: Path) -> None:
+    """Their units do not hold the hash of these."""
+    with rmq.open(tmp_path / "s", "x") as store:
+        for i, tags in enumerate(["TagA", "TagB", None, "TagA"]):
+            store.put(rmq.Message(SCHEDULE, b"%d" % i, tags=tags, properties={"DELAY": "3"}, queue_id=2))
+        pulled = store.pull(SCHEDULE, 2, tags="TagA || TagC")
+        assert [message.body for message in pulled.messages] == [b"0", b"3"]
+        assert store.pull(SCHEDULE, 2, tags="TagC").status is rmq.PullStatus.NO_MATCHED_MESSAGE
+
+
 @pytest.mark.parametrize("level", ["x", "", "+", "-", " 3", "3 ", "1_0", "2147483648", "-2147483649",
                                    "9" * 30, "\u0663"])
 def test_a_delay_with_which_rocketmq_could_not_read_the_log_is_refused(tmp_path: Path, level: str) -> None:
