@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 MAX_ANSWERS = 2**31 - 1
 INT64_MAX = 2**63 - 1
+MIN_MS, MAX_MS = -(2**63), INT64_MAX  # a time that is left open
+
+
+def time_range(begin: Any, end: Any) -> tuple[int, int]:
+    """Times in ms, both inclusive, of int ms or aware datetimes; None: left open. TypeError, ValueError."""
+    return MIN_MS if begin is None else to_ms(begin, "begin", True), MAX_MS if end is None else to_ms(end, "end")
 
 
 def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:

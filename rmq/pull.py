@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rmq._core._javahash import java_hash
-from rmq._core._layout import UNIT_PRE_BLANK_SIZE
+from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_TAGS_HASH_MIN
 from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
@@ -29,7 +29,6 @@ NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for i
 QUEUES_ASKED = 64
 LOOKS = 32  # an end where times do nothing but fall
 STEP_BACK = 32  # messages of a queue among which the clock may have gone back and come up again
-EXT_ADDRESS_LIMIT = -(2**31) - 1  # a tags_code at or below it is an address in a consumequeue_ext file
 
 
 def tag_set(tags: str | None) -> set[str] | None:
@@ -64,7 +63,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         room = limit - len(messages)
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
-            passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes <= EXT_ADDRESS_LIMIT)
+            passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes < UNIT_TAGS_HASH_MIN)
             passes |= queue.topic == SCHEDULE_TOPIC
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
             passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True

@@ -25,6 +25,8 @@ from rmq.index import Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
 from rmq.keys import (
+    MAX_MS,
+    MIN_MS,
     check_keys,
     check_limit,
     checked_int,
@@ -35,6 +37,7 @@ from rmq.keys import (
     int64_offset,
     key_list,
     list_array,
+    time_range,
     times_of,
     topic_names,
 )
@@ -65,7 +68,6 @@ if TYPE_CHECKING:
 Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
-MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
 
 def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
@@ -212,8 +214,7 @@ class StoreReader(ABC):
         DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
-        first = MIN_MS if begin is None else to_ms(begin, "begin", True)
-        last = MAX_MS if end is None else to_ms(end, "end")
+        first, last = time_range(begin, end)
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
         messages, truncated = messages_with(self._log, name, key, offsets.tolist(), ranges, log_end, begin=first,
@@ -472,8 +473,7 @@ class StoreReader(ABC):
             if not 1 <= checked_int(number, name) < 2**31:
                 raise ValueError(f"{name} must lie in [1, 2**31), got {number}")
         tell = teller(on_damage, lost)
-        first = MIN_MS if begin is None else to_ms(begin, "begin", True)
-        last = MAX_MS if end is None else to_ms(end, "end")
+        first, last = time_range(begin, end)
         wanted = Wanted(named, first, last, listed)
         log_end, low = self._log_end(), self._log.min_phy_offset
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")

@@ -102,27 +102,22 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
 
 
 @cache
-def _field(column: str) -> pa.Field:
+def arrow_field(name: str, kind: str) -> pa.Field:
+    """A column of a kind, as of KINDS."""
     import pyarrow as pa
 
-    types = {
-        "int32": pa.int32(),
-        "int64": pa.int64(),
-        "timestamp": pa.timestamp("ms", tz="UTC"),
-        "binary": pa.binary(),
-        "text": pa.string(),
-        "nullable text": pa.string(),
-        "list": pa.list_(pa.string()),
-        "map": pa.map_(pa.string(), pa.string()),
-    }
-    return pa.field(column, types[KINDS[column]])
+    text = pa.string()
+    types = {"int32": pa.int32(), "int64": pa.int64(), "timestamp": pa.timestamp("ms", tz="UTC"), "binary": pa.binary(),
+             "text": text, "nullable text": text, "list": pa.list_(text), "map": pa.map_(text, text)}  # fmt: skip
+    return pa.field(name, types[kind])
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
     """Arrow schema of the given columns."""
     import pyarrow as pa
 
-    return pa.schema([_field(column) for column in columns], metadata=BODY_METADATA if "body" in columns else None)
+    return pa.schema([arrow_field(column, KINDS[column]) for column in columns],
+                     metadata=BODY_METADATA if "body" in columns else None)
 
 
 def _text(count: int, offsets: Any, data: Any, valid: Any = None) -> pa.Array:
@@ -180,7 +175,7 @@ class BatchMaker:
 
         compressed = self._builder.compressed
         count, columns = self._builder.finish()
-        arrays = {name: _array(KINDS[name], _field(name).type, count, buffers)
+        arrays = {name: _array(KINDS[name], arrow_field(name, KINDS[name]).type, count, buffers)
                   for name, buffers in columns.items()}  # fmt: skip
         whole = pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
         if not arrays:  # from_arrays would count no rows

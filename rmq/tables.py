@@ -12,6 +12,7 @@ from rmq.commitlog import CommitLog
 from rmq.index import Index
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
+from rmq.scan import arrow_field
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,24 +20,22 @@ if TYPE_CHECKING:
 BATCH_ROWS = 65536
 
 
+TABLES = {  # name -> column -> kind, as of rmq._core._columns
+    "queues": {"topic": "text", "queue_id": "int32", "queue_offset": "int64", "phy_offset": "int64", "size": "int32",
+               "tags_code": "int64"},
+    "index": {"file": "text", "entry": "int32", "slot": "int32", "key_hash": "int32", "phy_offset": "int64",
+              "store_timestamp": "timestamp"},
+    "topics": {"topic": "text", "queue_id": "int32", "min_queue_offset": "int64", "max_queue_offset": "int64"},
+    "segments": {"path": "text", "begin_phy_offset": "int64", "end_phy_offset": "int64",
+                 "first_store_timestamp": "timestamp"},
+}  # fmt: skip
+
+
 def table_schema(name: str) -> pa.Schema:
     """Arrow schema of one of TABLES."""
     import pyarrow as pa
 
-    text, long, time = pa.string(), pa.int64(), pa.timestamp("ms", tz="UTC")
-    fields = {
-        "queues": [("topic", text), ("queue_id", pa.int32()), ("queue_offset", long), ("phy_offset", long),
-                   ("size", pa.int32()), ("tags_code", long)],
-        "index": [("file", text), ("entry", pa.int32()), ("slot", pa.int32()), ("key_hash", pa.int32()),
-                  ("phy_offset", long), ("store_timestamp", time)],
-        "topics": [("topic", text), ("queue_id", pa.int32()), ("min_queue_offset", long), ("max_queue_offset", long)],
-        "segments": [("path", text), ("begin_phy_offset", long), ("end_phy_offset", long),
-                     ("first_store_timestamp", time)],
-    }  # fmt: skip
-    return pa.schema(fields[name])
-
-
-TABLES = ("queues", "index", "topics", "segments")
+    return pa.schema([arrow_field(column, kind) for column, kind in TABLES[name].items()])
 
 
 def _batch(name: str, columns: list[object]) -> pa.RecordBatch:

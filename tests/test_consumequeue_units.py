@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 import rmq
+from rmq._core import _layout as L
 from rmq._core._consumequeue import pack_units, pre_blank_units, unpack_batch_units, unpack_units, valid_units
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
-from rmq.pull import EXT_ADDRESS_LIMIT, tag_set
+from rmq.pull import tag_set
 
 T0 = 1_700_000_000_000
 UNIT = struct.Struct(">qiq")
@@ -265,7 +266,7 @@ def test_a_subscription_is_split_at_double_bars(text: str | None, tags: set[str]
 
 
 def test_an_ext_address_is_below_every_tags_code_of_a_tag() -> None:
-    assert EXT_ADDRESS_LIMIT == -2_147_483_649
+    assert L.UNIT_TAGS_HASH_MIN == -2_147_483_648 == rmq.java_hash("polygenelubricants")
 
 
 # ---- queues whose start is gone --------------------------------------------------------------------------

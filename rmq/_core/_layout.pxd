@@ -74,6 +74,7 @@ cpdef enum:
     UNIT_TAGS_CODE_OFFSET = 12
     UNIT_SIZE = 20
     UNIT_PRE_BLANK_SIZE = 0x7FFFFFFF    # record size of a unit that stands for "removed"
+    UNIT_TAGS_HASH_MIN = -2147483648    # a tags code below it is an address in a consumequeue_ext file
 
     # Batch-consume-queue unit
     BATCH_UNIT_PHY_OFFSET_OFFSET = 0

@@ -13,7 +13,6 @@ from rmq._core._record cimport CRC_NAME, CRC_NAME_SIZE, RecordRow, crc_of, find_
 from rmq._core._recordbatch cimport RecordBatch
 
 cdef int64_t LARGEST_QUEUE_OFFSET = 0x7FFFFFFFFFFFFFFF // L.UNIT_SIZE
-cdef int64_t LARGEST_EXT_CODE = -2147483649     # a tags code at or below it is an address in consumequeue_ext
 
 
 @cython.final
@@ -59,7 +58,7 @@ cdef class UnitCheck:
                 load_i32(unit + L.UNIT_SIZE_OFFSET) != row.size:
             return False
         code = load_i64(unit + L.UNIT_TAGS_CODE_OFFSET)
-        if code == tags_code_of(row, self.delay_levels) or (self.has_ext and code <= LARGEST_EXT_CODE):
+        if code == tags_code_of(row, self.delay_levels) or (self.has_ext and code < L.UNIT_TAGS_HASH_MIN):
             return True
         # The broker's own delay levels are not in the store: any delay of whole seconds may be one.
         if is_scheduled(row) and code > row.store_timestamp and \

@@ -24,9 +24,8 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from rmq._core._message import to_ms
 from rmq.config import StoreConfig
-from rmq.keys import check_limit, encoded, hash_keys, list_array
+from rmq.keys import MAX_MS, MIN_MS, check_limit, encoded, hash_keys, list_array, time_range
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns, schema_of
 from rmq.spark.opened import check_version, for_lookups, using
@@ -37,7 +36,6 @@ from rmq.version import __version__
 
 MAX_OFFSETS = 32
 DEFAULT_SLOTS = 5_000_000
-MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 Times = npt.NDArray[np.int64]  # ms of each row
 PIECE_BYTES = 8 * 1024 * 1024  # of messages that a join hands to Spark at a time
 AS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
@@ -60,8 +58,7 @@ class Probe:
         encoded(topic, "topic")
         check_limit(limit)
         self.path, self.topic, self.limit, self.config = path, topic, limit, config
-        self.begin = MIN_MS if begin is None else to_ms(begin, "begin", True)
-        self.end = MAX_MS if end is None else to_ms(end, "end")
+        self.begin, self.end = time_range(begin, end)
         self._version, self._place = __version__, for_lookups(path, config)
 
     def ask(self, call: Callable[[Store], Any]) -> Any:

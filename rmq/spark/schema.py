@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rmq._core._columns import KINDS
+from rmq.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,15 +22,7 @@ MOST_MS = (2**63 - 1) // 1000  # Spark's times are 64 bits of microseconds
 LOG_APPEND_TIME = 1  # Kafka's timestampType of a time that the broker set
 KAFKA_SOURCES = {"key": "keys", "value": "body", "topic": "topic", "partition": "queue_id", "offset": "queue_offset",
                  "timestamp": "store_timestamp", "timestampType": None, "headers": "properties"}  # fmt: skip
-TABLES_DDL = {
-    "queues": {"topic": "string", "queue_id": "int", "queue_offset": "bigint", "phy_offset": "bigint", "size": "int",
-               "tags_code": "bigint"},
-    "index": {"file": "string", "entry": "int", "slot": "int", "key_hash": "int", "phy_offset": "bigint",
-              "store_timestamp": "timestamp"},
-    "topics": {"topic": "string", "queue_id": "int", "min_queue_offset": "bigint", "max_queue_offset": "bigint"},
-    "segments": {"path": "string", "begin_phy_offset": "bigint", "end_phy_offset": "bigint",
-                 "first_store_timestamp": "timestamp"},
-}  # fmt: skip
+TABLES_DDL = {name: {column: DDL[kind] for column, kind in table.items()} for name, table in TABLES.items()}
 
 
 def ddl(columns: dict[str, str], with_store: bool) -> str:
