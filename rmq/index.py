@@ -202,9 +202,9 @@ class Index:
                          count: int) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:  # fmt: skip
         """What stands of a file after a crash: of the named one the entries below `count`, of later ones nothing."""
         own = int(file.path.name)
-        if own == name:
-            return file.collect_entries(hashes, min(count, self._config.max_index_num))
-        return file.view.collect(hashes) if own < name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
+        if own == name and count < self._config.max_index_num:
+            return file.collect_entries(hashes, count)
+        return file.view.collect(hashes) if own <= name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
         """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time. Cost:

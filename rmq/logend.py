@@ -100,8 +100,18 @@ def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = N
         for _ in again:
             pass
         if again.stop == SCAN_LOST_SECTOR:
-            return LogEnd(last, again.stop, before)
+            return _end_before(log, last, before, crc)
     return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
+
+
+def _end_before(log: CommitLog, last: int, before: int, checks: int) -> LogEnd:
+    """The log without its last record. before: a record before that one, -1: none is known."""
+    segment = log.segment_at(last - 1)
+    begin = before if before >= 0 else segment.start if segment is not None else last
+    scan = log.scan(begin, last, checks=checks)
+    for batch in scan:
+        before = int(batch.numbers("phy_offset")[-1])
+    return LogEnd(last, SCAN_LOST_SECTOR, before, blank_phy_offset=scan.blank_phy_offset)
 
 
 def time_on_disk(crashed: Holder | None, checkpoint: Checkpoint) -> int | None:

@@ -67,6 +67,11 @@ class Mark:
     index_name: int = 0
     index_header: bytes = bytes(L.INDEX_HEADER_SIZE)
 
+    @property
+    def index_count(self) -> int:
+        """Of index_header; the last entry's number plus one."""
+        return int.from_bytes(self.index_header[L.INDEX_COUNT_OFFSET :], "big", signed=True)
+
 
 class Marks:
     """Two cells used in turn, each with sequence and CRC, and the visible mark that readers follow."""

@@ -78,20 +78,21 @@ def fill_table(queues: QueueSet, table: QueueTable) -> None:
 # ---- index -----------------------------------------------------------------------------------------------------
 
 
-def index_is_whole(index: Index, mark: Mark | None, manifest: Manifest | None) -> bool:
-    """Whether every index file that there must be is there, full but for the last; with a mark, ending as it says.
-    Without a manifest nobody knows: their headers tell.
+def index_is_whole(index: Index, mark: Mark, manifest: Manifest | None, *, is_closed: bool) -> bool:
+    """Whether every index file that there must be is there, full but for the last. Without a manifest nobody knows:
+    their headers tell.
+
+    is_closed: the last one ends as the mark says. If not, what follows the mark is of no account.
     """
-    names = [file.path.name for file in index.files]
-    if index.damaged or manifest is None or not set(manifest.index_files) <= set(names):
+    names = {file.path.name for file in index.files}
+    if index.damaged or manifest is None or not names.issuperset(manifest.index_files):
         return False
-    if not all(file.is_full for file in index.files[:-1]):
+    files = [file for file in index.files if is_closed or int(file.path.name) <= mark.index_name]
+    if not all(file.is_full for file in files[:-1]):
         return False
-    if mark is None:
-        return True
-    if mark.index_name == 0:
-        return not names
-    return bool(names) and int(names[-1]) == mark.index_name and index.files[-1].has_header(mark.index_header)
+    if not files or mark.index_name == 0:
+        return not files and mark.index_name == 0
+    return int(files[-1].path.name) == mark.index_name and (not is_closed or files[-1].has_header(mark.index_header))
 
 
 def _remove_files(index: Index, files: list[IndexFile]) -> None:
@@ -260,10 +261,10 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     if store.queues.end_phy_offset() > log.position:  # a broker's, which cut its records off again after a crash
         lost = cut_queues(log, store.queues, derived, derived, derived)
     begin = mark.indexed_phy_offset, 0
-    if not index_is_whole(store.index, mark, manifest):
+    if not index_is_whole(store.index, mark, manifest, is_closed=True):
         _withdraw(store)
         restored = restore_index(store.index, mark) if manifest is not None and not store.index.damaged else None
-        if restored is not None and index_is_whole(store.index, mark, manifest):
+        if restored is not None and index_is_whole(store.index, mark, manifest, is_closed=True):
             _continue(store, derived, restored, manifest, lost)
             return
         begin = adopt_index(store.paths, log, store.index, log.position, True, store.checkpoint)
@@ -291,7 +292,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     derived = mark.derived_phy_offset
     lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived, is_closed=clean)
     index_begin = None if clean or manifest is None else restore_index(store.index, mark)
-    if index_begin is None or not index_is_whole(store.index, None, manifest):
+    if index_begin is None or not index_is_whole(store.index, mark, manifest, is_closed=False):
         _withdraw(store)
         if not clean and manifest is None:  # files that were derived again may have lost pages since
             _remove_files(store.index, store.index.files)

@@ -246,14 +246,14 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
 def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
     """Create the abort file durably: empty (None), or with a text, as RocketMQ 5 does, with its side effect.
 
-    There the file is made empty when missing, its content copied to `backup`, then the text written.
+    There the content that was, nothing of a new file, goes to `backup`. With a text the file never shows without it.
     """
-    directory_changed = not path.exists()
-    if directory_changed:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
     if text is not None:
-        write_file(backup, read_file(path, SMALL_FILE))
-        write_file(path, text)
+        write_file(backup, read_file(path, SMALL_FILE) if os.path.lexists(path) else b"")
+        write_atomically(path, text)
+        return
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
     sync_directory(path.parent)
 
 

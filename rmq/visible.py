@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import struct
 import threading
 from itertools import takewhile
 
@@ -156,7 +154,7 @@ class Visible:
             is_known = not lost and self._manifest is not None
             dispatcher.queue_phy_offset = max(log.min_phy_offset, derived if is_known else 0)
             self._queues.end_at_gaps(is_derived_again=not is_known)
-            self._index_is_whole = index_is_whole(self._index, mark if self._is_clean else None, self._manifest)
+            self._index_is_whole = index_is_whole(self._index, mark, self._manifest, is_closed=self._is_clean)
             if is_alone:
                 self.end = start  # what of it is gone or damaged shows when it is read
                 self._keep_last(mark.last_phy_offset)
@@ -251,7 +249,6 @@ class Visible:
                 self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
-            self._index.durable = self._durable_entries()
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and self._has_more():
@@ -264,13 +261,6 @@ class Visible:
         """False when what lies at the end is no record for sure."""
         segment = self._log.segment_at(self.end)
         return segment is None or any(segment.read(self.end - segment.start, L.BLANK_HEADER_SIZE))
-
-    def _durable_entries(self) -> tuple[int, int] | None:
-        """After a crash: the index file and its count that the mark names; slots and links of it may be old or new."""
-        is_whole = self._is_crashed and self._index_is_whole and os.path.exists(self._manifest_name)
-        if not is_whole or self._is_live or self._mark is None:
-            return None
-        return self._mark.index_name, struct.unpack_from(">i", self._mark.index_header, L.INDEX_COUNT_OFFSET)[0]
 
     def derive(self) -> None:
         """Bring the queues level with the end, in memory. CorruptFileError while files of one are damaged."""
@@ -369,29 +359,34 @@ class Visible:
         return version is not None
 
     def uncovered(self) -> list[tuple[int, int]]:
-        """Ranges of the log whose keys no trusted index file holds."""
+        """Ranges of the log whose keys no index file holds that counts; Index.collect then leaves out the others."""
         with self._lock:
             self._index.refresh()
-            files = self._index.files
+            mark, files = self._mark, self._index.files
             covered = self._log.min_phy_offset
+            self._index.durable = None
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
-            is_calm = self._is_live and self._mark != self._first_mark
+            is_calm = self._is_live and mark != self._first_mark
+            is_after_crash = not self._is_live and not self._is_clean
             has_manifest = self._has_manifest()
             is_whole = (self._index_is_whole and has_manifest) or (is_calm and not self._index.damaged)
-            if self._mark is not None and is_whole and not self._misses_index:
-                covered = max(covered, self._mark.indexed_phy_offset)
-                if is_calm and files and files[-1].path.name >= str(self._mark.index_name):
+            if mark is not None and is_whole and not self._misses_index:
+                covered = max(covered, mark.indexed_phy_offset)
+                if is_calm and files and files[-1].path.name >= str(mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
+                if is_after_crash:
+                    self._index.durable = mark.index_name, mark.index_count
                 return [(covered, self.end)] if covered < self.end else []
-            files = [file for file in files if file.index_count > 1]
-            if not self._is_live and not self._is_clean:
-                is_told = has_manifest or self._mark is None
+            if is_after_crash:
+                is_told = has_manifest or mark is None
                 flushed = Checkpoint(self._paths.checkpoint).index_msg_timestamp if is_told else -1
                 files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= flushed, files))
+                self._index.durable = (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
+            files = [file for file in files if file.index_count > 1]
             ranges, covered = self._coverage.gaps(files, self.end, is_closed=self._is_clean)
-            if self._mark is not None and self._holder is Holder.RMQ:
-                covered = min(covered, max(self._mark.indexed_phy_offset, self._log.min_phy_offset))
+            if mark is not None and self._holder is Holder.RMQ:
+                covered = min(covered, max(mark.indexed_phy_offset, self._log.min_phy_offset))
             ranges.append((covered, self.end))
             return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
 

@@ -115,6 +115,23 @@ def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
             assert (store.max_phy_offset, store.topics()["T"]) == (placed[5], {0: (0, 25)})
 
 
+def test_a_torn_record_that_is_alone_in_its_segment_goes_with_it(tmp_path: Path) -> None:
+    path, size = tmp_path / "s", 1 << 14
+    make(path, dataclasses.replace(CONFIG, mapped_file_size_commit_log=size))
+    torn = rmq.Message("T", b"torn", properties={"end": "z" * 1200})
+    bodies = (bytes(size // 2), bytes(size // 3))
+    full, last = run_broker(path, [*(rmq.Message("T", body) for body in bodies), torn])[1:]
+    segment = path / "commitlog" / f"{size:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"z" * 1200, bytes(1200)))
+    assert last == size
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            assert full < store.max_phy_offset <= size
+            assert (store.topics(), len(store.scan().read_all())) == ({"T": {0: (0, 22)}}, 22)
+    with rmq.open(path, "r+") as store:
+        assert (store.put(torn).phy_offset, store.topics()) == (size, {"T": {0: (0, 23)}})
+
+
 def test_a_broker_s_crash_stays_one_until_its_log_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s"
     make(path)

@@ -116,6 +116,21 @@ def test_stores_through_a_map_are_seen(tmp_path: Path) -> None:
     assert seen >= {bytes(30), b"m" * 24 + bytes(6), b"m" * 30, b"n" * 30}
 
 
+def test_abort_has_its_text_from_its_first_moment_on(tmp_path: Path) -> None:
+    """An empty one would tell of a broker before 5.0, and its crash is judged by other rules."""
+    with Recorder(tmp_path) as recorder:
+        for mode in ("x", "r+"):
+            store = rmq.open(tmp_path / "s", mode, config=Geometry.drawn(random.Random(1)).config())
+            store.put(rmq.Message("T", b"m"))
+            recorder.look()
+            (tmp_path / "s/abort").replace(tmp_path / "s/abort.kept")
+            store.close()
+            (tmp_path / "s/abort.kept").replace(tmp_path / "s/abort")
+    seen = {left(recorder.events[:moment], Weather(random.Random(moment))).files.get("s/abort")
+            for moment in range(recorder.begin, len(recorder.events) + 1)}  # fmt: skip
+    assert seen == {None, b"%d" % os.getpid()}
+
+
 @pytest.mark.parametrize("name", FIRST)
 def test_nothing_that_a_workload_does_is_missed(tmp_path: Path, name: str) -> None:
     rng = random.Random(5)
