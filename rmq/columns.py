@@ -64,11 +64,21 @@ def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
     elif isinstance(table, pa.ChunkedArray):
         yield from chain.from_iterable(map(_batches_of, table.chunks))
     elif hasattr(table, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(table)
+        yield from _imported(pa.RecordBatchReader.from_stream, table)
     elif hasattr(table, "__arrow_c_array__"):
-        yield pa.record_batch(table)
+        yield _imported(pa.record_batch, table)
     else:
         raise MessageTypeError(f"expected Arrow data as before, got {type(table).__name__}", row=0)
+
+
+def _imported(load: Callable[[Any], Any], table: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return load(table)
+    except pa.ArrowInvalid as error:  # one column, which has no name
+        got = type(table).__name__
+        raise TypeError(f"messages must be Arrow data with named columns, got {got}: {error}") from None
 
 
 class ColumnReader:

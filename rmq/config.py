@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
@@ -118,7 +119,7 @@ class StoreConfig:
         given: dict[str, Any] = {}
         lines: dict[str, int] = {}
         read_only = ""
-        with open(file, "rb") as opened:
+        with Path(file).open("rb") as opened:
             data = opened.read(_CONF_LIMIT + 1)
         if len(data) > _CONF_LIMIT or b"\0" in data:
             raise ValueError(f"{os.fspath(file)}: no properties file, which is text of at most {_CONF_LIMIT:,} bytes")

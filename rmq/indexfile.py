@@ -312,6 +312,7 @@ class IndexFile:
             self._file.close()
 
     def __enter__(self) -> Self:
+        _ = self.view  # StoreClosedError
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,

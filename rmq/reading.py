@@ -296,10 +296,10 @@ class StoreReader(ABC):
         """The message of an id: phy_offset (int), offset_msg_id, uniq_key, or (topic, queue_id, queue_offset).
 
         A text of 32 or 56 hex digits is an offset_msg_id if the record there says so, else a uniq_key; `topic` limits
-        the search for it, else every topic with a queue is tried. queue_offset: as of pull. An int gives an inner batch
-        as one. Raises KeyError (no such message), StoreClosedError, CorruptFileError, UnsupportedFormatError,
-        TypeError, ValueError. Cost: one record read; of a uniq_key as of query, for each topic. Source: RocketMQ
-        DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        the search for it, else every topic with a queue is tried, which prepared messages have none of. A rollback is
+        in no index. queue_offset: as of pull. An int gives an inner batch as one. Raises KeyError (no such message),
+        StoreClosedError, CorruptFileError, UnsupportedFormatError, TypeError, ValueError. Cost: one record read; of a
+        uniq_key as of query, for each topic. Source: DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")

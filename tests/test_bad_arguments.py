@@ -356,6 +356,13 @@ def test_a_file_that_is_no_broker_conf_is_refused(tmp_path: Path, data: bytes) -
         rmq.StoreConfig.from_broker_conf(tmp_path / "00000000000000000000")
 
 
+def test_a_broker_conf_is_no_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "broker.conf").open("wb") as opened:
+        with pytest.raises(TypeError):
+            rmq.StoreConfig.from_broker_conf(opened.fileno())  # type: ignore[arg-type]
+        assert opened.write(b"still open") == 10
+
+
 # ---- closed, pickled, single files -----------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[rmq.Store], Any]] = {
@@ -450,6 +457,8 @@ def test_a_wrong_argument_of_an_index_file_puts_no_entry(tmp_path: Path, number:
         file.select_phy_offset("T#k")
     with pytest.raises(rmq.StoreClosedError):
         file.put_key("T#k", 1, 1)
+    with pytest.raises(rmq.StoreClosedError), file:
+        pass
 
 
 @pytest.mark.parametrize("text", [",", ",,"])

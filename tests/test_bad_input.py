@@ -30,13 +30,7 @@ Illegal, TooLarge = rmq.IllegalMessageError, rmq.MessageTooLargeError
 
 
 def message(i: int, **changes: Any) -> rmq.Message:
-    fields = {
-        "topic": "T",
-        "body": b"body %d" % i,
-        "keys": [f"key{i}", "all"],
-        "tags": "tag",
-        "queue_id": i % 2,
-    }
+    fields = {"topic": "T", "body": b"body %d" % i, "keys": [f"key{i}", "all"], "tags": "tag", "queue_id": i % 2}
     return rmq.Message(**fields | changes)
 
 
@@ -270,7 +264,8 @@ def test_a_long_retry_topic_is_refused_where_the_version_cannot_store_it(tmp_pat
 # ---- put_many and put_batch ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [None, 5, 1.5, object(), "text", b"bytes", message(9), {"topic": ["T"]}])
+@pytest.mark.parametrize("wrong", [None, 5, 1.5, object(), "text", b"bytes", message(9), {"topic": ["T"]},
+                                   pa.array(["T"]), pa.chunked_array([["T"]])])  # fmt: skip
 def test_put_many_takes_no_other_things(store: rmq.Store, wrong: Any) -> None:
     with pytest.raises(TypeError):
         store.put_many(wrong)

@@ -64,3 +64,15 @@ def test_messages_of_an_inner_batch_have_the_place_of_their_record(tmp_path: Pat
                           zip(places.tolist(), batch["queue_offset"].to_pylist(), strict=True))  # fmt: skip
             assert rows == [(place, 3 * number + row) for place, number in enumerate((2, 0, 3)) for row in range(3)]
 
+
+
+def test_messages_without_a_queue_are_found_as_far_as_an_index_has_them(tmp_path: Path) -> None:
+    prepared, rollback = (rmq.Message("half", b"", uniq_key=key, sys_flag=flag) for key, flag in (("P", 4), ("R", 12)))
+    with rmq.open(tmp_path / "s", "x") as made:
+        placed = [made.put(message).phy_offset for message in (prepared, rollback)]
+    with rmq.open(tmp_path / "s") as store:
+        assert (store.topics(), store.lookup("P", topic="half").phy_offset) == ({}, placed[0])
+        for key, topic in (("P", None), ("R", None), ("R", "half")):
+            with pytest.raises(KeyError, match=key):
+                store.lookup(key, topic=topic)
+        assert store.lookup(placed[1]).is_rollback
