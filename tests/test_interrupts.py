@@ -28,9 +28,16 @@ PACKAGE = str(Path(rmq.__file__).parent)
 FAR = 2**31 - 1  # ms to the next timed flush
 
 
+def is_within(frame: FrameType | None, name: str) -> bool:
+    """Whether a function of that name is running, at the frame or below it."""
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame is not None
+
+
 class Interrupter:
     """Raises KeyboardInterrupt at one of the places where the interpreter looks for signals: at the begin of a function
-    of rmq, and behind each C function that such a one calls."""
+    of rmq, and behind each C function that such a one calls; not in __del__, where Python drops what is raised."""
 
     def __init__(self, number: int, folder: str = PACKAGE) -> None:
         self.left = number
@@ -39,6 +46,8 @@ class Interrupter:
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if self.left and event in ("call", "c_return") and frame.f_code.co_filename.startswith(self._folder):
+            if is_within(frame, "__del__"):
+                return
             self.left -= 1
             if not self.left:
                 name = os.path.relpath(frame.f_code.co_filename, PACKAGE)
