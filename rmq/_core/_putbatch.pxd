@@ -5,6 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from rmq._core._columnrows cimport ColumnRows
+from rmq._core._propertyrows cimport PropertyRows
 from rmq._core._putrow cimport PutRules
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, rmq_texts
@@ -17,9 +18,7 @@ cdef class PutBatch:
         PutRow *rows
         ColumnRows _columns
         bint _has_columns                   # all rows are those of _columns, none is in `rows`
-        uint8_t *_arena                     # property strings built from columns
-        int64_t _arena_size
-        int64_t _arena_room
+        PropertyRows _properties
         rmq_texts _texts                    # of which property strings are made while they are written
         bint _has_like                      # the row before has IPv4 hosts, so one may be alike
         bint _one_queue                     # all rows go to that of the first
@@ -33,7 +32,6 @@ cdef class PutBatch:
     cdef int64_t last_place(self) noexcept
     cdef int64_t _size(self, Py_ssize_t i) noexcept nogil
     cdef int _finish(self, Py_ssize_t i, int64_t topic_units, bint raw, bint batch) except -1 nogil
-    cdef int _room(self, int64_t size) except -1 nogil
     cdef PyObject *_shortened(self, bytes encoded) except NULL
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1
     cdef int borrow_one(self, object message) except -1
@@ -44,6 +42,3 @@ cdef class PutBatch:
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
     cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, bint is_stored,
-                      int *held) except -1 nogil
-    cdef int64_t _without_crc(self, PutRow *row) except -1

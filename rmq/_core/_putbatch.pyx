@@ -1,33 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of messages to put: from a list of Message or from columns, checked whole, then encoded.
 
-Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2String.
+Source: RocketMQ MessageExtEncoder#encode.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcmp, memcpy
 
 cimport rmq._core._layout as L
 from rmq._core._alike cimport Alike, can_be_alike, encode_alike, take_alike
 from rmq._core._columnrows cimport ColumnRows
 from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, shares_header, waits
+from rmq._core._propertyrows cimport PropertyRows
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, is_own, no_topic,
-    queue_of, refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
+    refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
-from rmq._core._record cimport CRC_NAME, CRC_NAME_SIZE, SECTOR_SIZE, PutRow, encode_record, rmq_texts
+from rmq._core._record cimport CRC_NAME, SECTOR_SIZE, PutRow, encode_record, rmq_texts
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
-
-cdef extern from "property.h" nogil:
-    int RMQ_HAS_SEPARATOR, RMQ_HAS_SPACE, RMQ_HAS_HIGH
-    int rmq_copy_text(uint8_t *dest, const uint8_t *p, int64_t n) noexcept
-    uint8_t *rmq_put_item(uint8_t *dest, const char *name, int64_t name_size, const uint8_t *value, int64_t size,
-                          int *found) noexcept
 
 cdef extern from "append.h" nogil:
     int RMQ_LINE
@@ -42,14 +36,11 @@ cdef extern from "Python.h":
     const char *PyBytes_AS_STRING(PyObject *text) noexcept
     Py_ssize_t PyBytes_GET_SIZE(PyObject *text) noexcept
 
-import numpy as np
-
 from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
 
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
-cdef int64_t ARENA_KEPT = 8 << 20    # bytes at most that stay from one batch to the next
 
 
 @cython.final
@@ -59,10 +50,10 @@ cdef class PutBatch:
     def __cinit__(self, PutRules rules not None):
         self.rules = rules
         self._columns = ColumnRows()
+        self._properties = PropertyRows()
 
     def __dealloc__(self):
         free(self.rows)
-        free(self._arena)
 
     def __len__(self):
         return self.count
@@ -70,7 +61,6 @@ cdef class PutBatch:
     cdef int _reserve(self, Py_ssize_t count) except -1:
         cdef PutRow *rows
         self.count = 0
-        self._arena_size = 0
         self.records_size = 0
         self._source = None
         self.waits = False
@@ -128,9 +118,7 @@ cdef class PutBatch:
     cdef void forget(self) noexcept:
         """release()."""
         self.count, self.records_size, self._source, self._has_columns = 0, 0, None, False
-        if self._arena_room > ARENA_KEPT:
-            free(self._arena)
-            self._arena, self._arena_room = NULL, 0
+        self._properties.release()
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
@@ -217,20 +205,6 @@ cdef class PutBatch:
 
     # ---- columns ----
 
-    cdef int _room(self, int64_t size) except -1 nogil:
-        """Make room for so many bytes more, and for 16 behind them."""
-        cdef uint8_t *arena
-        cdef int64_t room
-        if self._arena_size + size + 16 > self._arena_room:
-            room = max(self._arena_room * 2, self._arena_size + size + 16, <int64_t>65536)
-            arena = <uint8_t *>realloc(self._arena, <size_t>room)
-            if arena == NULL:
-                with gil:
-                    raise MemoryError()
-            self._arena = arena
-            self._arena_room = room
-        return 0
-
     def load_columns(self, Py_ssize_t count, *, TextColumn topic not None, TextColumn body not None,
                      TextColumn keys, const int64_t[::1] key_lists, TextColumn tags, TextColumn uniq_key,
                      TextColumn names, TextColumn values, const int64_t[::1] maps, TextColumn raw_properties,
@@ -243,16 +217,11 @@ cdef class PutBatch:
         store's own). raw_properties excludes keys, tags, uniq_key and maps. is_stored: read from a store, where values
         may hold 0x01: the first one of an item ends its name. IllegalMessageError with .row.
         """
-        cdef Py_ssize_t i, k
+        cdef Py_ssize_t i
         cdef PutRow *row
-        cdef int64_t size, name_size, units = 0, start, own_end
-        cdef const uint8_t *p
-        cdef const uint8_t *name
-        cdef uint8_t *at
-        cdef int malformed, found, held
-        cdef bint is_broken, append_crc = self.rules.append_crc
-        cdef bint is_foreign = maps is not None or raw_properties is not None   # may hold names that mean something
-        cdef int64_t[::1] starts
+        cdef int64_t size, units = 0
+        cdef int malformed
+        cdef PropertyRows properties = self._properties
         if count == 0:
             self._reserve(0)
             return
@@ -268,8 +237,8 @@ cdef class PutBatch:
             self.count = <int32_t>count
             return
         self._reserve(count)
-        self._room(1)  # so that rows without properties have an address too
-        starts = np.empty(count, np.int64)
+        properties.begin(count, keys, key_lists, tags, uniq_key, names, values, maps, raw_properties, is_stored,
+                         self.rules.append_crc)
         self._source = (topic, body, raw_properties, hosts)
         set_rows(self.rows, count, self.rules.store_host)
         set_numbers(self.rows, count, numbers)
@@ -293,88 +262,16 @@ cdef class PutBatch:
                     with gil:
                         raise fault(i, "body is null or over 2 GiB")
                 row.body_size = <int32_t>size
-                start = self._arena_size
-                if raw_properties is not None:
-                    row.properties = text_at(raw_properties, i, &size)
-                    if size > L.PROPERTIES_SIZE_LIMIT:
-                        with gil:
-                            raise fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
-                    row.properties_size = <int32_t>max(size, <int64_t>0)
-                    starts[i] = -1
-                    if append_crc and size > 0:
-                        with gil:
-                            starts[i] = self._without_crc(row)
-                    continue
-                held = 0            # RMQ_HAS_* of the row's text
-                self._keys_of(i, keys, key_lists, is_stored, &held)
-                if uniq_key is not None:
-                    p = text_at(uniq_key, i, &size)
-                    if size >= 0:
-                        found = 0
-                        self._room(size + 10)
-                        at = self._arena + self._arena_size
-                        self._arena_size += rmq_put_item(at, "UNIQ_KEY", 8, p, size, &found) - at
-                        held |= found
-                        if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
-                            with gil:
-                                raise fault(i, "uniq_key holds 0x01 or 0x02")
-                if tags is not None:
-                    p = text_at(tags, i, &size)
-                    if size >= 0:
-                        found = 0
-                        self._room(size + 6)
-                        at = self._arena + self._arena_size
-                        self._arena_size += rmq_put_item(at, "TAGS", 4, p, size, &found) - at
-                        held |= found
-                        if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
-                            with gil:
-                                raise fault(i, "tags hold 0x01 or 0x02")
-                own_end = self._arena_size
-                if maps is not None:
-                    for k in range(maps[i], maps[i + 1]):
-                        name = text_at(names, k, &name_size)
-                        p = text_at(values, k, &size)
-                        if size < 0:
-                            continue
-                        if name_size <= 0:
-                            with gil:
-                                raise fault(i, "properties hold an empty name")
-                        if is_own(i, self._arena + start, own_end - start, name, name_size, p, size) or (
-                                append_crc and name_size == CRC_NAME_SIZE and not memcmp(name, CRC_NAME, name_size)):
-                            continue
-                        self._room(name_size + size + 2)
-                        at = self._arena + self._arena_size
-                        found = rmq_copy_text(at, name, name_size)
-                        is_broken = found & RMQ_HAS_SEPARATOR
-                        self._arena_size += rmq_put_item(at, <const char *>name, name_size, p, size, &found) - at
-                        held |= found
-                        if found & RMQ_HAS_SEPARATOR and (
-                                not is_stored or is_broken or memchr(p, L.PROPERTY_END, size) != NULL):
-                            with gil:
-                                raise fault(i, "properties hold 0x01 or 0x02")
-                if held & RMQ_HAS_HIGH:
-                    malformed = 0
-                    rmq_utf16_units(self._arena + start, self._arena_size - start, &malformed)
-                    if malformed:
-                        with gil:
-                            raise fault(i, "keys, tags, uniq_key or properties are not UTF-8")
-                if self._arena_size - start > L.PROPERTIES_SIZE_LIMIT:
-                    with gil:
-                        raise fault(i, f"properties have {self._arena_size - start} bytes, more than "
-                                        f"{L.PROPERTIES_SIZE_LIMIT}")
-                row.properties_size = <int32_t>(self._arena_size - start)
-                starts[i] = start
+                properties.add(i, row)
             for i in range(count):
                 row = &self.rows[i]
-                # The arena moved while it grew: only now are the addresses final.
-                if starts[i] >= 0:
-                    row.properties = self._arena + starts[i]
-                if is_foreign:
+                properties.point(i, row)
+                if properties.is_foreign:
                     check_properties(i, row)
                 if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
                     with gil:
                         refuse_numbers(i, row)
-                if not self.waits and (not is_foreign or waits(row.properties, row.properties_size)):
+                if not self.waits and (not properties.is_foreign or waits(row.properties, row.properties_size)):
                     self.waits = True
                 if i == 0 or row.topic != (row - 1).topic:
                     malformed = 0  # checked above
@@ -454,56 +351,6 @@ cdef class PutBatch:
         self.records_size = records_size
         self._one_queue = topic.count == 1 and "queue_id" not in numbers
         self.waits = True
-        return 0
-
-    cdef int64_t _without_crc(self, PutRow *row) except -1:
-        """Copy a row's raw properties without an incoming CRC property; returns where they start in the arena."""
-        cdef int64_t start = self._arena_size
-        cdef bytes encoded = without_property((<const char *>row.properties)[:row.properties_size], CRC_NAME)
-        self._room(len(encoded))
-        memcpy(self._arena + start, <const char *>encoded, len(encoded))
-        self._arena_size += len(encoded)
-        row.properties_size = <int32_t>len(encoded)
-        return start
-
-    cdef int _keys_of(self, Py_ssize_t i, TextColumn keys, const int64_t[::1] key_lists, bint is_stored,
-                      int *held) except -1 nogil:
-        """Append KEYS of row i. *held: RMQ_HAS_* of them are added."""
-        cdef Py_ssize_t k, first, last
-        cdef int64_t size, start = self._arena_size
-        cdef const uint8_t *p
-        cdef uint8_t *at
-        cdef int found
-        if keys is None:
-            return 0
-        first, last = i, i + 1
-        if key_lists is not None:
-            first, last = <Py_ssize_t>key_lists[i], <Py_ssize_t>key_lists[i + 1]
-        for k in range(first, last):
-            p = text_at(keys, k, &size)
-            if size < 0:
-                if key_lists is not None:
-                    with gil:
-                        raise fault(i, "keys hold a null")
-                continue
-            found = 0
-            self._room(size + 6)
-            at = self._arena + self._arena_size
-            if self._arena_size == start:
-                self._arena_size += rmq_put_item(at, "KEYS", 4, p, size, &found) - at
-            else:
-                # Reopen the item: the next key goes where its 0x02 stands.
-                (at - 1)[0] = 0x20
-                found = rmq_copy_text(at, p, size)
-                at[size] = L.PROPERTY_END
-                self._arena_size += size + 1
-            if size == 0 or found & RMQ_HAS_SPACE:
-                with gil:
-                    raise fault(i, "a key is empty or holds a space")
-            if found & RMQ_HAS_SEPARATOR and (not is_stored or memchr(p, L.PROPERTY_END, size) != NULL):
-                with gil:
-                    raise fault(i, "a key holds 0x01 or 0x02")
-            held[0] |= found
         return 0
 
     # ---- encode ----

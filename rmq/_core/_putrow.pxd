@@ -11,7 +11,6 @@ from rmq._core._record cimport PutRow
 
 cdef extern from "property.h" nogil:
     bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
-    const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, const uint8_t **mark) noexcept
 
 cdef enum:
     REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
@@ -39,8 +38,6 @@ cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except
 cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
 cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil
-cdef bint is_own(Py_ssize_t i, const uint8_t *own, int64_t own_size, const uint8_t *name, int64_t name_size,
-                 const uint8_t *value, int64_t size) except -1 nogil
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1
 cdef tuple results_of(const PutRow *rows, Py_ssize_t count)

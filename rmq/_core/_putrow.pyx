@@ -5,12 +5,12 @@ Source: RocketMQ MessageExtEncoder#encode.
 """
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 cimport rmq._core._layout as L
 from rmq._core._message cimport refusal
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, looks_lost, next_key
+from rmq._core._record cimport PutRow, looks_lost
 
 import numpy as np
 
@@ -160,41 +160,6 @@ cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil:
         with gil:
             raise fault(i, (<bytes>why).decode())
     return 0
-
-
-cdef bint _same_keys(const uint8_t *p, int64_t size, const uint8_t *other, int64_t other_size) noexcept nogil:
-    """Whether two texts of KEYS hold the same keys in the same order."""
-    cdef const uint8_t *end = p + size
-    cdef const uint8_t *other_end = other + other_size
-    cdef const uint8_t *key
-    cdef const uint8_t *other_key
-    while next_key(&p, end, &key, &size):
-        if not next_key(&other, other_end, &other_key, &other_size) or size != other_size or \
-                memcmp(key, other_key, size) != 0:
-            return False
-    return not next_key(&other, other_end, &other_key, &other_size)
-
-
-cdef bint is_own(Py_ssize_t i, const uint8_t *own, int64_t own_size, const uint8_t *name, int64_t name_size,
-                 const uint8_t *value, int64_t size) except -1 nogil:
-    """Whether a property of row i is among its own items, of keys, tags and uniq_key; IllegalMessageError when they
-    contradict it.
-    """
-    cdef const uint8_t *end = own + own_size
-    cdef const uint8_t *mark
-    cdef const uint8_t *stop
-    if name_size != 4 and name_size != 8:
-        return False  # none of KEYS, TAGS, UNIQ_KEY
-    while own < end:
-        stop = rmq_item_end(own, end, &mark)
-        if mark - own == name_size and memcmp(own, name, name_size) == 0:
-            if (stop - mark - 1 != size or memcmp(mark + 1, value, size) != 0) and \
-                    not (name[0] == c"K" and _same_keys(mark + 1, stop - mark - 1, value, size)):
-                with gil:
-                    raise fault(i, f"property {name[:name_size].decode()} contradicts the column of that name")
-            return True
-        own = stop + 1
-    return False
 
 
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
