@@ -76,7 +76,9 @@ def _imported(load: Callable[[Any], Any], table: Any) -> Any:
 
     try:
         return load(table)
-    except pa.ArrowInvalid as error:  # one column, which has no name
+    except pa.ArrowInvalid as error:
+        if "non-struct" not in str(error):  # of one column, which has no name
+            raise
         got = type(table).__name__
         raise TypeError(f"messages must be Arrow data with named columns, got {got}: {error}") from None
 

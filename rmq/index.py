@@ -28,6 +28,7 @@ from rmq.segment import LOOKS, DirectoryWatch, close_all, make_directory
 
 logger = logging.getLogger("rmq")
 
+Durable = tuple[int, int]  # what counts after a crash: up to the file of this name, of it the entries below a count
 
 
 class Index:
@@ -45,7 +46,6 @@ class Index:
         self._config = config
         self._writable = writable
         self._unsynced: list[IndexFile] = []
-        self.durable: tuple[int, int] | None = None  # after a crash: the last file's name and index_count that stand
         self.spare_names: list[str] = []  # of files that were removed to be derived again
         self._judged, self._is_old, self._lost_pages = 0, False, 0
         for path in () if writable else sorted(damaged):
@@ -180,9 +180,9 @@ class Index:
             self._judged = len(self.files)
         return self._is_old
 
-    def collect(self, hashes: npt.NDArray[np.int32], begin: int,
-                end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
-        """Every entry of the key hashes: (key numbers, phy offsets), in no order, repeats included.
+    def collect(self, hashes: npt.NDArray[np.int32], begin: int, end: int,
+                durable: Durable | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # fmt: skip
+        """Every entry of the key hashes that counts: (key numbers, phy offsets), in no order, repeats included.
 
         Left out are only such whose message is for sure not stored in [begin, end], whatever the clock did.
         """
@@ -190,8 +190,8 @@ class Index:
         every = np.arange(len(hashes))
         for file in reversed(self.files):
             file.look()
-            counts, values = file.view.collect(hashes, begin, end) if self.durable is None else \
-                self._collect_durable(file, hashes, *self.durable)  # fmt: skip
+            counts, values = file.view.collect(hashes, begin, end) if durable is None else \
+                self._collect_durable(file, hashes, *durable)  # fmt: skip
             if len(values):
                 numbers.append(np.repeat(every, counts))
                 offsets.append(values)

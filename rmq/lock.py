@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.paths import StorePaths
@@ -130,14 +131,23 @@ def lock_holder(path: Path) -> Holder | None:
         os.close(descriptor)
 
 
-def _write_owner(paths: StorePaths, aborts: list[str]) -> None:
-    """Who writes: pid, host and start time, for the message of a second writer. aborts: what `abort` holds when the
-    store was left behind by this library, its log recovered up to then.
+class Crash(enum.Enum):
+    """How a store was left that its writer did not close."""
+
+    OURS = enum.auto()  # by this library's writer: what follows the mark is its own
+    OPENING = enum.auto()  # by this library's, before that: the store had been closed, and nothing was put since
+    BROKERS = enum.auto()  # by another's, such as a broker
+
+
+def _write_owner(paths: StorePaths, aborts: list[str], *, is_open: bool) -> None:
+    """Who writes: pid, host and start time, for the message of a second writer. aborts: what `abort` holds when this
+    library left the store behind; is_open: it had opened it, else the store had been closed before.
     """
-    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": started, "aborts": aborts}
-    write_atomically(paths.owner, (json.dumps(owner) + "\n").encode())
     now = time.time_ns()
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+             "aborts": aborts, "open": is_open, "written": now,
+             "lock": os.stat(paths.lock).st_mtime_ns}  # fmt: skip
+    write_atomically(paths.owner, (json.dumps(owner) + "\n").encode())
     os.utime(paths.owner, ns=(now, now))  # readers tell writers apart by it; the system's clock ticks too slowly
 
 
@@ -146,32 +156,45 @@ def _abort_text(paths: StorePaths) -> str:
     return read_file(paths.abort, SMALL_FILE).decode("ascii").strip()
 
 
-def abort_writer(paths: StorePaths) -> Holder | None:
-    """Whose writer left `abort` behind; None: there is none. What nobody tells is another's."""
-    try:
-        text = _abort_text(paths)
-        is_own = text in json.loads(read_file(paths.owner, SMALL_FILE))["aborts"]
-    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Holder.OTHER if os.path.lexists(paths.abort) else None
-    return Holder.RMQ if is_own else Holder.OTHER
+def _broker_came(paths: StorePaths, owner: dict[str, Any]) -> bool:
+    """Whether a broker has started since: each writes `lock` anew. A copy that did not keep times tells nothing.
 
-
-def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Holder | None:
-    """Make `owner`, then `abort`, durably. Returns as abort_writer of what was there: another's crash stays another's
-    until keep_announced. holds_pid: what `abort` gets.
+    Source: RocketMQ DefaultMessageStore#start.
     """
-    crashed, text = abort_writer(paths), str(os.getpid()) if holds_pid else ""
+    return os.stat(paths.owner).st_mtime_ns == owner.get("written") and \
+        os.stat(paths.lock).st_mtime_ns != owner.get("lock")  # fmt: skip
+
+
+def crash_of(paths: StorePaths) -> Crash | None:
+    """How the store was left behind, by the files `abort` and `owner`; None: closed, or open. What nobody tells is a
+    broker's.
+    """
+    try:
+        text, owner = _abort_text(paths), json.loads(read_file(paths.owner, SMALL_FILE))
+        ours = Crash.OURS if owner["open"] is True else Crash.OPENING
+        is_ours = text in owner["aborts"] and not _broker_came(paths, owner)
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Crash.BROKERS if os.path.lexists(paths.abort) else None
+    return ours if is_ours else Crash.BROKERS
+
+
+def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Crash | None:
+    """Make `owner`, then `abort`, durably. Returns crash_of what was there, which stays true until `keep_announced`.
+    holds_pid: what `abort` gets.
+    """
+    crashed, text = crash_of(paths), str(os.getpid()) if holds_pid else ""
     for path in {paths.root, *paths.commit_logs} if crashed else ():
         sync_directories(path)  # a writer that was killed leaves names that were never synced
-    found = [_abort_text(paths)] if crashed is Holder.RMQ else []
-    _write_owner(paths, [] if crashed is Holder.OTHER else [*found, text])
+    found = [_abort_text(paths)] if crashed in (Crash.OURS, Crash.OPENING) else []
+    aborts = [] if crashed is Crash.BROKERS else [*found, text]
+    _write_owner(paths, aborts, is_open=crashed is Crash.OURS)
     write_marker(paths.abort, paths.abort_bak, text.encode() if holds_pid else None)
     return crashed
 
 
 def keep_announced(paths: StorePaths) -> None:
-    """Another's crash has been recovered from: the next one is ours."""
-    _write_owner(paths, [_abort_text(paths)])
+    """The log is recovered and the mark stands at its end: the next crash is ours."""
+    _write_owner(paths, [_abort_text(paths)], is_open=True)
 
 
 def holder_pid(paths: StorePaths) -> int | None:

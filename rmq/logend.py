@@ -24,7 +24,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.errors import CorruptFileError
-from rmq.lock import Holder
+from rmq.lock import Crash
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
 
@@ -77,12 +77,13 @@ def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max
 
 
 def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = None,
-             check_last: bool = False) -> LogEnd:  # fmt: skip
+             torn_from: int | None = None) -> LogEnd:  # fmt: skip
     """Scan from `begin`, a record's start, to the last whole record below `limit`.
 
     own_from: from that record's start on the records are ours: no sector of one is zeros, and each has what its CRC
     property says.
-    check_last: the writer may have been at the last record: half of its properties would end with NUL.
+    torn_from: the writer may have been at the last record, if it ends behind that place: half of its properties would
+    end with NUL.
     """
     # Else the CRC of a record may be a producer's own property, which is no reason to cut its message off.
     crc = CHECK_CRC if log.judges_crc else CHECK_BODY_CRC
@@ -95,7 +96,8 @@ def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = N
             before, last = [before, last, *batch.numbers("phy_offset")[-2:].tolist()][-2:]
         if scan.phy_offset != middle or middle == limit:
             break
-    if check_last and last >= 0 and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
+    is_torn = torn_from is not None and last >= 0 and scan.phy_offset > torn_from
+    if is_torn and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
         again = log.scan(last, scan.phy_offset, checks=crc | CHECK_SECTORS)
         for _ in again:
             pass
@@ -114,11 +116,16 @@ def _end_before(log: CommitLog, last: int, before: int, checks: int) -> LogEnd:
     return LogEnd(last, SCAN_LOST_SECTOR, before, blank_phy_offset=scan.blank_phy_offset)
 
 
-def time_on_disk(crashed: Holder | None, checkpoint: Checkpoint) -> int | None:
+def was_closed(crashed: Crash | None) -> bool:
+    """Whether all of the log was on disk: the store was closed, and nothing was put since."""
+    return crashed in (None, Crash.OPENING)
+
+
+def time_on_disk(crashed: Crash | None, checkpoint: Checkpoint) -> int | None:
     """Up to which store timestamp records behind our mark were on disk: None: all, of a closed store; none, ours."""
-    if crashed is None:
+    if was_closed(crashed):
         return None
-    return checkpoint.physic_msg_timestamp if crashed is Holder.OTHER else -(2**63)
+    return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else -(2**63)
 
 
 def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:

@@ -26,6 +26,7 @@ class QueueSet:
         self._segment_size = segment_size
         self._writable = writable
         self._leaving: set[tuple[str, int]] = set()
+        self._memory_only: set[tuple[str, int]] = set()
         self.touched: set[ConsumeQueue] = set()  # that got or lost units since these were last seen to
         self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
@@ -91,9 +92,11 @@ class QueueSet:
     def drop_tails(self, limit: int, in_files: Callable[[], int]) -> None:
         """For readers: of more bytes of units in memory than the limit leave half of it, the longest queues first.
 
-        in_files: tells below which phy offset all records have their units in files by now; only these go.
+        in_files: tells below which phy offset all records have their units in files by now; only these go, and none of
+        derive_anew.
         """
-        tails = sorted(self.queues.values(), key=lambda queue: -queue.tail_size)
+        tails = sorted((queue for key, queue in self.queues.items() if key not in self._memory_only),
+                       key=lambda queue: -queue.tail_size)  # fmt: skip
         total = sum(queue.tail_size for queue in tails)
         if total <= limit:
             return
@@ -121,7 +124,19 @@ class QueueSet:
         for queue in self.queues.values():
             for path in queue.first_files():
                 self.files.forget(path)
-        self.queues, self.damage = {}, {}
+        self.queues, self.damage, self._memory_only = {}, {}, set()
+
+    def derive_anew(self, key: tuple[str, int]) -> None:
+        """For readers: a queue is empty, to be derived in memory: its files do not count."""
+        self.open(*key).forget_files()
+        self._memory_only.add(key)
+
+    def follow_files(self, phy_offset: int, min_phy_offset: int) -> None:
+        """For readers: ConsumeQueue.follow_files of all queues, as a writer has left them."""
+        self._memory_only = set()
+        self.load()
+        for queue in self.queues.values():
+            queue.follow_files(phy_offset, min_phy_offset)
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""

@@ -21,7 +21,7 @@ from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
 from rmq.errors import RmqError, StoreClosedError, UnsupportedFormatError
-from rmq.index import Index
+from rmq.index import Durable, Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
 from rmq.keys import (
@@ -125,8 +125,8 @@ class StoreReader(ABC):
         """End of the log that the queues were brought level with, or a later one."""
 
     @abstractmethod
-    def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
-        """End of the log, and the ranges of it that the index does not cover."""
+    def _uncovered(self) -> tuple[int, list[tuple[int, int]], Durable | None]:
+        """End of the log, the ranges of it that the index does not cover, and what of a crashed one counts."""
 
     @abstractmethod
     def _follow_index(self) -> None:
@@ -193,7 +193,7 @@ class StoreReader(ABC):
         Cost: a few records for each queue. Raises StoreClosedError, CorruptFileError.
         """
         queues = self._derive() if self._foreign_queues is None else self._queues
-        log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()
+        log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()[:2]
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
         return describe(str(self.path), self._paths, self._log, queues, self._index, self.config, log_end=log_end,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
@@ -264,16 +264,16 @@ class StoreReader(ABC):
         """End of the log, ranges to scan, and what the index holds of the rest; asked again when a writer began."""
         while True:
             writer = self._writer_now()
-            log_end, uncovered = self._unindexed()
-            pairs = self._index.collect(hashes(), begin, end)
+            log_end, uncovered, durable = self._uncovered()
+            ranges = [*self._legacy_ranges(log_end, uncovered), *uncovered]
+            pairs = self._index.collect(hashes(), begin, end, durable)
             if self._writer_now() == writer:
-                return log_end, uncovered, pairs
+                return log_end, ranges, pairs
 
-    def _unindexed(self) -> tuple[int, list[tuple[int, int]]]:
-        """_uncovered, and the single records whose keys RocketMQ <= 4.9.0 indexed otherwise than they read."""
-        log_end, uncovered = self._uncovered()
+    def _legacy_ranges(self, log_end: int, uncovered: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The single records whose keys RocketMQ <= 4.9.0 indexed otherwise than they read."""
         covered = uncovered[-1][0] if uncovered and uncovered[-1][1] >= log_end else log_end
-        return log_end, [*self._legacy.ranges(self._log, self._index, self.config, covered, log_end), *uncovered]
+        return self._legacy.ranges(self._log, self._index, self.config, covered, log_end)
 
     @while_open
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,

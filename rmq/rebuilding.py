@@ -305,11 +305,12 @@ def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     begin = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
-    end = look_behind(log, find_end(log, begin, log.max_phy_offset, check_last=is_live),
-                      durable=mark.durable_phy_offset if mark is not None else 0, durable_time=None)  # fmt: skip
+    durable = mark.durable_phy_offset if mark is not None else 0
+    end = find_end(log, begin, log.max_phy_offset, torn_from=durable if is_live else None)
+    end = look_behind(log, end, durable=durable, durable_time=None)
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
-        later = find_end(log, end.phy_offset, log.max_phy_offset, check_last=True)
+        later = find_end(log, end.phy_offset, log.max_phy_offset, torn_from=durable)
         if later.phy_offset > end.phy_offset:
             end = later
             break

@@ -24,7 +24,7 @@ from rmq.errors import CorruptFileError
 from rmq.geometry import NO_LOG
 from rmq.index import Index
 from rmq.indexfile import IndexFile
-from rmq.lock import Holder
+from rmq.lock import Crash
 from rmq.logend import (
     LogEnd,
     find_end,
@@ -33,6 +33,7 @@ from rmq.logend import (
     misses_last_segment,
     start_without_marks,
     time_on_disk,
+    was_closed,
     was_left_alone,
 )
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
@@ -218,7 +219,7 @@ def _withdraw(store: OpenedStore) -> None:
     store.checkpoint.withdraw()
 
 
-def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, crashed: Holder | None,
+def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *, crashed: Crash | None,
             repair: bool) -> None:  # fmt: skip
     """Make log, queues and index agree, ready for puts. May be interrupted anywhere and run again.
 
@@ -235,13 +236,13 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _set_damaged_aside(store.paths, store.index)
         return
     if repair:
-        _repair(store, mark, clean=clean)
+        _repair(store, mark, crashed)
         return
     gap = log.first_gap()
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     if mark is None:
-        _recover_without_marks(store, clean=clean)
+        _recover_without_marks(store, crashed if was_closed(crashed) else Crash.BROKERS)
         return
     if mark.durable_phy_offset > log.max_phy_offset:
         raise log.damage(log.max_phy_offset, SCAN_ZERO)
@@ -271,7 +272,7 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     _continue(store, derived if manifest is not None else log.min_phy_offset, begin, manifest, lost)
 
 
-def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, crashed: Holder | None) -> None:
+def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None, crashed: Crash | None) -> None:
     """Records below the mark stand. Behind it: ours after a crash of ours, or a broker's that ran since.
 
     After a crash the mark's own segment is read again from its start, so that damage there is not built upon.
@@ -279,11 +280,12 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    end = find_end(log, begin, log.max_phy_offset, own_from=durable if crashed is Holder.RMQ else None,
-                   check_last=crashed is Holder.OTHER)  # fmt: skip
+    end = find_end(log, begin, log.max_phy_offset, own_from=durable if crashed is Crash.OURS else None,
+                   torn_from=durable if crashed is Crash.BROKERS else None)  # fmt: skip
     end = look_behind(log, end, durable=durable, durable_time=time_on_disk(crashed, store.checkpoint))
     queue_end = store.queues.end_phy_offset()
-    end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
+    end.is_damage = end.is_damage or (was_closed(crashed) and
+                                      misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
@@ -300,15 +302,15 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     _continue(store, derived if manifest is not None else log.min_phy_offset, index_begin, manifest, lost)
 
 
-def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
+def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     """A broker's store, or one whose marks were lost."""
-    log, queues = store.log, store.queues
+    log, queues, clean = store.log, store.queues, crashed is None
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    end = find_end(log, start, log.max_phy_offset, check_last=not clean)
-    crashed = None if clean else Holder.OTHER
+    end = find_end(log, start, log.max_phy_offset, torn_from=None if was_closed(crashed) else 0)
     end = look_behind(log, end, durable=0, durable_time=time_on_disk(crashed, store.checkpoint))
-    end.is_damage = end.is_damage or (clean and misses_last_segment(log, store.checkpoint, queue_end))
+    end.is_damage = end.is_damage or (was_closed(crashed) and
+                                      misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset
     lost = cut_queues(log, queues, log.position, derived=log.position if clean else start, is_closed=clean)
@@ -324,12 +326,14 @@ def _recover_without_marks(store: OpenedStore, *, clean: bool) -> None:
     _continue(store, queue_end if clean else min(start, log.position), begin, None, lost)
 
 
-def _repair(store: OpenedStore, mark: Mark | None, *, clean: bool) -> None:
+def _repair(store: OpenedStore, mark: Mark | None, crashed: Crash | None) -> None:
     """The log up to its first damage; everything else anew from it."""
     log, index = store.log, store.index
     _withdraw(store)
-    end = find_end(log, log.min_phy_offset, log.max_phy_offset, check_last=not clean)
-    end = look_behind(log, end, durable=mark.durable_phy_offset if mark else 0, durable_time=None)
+    durable = mark.durable_phy_offset if mark else 0
+    torn_from = None if was_closed(crashed) else durable
+    end = find_end(log, log.min_phy_offset, log.max_phy_offset, torn_from=torn_from)
+    end = look_behind(log, end, durable=durable, durable_time=None)
     cut_log(store.paths, log, end, True)
     log.tail.last_phy_offset = end.last_phy_offset
     cut_queues(log, store.queues, log.position)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +33,7 @@ logger = logging.getLogger("rmq")
 _HOUR_MS = 3_600_000
 _BLOCK_SIZE = 512  # of st_blocks
 _PIECE = 65_536  # units of a queue that are looked at together
+_UNITS_REASON = "units of removed messages"
 _WHOLE_REASON = "queue without messages"
 _INDEX_REASON = "entries of removed messages"
 _SIDECAR_REASON = "sidecar of a removed index file"
@@ -151,8 +151,8 @@ class Retention:
         """What would go. Changes nothing."""
         segments, truncated = self._expired(log_end)
         low = segments[-1].end if segments else self._log.min_phy_offset
-        for queue, count, reason in self._queues_below(low):
-            self._note(queue.first_files(count), reason)
+        for queue, count, following in self._queues_below(low):
+            self._note(queue.first_files(count), _UNITS_REASON if following is None else _WHOLE_REASON)
         self._note_index_files(self._index.count_below(low))
         return self._result(low, truncated, dry_run=True)
 
@@ -176,8 +176,9 @@ class Retention:
             for queue in list(self._queues.queues.values()):
                 with put_lock:
                     queue.correct_min_offset(low)
-        leaving, paths = self._choose(low, put_lock, flusher)
+        leaving: list[tuple[ConsumeQueue, int]] = []
         try:
+            paths = self._choose(low, put_lock, flusher, leaving)
             if self._removed:
                 flusher.flush()
             for queue, following in leaving:
@@ -195,20 +196,21 @@ class Retention:
                         len(result.removed), result.freed_bytes, low)  # fmt: skip
         return result
 
-    def _choose(self, low: int, put_lock: OwnedLock,
-                flusher: Flushing) -> tuple[list[tuple[ConsumeQueue, int]], list[Path]]:  # fmt: skip
-        """Whole queues that go unless they get a message before, each with its next queue offset; other files, which
-        the parts know no longer.
+    def _choose(self, low: int, put_lock: OwnedLock, flusher: Flushing,
+                leaving: list[tuple[ConsumeQueue, int]]) -> list[Path]:  # fmt: skip
+        """Files that go, which the parts know no longer. leaving: gets the whole queues that go unless they get a
+        message before, each with its next queue offset.
         """
-        leaving, paths = [], []
+        paths: list[Path] = []
         with put_lock:
             flusher.dispatch()
-        for queue, count, reason in self._queues_below(low):
+        for queue, count, following in self._queues_below(low):
             files = queue.first_files(count)
-            self._note(files, reason)
-            if reason == _WHOLE_REASON:
-                leaving.append((queue, queue.max_offset))
+            if following is not None:
+                self._note(files, _WHOLE_REASON)
+                leaving.append((queue, following))
                 continue
+            self._note(files, _UNITS_REASON)
             with put_lock:
                 queue.forget_first(count)
             paths += _left_over(files) + files
@@ -218,21 +220,28 @@ class Retention:
             count = self._index.count_below(low)
             paths += self._note_index_files(count)
             self._index.forget_first(count)
-        return leaving, paths
+        return paths
 
     def _remove_queue(self, queue: ConsumeQueue, following: int, table: QueueTable, flusher: Flushing) -> None:
         files = queue.first_files()
         if queue.max_offset != following:  # it got messages
             self._removed = [file for file in self._removed if Path(file.path) not in files]
             return
-        queue.forget_first(len(files))
+        for path in _left_over(files):
+            remove_file(path, flusher.sync_directory)
+        for path in files:  # up to the last one the queue goes on where it ends
+            try:
+                remove_file(path, flusher.sync_directory)
+            finally:
+                if not path.exists():
+                    queue.forget_first(1)
         queue.forget_files()
         table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
-        for path in _left_over(files) + files:
-            remove_file(path, flusher.sync_directory)
-        with suppress(OSError):  # others' files are in it
+        try:
             queue.directory.rmdir()
-            flusher.sync_directory(queue.directory.parent)
+        except OSError:  # others' files are in it
+            return
+        flusher.sync_directory(queue.directory.parent)
 
     def _note_index_files(self, count: int) -> list[Path]:
         """The first files of the index, each behind its sidecar if it has one."""
@@ -269,13 +278,17 @@ class Retention:
             self._note([segment.path], reason)
         return chosen, False
 
-    def _queues_below(self, low: int) -> Iterator[tuple[ConsumeQueue, int, str]]:
-        """(queue, files in front that go, reason). Source: ConsumeQueueStore#cleanExpired for whole queues."""
+    def _queues_below(self, low: int) -> Iterator[tuple[ConsumeQueue, int, int | None]]:
+        """(queue, files in front that go, next offset up to which all of it has expired, None: not all).
+
+        Source: ConsumeQueueStore#cleanExpired for whole queues.
+        """
         for (topic, _), queue in sorted(self._queues.queues.items()):
-            if self._rules.expired_queues and not is_system_topic(topic) and _has_expired(queue, low):
-                yield queue, len(queue.first_files()), _WHOLE_REASON
+            following = queue.max_offset  # before the look at its units: puts go on
+            if self._rules.expired_queues and not is_system_topic(topic) and _has_expired(queue, low, following):
+                yield queue, len(queue.first_files()), following
             elif count := queue.count_below(low):
-                yield queue, count, "units of removed messages"
+                yield queue, count, None
 
     def _note(self, paths: list[Path], reason: str) -> None:
         for path in paths:
@@ -295,11 +308,12 @@ class Retention:
 
 
 
-def _has_expired(queue: ConsumeQueue, low: int) -> bool:
-    """Whether a queue has units, all of records below `low`: the last one alone may be wrong."""
+def _has_expired(queue: ConsumeQueue, low: int, following: int) -> bool:
+    """Whether a queue has units, those before a next offset of records below `low`: the last one alone may be wrong."""
     if not 0 < queue.end_phy_offset() < low:
         return False
-    pieces = (queue.read(first, _PIECE)[0] for first in range(queue.first_offset, queue.max_offset, _PIECE))
+    pieces = (queue.read(first, min(_PIECE, following - first))[0]
+              for first in range(queue.first_offset, following, _PIECE))  # fmt: skip
     return all(((piece >= 0) & (piece < low)).all() for piece in pieces)
 
 

@@ -44,9 +44,9 @@ from rmq.geometry import (
     require_store,
     settle_config,
 )
-from rmq.index import Index
+from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
-from rmq.lock import Holder, StoreLock, announce_writer, holder_pid, keep_announced
+from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
 from rmq.message import PutResult, PutResults
@@ -217,7 +217,7 @@ class Store(StoreReader):
         self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
             write_meta(self._paths, new_meta)
-        if crashed is Holder.OTHER:
+        if crashed is not Crash.OURS:
             keep_announced(self._paths)
         if self.config.flush_disk_type != SYNC_FLUSH:
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
@@ -390,13 +390,13 @@ class Store(StoreReader):
     def _derived_end(self) -> int:
         return self._visible.end if self.mode == "r" else self._log.position
 
-    def _uncovered(self) -> tuple[int, list[tuple[int, int]]]:
+    def _uncovered(self) -> tuple[int, list[tuple[int, int]], Durable | None]:
         if self.mode == "r":
-            return self._refresh(), self._visible.uncovered() if self._is_settled else []
+            return self._refresh(), *(self._visible.uncovered() if self._is_settled else ([], None))
         self._flusher.check_not_nested()
         self._flusher.try_dispatch()  # what is not indexed, on a full disk, is searched
         end, covered = self._log.position, max(self._dispatcher.index_phy_offset, self._log.min_phy_offset)
-        return end, [(covered, end)] if covered < end else []
+        return end, [(covered, end)] if covered < end else [], None
 
     def _follow_index(self) -> None:
         if self.mode == "r":

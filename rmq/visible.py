@@ -16,9 +16,9 @@ from rmq.consumequeue import ConsumeQueue, QueueGapError
 from rmq.coverage import Coverage
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
-from rmq.index import Index
+from rmq.index import Durable, Index
 from rmq.indexfile import IndexFile
-from rmq.lock import Holder, abort_writer, lock_holder
+from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
     LogEnd,
     end_past_damage,
@@ -30,6 +30,7 @@ from rmq.logend import (
     record_behind,
     start_without_marks,
     time_on_disk,
+    was_closed,
     was_left_alone,
 )
 from rmq.marks import Mark, Marks, Version, read_manifest, version_of
@@ -74,7 +75,7 @@ class Visible:
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
-        self._crashed = None if self._is_live else abort_writer(paths)
+        self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
         self._writer = self.writer_now()
         self._is_crashed = False  # with a mark: what lies behind it is judged anew
@@ -141,7 +142,7 @@ class Visible:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
         queue_end = max(self._queue_end, self._queues.end_phy_offset())
-        if mark is not None and (self._is_clean or Holder.OTHER in (self._holder, self._crashed)) and \
+        if mark is not None and self._holder is not Holder.RMQ and self._crashed is not Crash.OURS and \
                 is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
         if mark is not None:
@@ -160,7 +161,8 @@ class Visible:
                 self._keep_last(mark.last_phy_offset)
                 return
         elif self._known_end is None:
-            self._crashed = self._crashed and Holder.OTHER  # by RocketMQ's rules
+            if not was_closed(self._crashed):
+                self._crashed = Crash.BROKERS  # by RocketMQ's rules
             is_whole = self._is_clean or self._is_live
             start = start_without_marks(log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
             dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
@@ -176,7 +178,8 @@ class Visible:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
-        if self._is_clean and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
+        is_closed = not self._is_live and was_closed(self._crashed)
+        if is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
         if self._is_crashed or (self._is_live and not self._cuts):
@@ -190,7 +193,7 @@ class Visible:
     def _derive_anew(self, lost: list[QueueKey]) -> None:
         """These queues miss units: nothing of their files counts, and all records are dispatched."""
         for key in lost:
-            self._queues.open(*key).forget_files()
+            self._queues.derive_anew(key)
         if lost:
             self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, self._log.min_phy_offset
 
@@ -219,10 +222,11 @@ class Visible:
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
-        is_own = self._crashed is Holder.RMQ and not self._is_live
-        own_from = self._mark.durable_phy_offset if is_own and self._mark else None
-        is_torn = self._holder is Holder.OTHER or not (self._is_live or self._is_clean or is_own)
-        return find_end(self._log, begin, self._limit(), own_from=own_from, check_last=is_torn)
+        durable = self._mark.durable_phy_offset if self._mark is not None else 0
+        crashed = None if self._is_live else self._crashed
+        own_from = durable if crashed is Crash.OURS and self._mark is not None else None
+        torn_from = durable if self._holder is Holder.OTHER or crashed is Crash.BROKERS else None
+        return find_end(self._log, begin, self._limit(), own_from=own_from, torn_from=torn_from)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
@@ -321,9 +325,7 @@ class Visible:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
         self._read_mark()
         derived, self._derived = max(min(self._in_files(low), self.end), low), False
-        self._queues.load()
-        for queue in self._queues.queues.values():
-            queue.follow_files(derived, low)
+        self._queues.follow_files(derived, low)
         if self._cuts:  # the files still have the units that were left behind
             cut_queues(self._log, self._queues, self.end, level=logging.DEBUG)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
@@ -358,13 +360,12 @@ class Visible:
             self._judged_index = files, version
         return version is not None
 
-    def uncovered(self) -> list[tuple[int, int]]:
-        """Ranges of the log whose keys no index file holds that counts; Index.collect then leaves out the others."""
+    def uncovered(self) -> tuple[list[tuple[int, int]], Durable | None]:
+        """Ranges of the log whose keys no index file holds that counts, and what then counts for Index.collect."""
         with self._lock:
             self._index.refresh()
             mark, files = self._mark, self._index.files
             covered = self._log.min_phy_offset
-            self._index.durable = None
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and mark != self._first_mark
             is_after_crash = not self._is_live and not self._is_clean
@@ -375,20 +376,20 @@ class Visible:
                 if is_calm and files and files[-1].path.name >= str(mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
-                if is_after_crash:
-                    self._index.durable = mark.index_name, mark.index_count
-                return [(covered, self.end)] if covered < self.end else []
+                durable = (mark.index_name, mark.index_count) if is_after_crash else None
+                return [(covered, self.end)] if covered < self.end else [], durable
+            durable = None
             if is_after_crash:
                 is_told = has_manifest or mark is None
                 flushed = Checkpoint(self._paths.checkpoint).index_msg_timestamp if is_told else -1
                 files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= flushed, files))
-                self._index.durable = (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
+                durable = (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
             files = [file for file in files if file.index_count > 1]
             ranges, covered = self._coverage.gaps(files, self.end, is_closed=self._is_clean)
             if mark is not None and self._holder is Holder.RMQ:
                 covered = min(covered, max(mark.indexed_phy_offset, self._log.min_phy_offset))
             ranges.append((covered, self.end))
-            return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)]
+            return [(begin, min(end, self.end)) for begin, end in ranges if begin < min(end, self.end)], durable
 
     def close(self) -> None:
         if self._marks is not None:

@@ -19,7 +19,7 @@ import rmq
 import rmq.recovery
 from rmq.checkpoint import Checkpoint
 from rmq.flushing import Flusher
-from rmq.lock import Holder, abort_writer
+from rmq.lock import Crash, crash_of
 from rmq.paths import StorePaths
 
 START = 1_700_000_000_000
@@ -36,6 +36,7 @@ def put(path: Path, data: bytes, at: int) -> None:
 
 def run_broker(path: Path, messages: list[rmq.Message], *, is_closed: bool = False, abort: str = "4711") -> list[int]:
     """Puts that our own files know nothing of; returns where the records lie."""
+    os.utime(path / "lock")  # it writes the file anew
     shutil.copytree(path / "rmq", path.with_name("ours"))
     times = count(START + 60_000, 1000)
     with rmq.open(path, "r+", clock=lambda: next(times)) as store:
@@ -140,7 +141,7 @@ def test_a_broker_s_crash_stays_one_until_its_log_is_recovered(tmp_path: Path, m
         with monkeypatch.context() as patched:
             patched.setattr(rmq.recovery, function, kill)
             killed(lambda: rmq.open(path, "r+"))
-        assert abort_writer(StorePaths(path)) is Holder.OTHER
+        assert crash_of(StorePaths(path)) is Crash.BROKERS
     with monkeypatch.context() as patched:
         patched.setattr(Flusher, "flush", kill)
         killed(lambda: rmq.open(path, "r+"))
@@ -154,10 +155,10 @@ def test_our_own_crash_behind_it_is_ours(tmp_path: Path) -> None:
     run_broker(path, [ZEROS, rmq.Message("T", b"20")])
     for _ in range(2):
         crash(path)
-        assert abort_writer(StorePaths(path)) is Holder.RMQ
+        assert crash_of(StorePaths(path)) is Crash.OURS
     with rmq.open(path, "r+") as store:
         assert store.topics() == {"T": {0: (0, 22)}, "U": {0: (0, 2)}}
-    assert abort_writer(StorePaths(path)) is None
+    assert crash_of(StorePaths(path)) is None
 
 
 @pytest.mark.parametrize("aborts", [[""], ["98"], ["98", "99"]])
@@ -166,9 +167,79 @@ def test_whose_crash_it_is_the_owner_file_tells(tmp_path: Path, aborts: list[str
     make(tmp_path / "s")
     (tmp_path / "s/abort").write_text(found)
     paths = StorePaths(tmp_path / "s")
-    assert abort_writer(paths) is Holder.OTHER  # a closed store has no owner
-    paths.owner.write_text(json.dumps({"aborts": aborts}))
-    assert abort_writer(paths) is (Holder.RMQ if found in aborts else Holder.OTHER)
+    assert crash_of(paths) is Crash.BROKERS  # a closed store has no owner
+    for is_open, ours in ((True, Crash.OURS), (False, Crash.OPENING)):
+        paths.owner.write_text(json.dumps({"aborts": aborts, "open": is_open}))
+        assert crash_of(paths) is (ours if found in aborts else Crash.BROKERS)
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+def test_a_broker_that_left_the_same_abort_is_told_by_its_lock(tmp_path: Path, version: str) -> None:
+    """Of 4.x it is always empty; in two containers a broker and a process of ours may have one pid."""
+    path = tmp_path / "s"
+    make(path, dataclasses.replace(CONFIG, rocketmq_version=version))
+    crash(path)
+    run_broker(path, [ZEROS, rmq.Message("T", b"20")], abort=(path / "abort").read_text())
+    assert crash_of(StorePaths(path)) is Crash.BROKERS
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            assert store.topics() == {"T": {0: (0, 22)}, "U": {0: (0, 1)}}
+
+
+@pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
+def test_a_copy_of_our_crash_is_one(tmp_path: Path, copy: Callable[[str, str], None]) -> None:
+    """Edge: with times and without."""
+    make(tmp_path / "s")
+    crash(tmp_path / "s")
+    shutil.copytree(tmp_path / "s", tmp_path / "copy", copy_function=copy)
+    assert crash_of(StorePaths(tmp_path / "copy")) is Crash.OURS
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+@pytest.mark.parametrize("last", [[], [rmq.Message("T", b"21")]])
+def test_an_open_that_is_killed_leaves_a_closed_store_closed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: list[rmq.Message], version: str) -> None:  # fmt: skip
+    """A broker closed it: its last message may end with zeros, too."""
+    path = tmp_path / "s"
+    make(path, dataclasses.replace(CONFIG, rocketmq_version=version))
+    run_broker(path, [rmq.Message("T", b"20"), ZEROS, *last], is_closed=True)
+    for at in ("recovery.find_end", "recovery.cut_queues", "recovery._continue", "store.keep_announced"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"rmq.{at}", kill)
+            killed(lambda: rmq.open(path, "r+"))
+        assert crash_of(StorePaths(path)) is Crash.OPENING
+        with rmq.open(path) as store:
+            assert store.topics() == {"T": {0: (0, 22 + len(last))}}
+    with rmq.open(path, "r+") as store:
+        assert store.topics() == {"T": {0: (0, 22 + len(last))}}
+        assert crash_of(StorePaths(path)) is Crash.OURS
+
+
+def test_damage_in_a_closed_store_stops_the_open_behind_one_that_was_killed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    make(path)
+    placed = run_broker(path, [rmq.Message("T", b"%d" % i) for i in range(20, 40)], is_closed=True)
+    put(path, b"!", placed[5] + 88)
+    with monkeypatch.context() as patched:
+        patched.setattr(rmq.recovery, "find_end", kill)
+        killed(lambda: rmq.open(path, "r+"))
+    with pytest.raises(rmq.CorruptFileError) as error:
+        rmq.open(path, "r+")
+    assert (error.value.path, error.value.offset) == (str(path / LOG), placed[5])
+
+
+def test_a_message_below_the_mark_is_no_torn_one(tmp_path: Path) -> None:
+    """A broker's of many zeros, which our writer took over; another broker put nothing before it was killed."""
+    path = tmp_path / "s"
+    make(path)
+    run_broker(path, [ZEROS], is_closed=True)
+    with rmq.open(path, "r+"):
+        pass
+    (path / "abort").write_text("4711")
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            assert store.topics() == {"T": {0: (0, 21)}}
 
 
 @pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
@@ -180,7 +251,7 @@ def test_a_writer_killed_before_it_makes_abort_is_told_from_a_broker(tmp_path: P
     with monkeypatch.context() as patched:
         patched.setattr("rmq.lock.write_marker", kill)
         killed(lambda: rmq.open(path, "r+"))
-    assert abort_writer(StorePaths(path)) is Holder.RMQ
+    assert crash_of(StorePaths(path)) is Crash.OURS
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"aborts": 5}', b"9" * 9999])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import struct
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from crashes.recorder import Killed, Recorder
 from crashes.states import State, only_synced
 
 import rmq
+from rmq import visible
+from rmq.index import Index
+from rmq.visible import Visible
 
 SEGMENT, SECTOR = 4096, 512
 FAR = 2**31 - 1  # ms to the next timed flush
@@ -136,6 +140,19 @@ def test_without_marks_a_reader_takes_from_the_log_what_a_queue_lost(unmarked: P
     assert_whole(unmarked, [f"u{number}" for number in range(120)])
 
 
+def test_a_reader_that_derived_a_queue_anew_does_not_go_back_to_its_files(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Edge: for more units than it keeps in memory of other queues."""
+    monkeypatch.setattr(visible, "TAIL_LIMIT", 400)
+    with rmq.open(tmp_path / "s", "x", config=config(mapped_file_size_consume_queue=2400)) as store:
+        for number in range(120):
+            store.put(message(number))
+        store.flush()
+        image = image_of(tmp_path / "s", tmp_path / "image")
+    zero(image / QUEUE, 0, SECTOR)
+    assert_whole(image, [f"u{number}" for number in range(120)])
+
+
 @pytest.mark.parametrize("lost", [40, 41, 118, 119])
 def test_without_marks_units_of_what_lies_behind_a_lost_message_are_none(unmarked: Path, lost: int) -> None:
     record = oracle.read_records(unmarked)[lost]
@@ -182,8 +199,8 @@ def test_a_queue_of_which_only_files_behind_the_mark_are_left_is_derived_anew(tm
     assert_whole(image, [f"u{number}" for number in range(12)])
 
 
-@pytest.mark.parametrize("keys", [["k0"], ["k0", "none", "k0"], []])
-def test_a_reader_finds_by_key_what_was_flushed_though_newer_entries_are_lost(tmp_path: Path, keys: list[str]) -> None:
+@pytest.fixture
+def entries_lost(tmp_path: Path) -> Path:
     """Slots point to entries that did not reach the disk, and with them to all older ones."""
     with rmq.open(tmp_path / "s", "x", config=config()) as store:
         for number in range(4):
@@ -197,10 +214,44 @@ def test_a_reader_finds_by_key_what_was_flushed_though_newer_entries_are_lost(tm
     entry = 40 + 4 * 10 + 20 * 9
     assert any(index.read_bytes()[entry : entry + 160])
     zero(index, entry, entry + 160)
-    with rmq.open(image) as reader:
+    return image
+
+
+@pytest.mark.parametrize("keys", [["k0"], ["k0", "none", "k0"], []])
+def test_a_reader_finds_by_key_what_was_flushed_though_newer_entries_are_lost(
+        entries_lost: Path, keys: list[str]) -> None:  # fmt: skip
+    with rmq.open(entries_lost) as reader:
         found = reader.query_many("a", keys).table
         assert found["uniq_key"].to_pylist() == [f"u{number}" for number in range(7, -1, -1)] * keys.count("k0")
         assert reader.lookup("u2", topic="a").uniq_key == "u2"
+
+
+def test_a_query_takes_from_the_index_what_counts_though_another_thread_asks_too(
+        entries_lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Edge: the other one is amid its look at what counts."""
+    looks, collected = threading.Event(), threading.Event()
+    has_manifest, collect = Visible._has_manifest, Index.collect
+
+    def look(visible: Visible) -> bool:
+        if threading.current_thread() is other:
+            looks.set()
+            assert collected.wait(10)
+        return has_manifest(visible)
+
+    def collect_amid(*asked: Any) -> Any:
+        if threading.current_thread() is not other:
+            other.start()
+            assert looks.wait(10)
+        answer = collect(*asked)
+        collected.set()
+        return answer
+
+    monkeypatch.setattr(Visible, "_has_manifest", look)
+    monkeypatch.setattr(Index, "collect", collect_amid)
+    with rmq.open(entries_lost) as reader:
+        other = threading.Thread(target=lambda: reader.query("a", "k0"))
+        assert [found.uniq_key for found in reader.query("a", "k0")] == [f"u{number}" for number in range(7, -1, -1)]
+        other.join()
 
 
 # ---- the log ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from conftest import copy_store, digests
 from test_syncs import Disk as SyncedDisk
 
 import rmq
+from rmq import retention
 
 LOW = 4 * SEGMENT
 pytestmark = pytest.mark.slow
@@ -244,3 +245,34 @@ def test_a_cleaning_after_one_that_was_interrupted_leaves_no_gap_in_a_queue(
             assert_left(reader, messages, 2 * LOW)
     with open_store(tmp_path / "s", "r+") as store:
         assert_left(store, messages, 2 * LOW)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_queue_of_which_a_file_cannot_be_removed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                            failing: int) -> None:  # fmt: skip
+    def remove(path: Path, sync: Any) -> None:
+        if path.parent.parent.name == "old":
+            calls.append(path)
+            if len(calls) == failing + 1:
+                raise PermissionError(errno.EPERM, "not now", str(path))
+        remove_file(path, sync)
+
+    calls: list[Path] = []
+    with open_store(tmp_path / "s", "x", SHORT_QUEUES) as store:
+        fill(store)
+        expire(tmp_path / "s", LOW)
+        files = len(list((tmp_path / "s/consumequeue/old/0").iterdir()))
+        assert files > failing
+        remove_file = retention.remove_file
+        with monkeypatch.context() as patched:
+            patched.setattr(retention, "remove_file", remove)
+            with pytest.raises(PermissionError, match="not now"):
+                clean(store, expired_queues=True)
+        assert len(list((tmp_path / "s/consumequeue/old/0").iterdir())) == files - failing
+        assert store.topics()["old"] == {0: (10, 10)}
+        assert store.put(rmq.Message("old", b"more")).queue_offset == 10
+        store.flush()
+        assert [found.body for found in store.pull("old", 0, 10).messages] == [b"more"]
+    with rmq.open(tmp_path / "s") as reader:
+        assert reader.topics()["old"] == {0: (10, 11)}
+    assert rmq.verify(tmp_path / "s").is_sound

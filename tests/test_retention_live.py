@@ -36,6 +36,7 @@ from commandline import environment
 from conftest import Golden, copy_store, digests
 
 import rmq
+from rmq import retention
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
 from rmq.logsegment import Segment
@@ -450,3 +451,25 @@ def test_a_segment_is_read_until_it_has_left_though_few_are_mapped(
         clean(store)
         monkeypatch.undo()
         assert_left(store, messages, SEGMENT)
+
+
+def test_a_queue_that_gets_a_message_while_it_is_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(*asked: Any) -> bool:
+        found = has_expired(*asked)
+        if asked[0].topic == "old":
+            thread = threading.Thread(target=lambda: store.put(rmq.Message("old", b"late")) and store.pull("old"))
+            thread.start()
+            thread.join()
+        return found
+
+    has_expired = retention._has_expired
+    monkeypatch.setattr(retention, "_has_expired", judged)
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        expire(tmp_path / "s", LOW)
+        clean(store)
+        assert kinds(clean(store, expired_queues=True)) == []
+        assert store.topics()["old"] == {0: (10, 11)}
+        assert store.put(rmq.Message("old", b"later")).queue_offset == 11
+        assert [found.body for found in store.pull("old", 0, 10).messages] == [b"late", b"later"]
+        assert rmq.verify(tmp_path / "s").is_sound

@@ -465,3 +465,16 @@ def test_a_light_queue_s_topic_is_refused_which_would_lock_the_store(tmp_path: P
         with pytest.raises(rmq.IllegalMessageError, match="LMQ"):
             store.put_many(pa.table({"body": [b""]}), topic="%LMQ%a")
     rmq.open(tmp_path / "s", "r+").close()
+
+
+def test_an_arrow_stream_that_fails_raises_its_own_error(tmp_path: Path) -> None:
+    class Failing:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            raise pa.ArrowInvalid("the producer's disk failed")
+
+    with rmq.open(tmp_path / "s", "x") as store:
+        with pytest.raises(pa.ArrowInvalid, match="disk failed"):
+            store.put_many(Failing())
+        with pytest.raises(pa.ArrowInvalid, match="null"):
+            store.put_many(Array(pa.array([{"topic": "T", "body": b"x"}, None])))
+        assert store.max_phy_offset == 0

@@ -25,7 +25,7 @@ from rmq.geometry import (
     segment_sizes,
     settle_config,
 )
-from rmq.lock import Holder, abort_writer, lock_holder
+from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, Marks, read_manifest
@@ -143,7 +143,7 @@ class _Verification:
         config, _ = settle_config(paths, self._given, meta, tolerant=True)
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
-        if is_live and abort_writer(paths) is Holder.RMQ and mark is not None:
+        if is_live and crash_of(paths) is Crash.OURS and mark is not None:
             ground.log_limit = _visible(paths)
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
@@ -152,7 +152,7 @@ class _Verification:
         if not is_live and has_lost_log(paths):
             report.damage(log.directories[0], 0, "missing", NO_LOG)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
-            ground.is_own = was_left_alone(log, mark) if ground.is_closed else abort_writer(paths) is Holder.RMQ
+            ground.is_own = was_left_alone(log, mark) if ground.is_closed else crash_of(paths) is Crash.OURS
         return ground
 
     # ---- the passes ----
