@@ -30,6 +30,7 @@ from rmq.marks import Mark
 
 logger = logging.getLogger("rmq")
 
+NEVER = -(2**63)  # before any store timestamp
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
 
 
@@ -47,6 +48,18 @@ class LogEnd:
     next_phy_offset: int = -1
     is_damage: bool = False
     blank_phy_offset: int = -1
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each."""
+
+    phy_offset: int
+    time: int | None
+
+    def holds(self, end: int, time: int) -> bool:
+        """A record that ends at `end`, stored at `time`."""
+        return end <= self.phy_offset or self.time is None or time <= self.time
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -77,27 +90,29 @@ def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max
 
 
 def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = None,
-             torn_from: int | None = None) -> LogEnd:  # fmt: skip
+             on_disk: OnDisk | None = None) -> LogEnd:  # fmt: skip
     """Scan from `begin`, a record's start, to the last whole record below `limit`.
 
     own_from: from that record's start on the records are ours: no sector of one is zeros, and each has what its CRC
     property says.
-    torn_from: the writer may have been at the last record, if it ends behind that place: half of its properties would
-    end with NUL.
+    on_disk: if it does not hold the last record, the writer may have been at that: half of its properties would end
+    with NUL.
     """
     # Else the CRC of a record may be a producer's own property, which is no reason to cut its message off.
     crc = CHECK_CRC if log.judges_crc else CHECK_BODY_CRC
     own = CHECK_SECTORS | (CHECK_HAS_CRC if log.appends_crc else 0)
     middle = limit if own_from is None else min(max(begin, own_from), limit)
     before = last = -1
+    time = 0
     for start, stop, more in ((begin, middle, 0), (middle, limit, own)):
         scan = log.scan(start, stop, checks=crc | more)
         for batch in scan:
             before, last = [before, last, *batch.numbers("phy_offset")[-2:].tolist()][-2:]
+            time = int(batch.numbers("store_timestamp")[-1])
         if scan.phy_offset != middle or middle == limit:
             break
-    is_torn = torn_from is not None and last >= 0 and scan.phy_offset > torn_from
-    if is_torn and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
+    may_be_torn = own_from is None and on_disk is not None and last >= 0 and not on_disk.holds(scan.phy_offset, time)
+    if may_be_torn and scan.stop in (SCAN_ZERO, SCAN_LIMIT):  # nothing behind it proves it whole
         again = log.scan(last, scan.phy_offset, checks=crc | CHECK_SECTORS)
         for _ in again:
             pass
@@ -125,19 +140,18 @@ def time_on_disk(crashed: Crash | None, checkpoint: Checkpoint) -> int | None:
     """Up to which store timestamp records behind our mark were on disk: None: all, of a closed store; none, ours."""
     if was_closed(crashed):
         return None
-    return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else -(2**63)
+    return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else NEVER
 
 
-def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int | None) -> LogEnd:
+def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
     """Judge what lies behind the end: a torn tail, or damage in what had been durable.
 
-    durable: every byte below was on disk. durable_time: a record stored up to then was on disk; None: every record was.
     A segment that is missing between others is damage: no crash takes one off.
     """
     last = log.segment_at(end.phy_offset) if end.stop == SCAN_BLANK else None
     following = end.phy_offset if last is None else last.end
     is_gone = log.min_phy_offset <= following < log.max_phy_offset and log.segment_at(following) is None
-    end.is_damage = is_gone or end.phy_offset < durable
+    end.is_damage = is_gone or end.phy_offset < on_disk.phy_offset
     if end.stop in (SCAN_LIMIT, SCAN_BLANK) and not end.is_damage:
         return end
     for start in [segment.start for segment in log.segments if segment.end > end.phy_offset]:
@@ -152,7 +166,7 @@ def look_behind(log: CommitLog, end: LogEnd, *, durable: int, durable_time: int 
             segment.scan(batch, found, segment.end)
             time = int(batch.numbers("store_timestamp")[0])
             batch.release()
-            end.is_damage = end.is_damage or durable_time is None or time <= durable_time
+            end.is_damage = end.is_damage or on_disk.time is None or time <= on_disk.time
             break
     return end
 
@@ -161,7 +175,7 @@ def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
     """Beside a broker: whether no whole record lies behind the end but those that it appended since. One that does is
     behind damage, or was cut off by a recovery: nobody tells which.
     """
-    end = look_behind(log, replace(end), durable=0, durable_time=-(2**63))
+    end = look_behind(log, replace(end), OnDisk(0, NEVER))
     is_sure = not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
     if not is_sure and find_end(log, end.phy_offset, log.max_phy_offset).phy_offset > end.phy_offset:
         return True  # it was being written
@@ -200,7 +214,7 @@ def misses_last_segment(log: CommitLog, checkpoint: Checkpoint, queue_end: int) 
 def end_past_damage(log: CommitLog, end: LogEnd) -> LogEnd:
     """For readers: the end of the last whole record behind the damage, found by looking for records again."""
     while end.next_phy_offset >= 0:
-        end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), durable=0, durable_time=None)
+        end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), OnDisk(0, None))
     return end
 
 

@@ -27,6 +27,7 @@ from rmq.indexfile import IndexFile
 from rmq.lock import Crash
 from rmq.logend import (
     LogEnd,
+    OnDisk,
     find_end,
     fits,
     look_behind,
@@ -280,9 +281,10 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    end = find_end(log, begin, log.max_phy_offset, own_from=durable if crashed is Crash.OURS else None,
-                   torn_from=durable if crashed is Crash.BROKERS else None)  # fmt: skip
-    end = look_behind(log, end, durable=durable, durable_time=time_on_disk(crashed, store.checkpoint))
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint))
+    own_from = durable if crashed is Crash.OURS else None
+    end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
+    end = look_behind(log, end, on_disk)
     queue_end = store.queues.end_phy_offset()
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
@@ -307,8 +309,8 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     log, queues, clean = store.log, store.queues, crashed is None
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    end = find_end(log, start, log.max_phy_offset, torn_from=None if was_closed(crashed) else 0)
-    end = look_behind(log, end, durable=0, durable_time=time_on_disk(crashed, store.checkpoint))
+    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint))
+    end = look_behind(log, find_end(log, start, log.max_phy_offset, on_disk=on_disk), on_disk)
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
     cut_log(store.paths, log, end, False)
@@ -331,9 +333,9 @@ def _repair(store: OpenedStore, mark: Mark | None, crashed: Crash | None) -> Non
     log, index = store.log, store.index
     _withdraw(store)
     durable = mark.durable_phy_offset if mark else 0
-    torn_from = None if was_closed(crashed) else durable
-    end = find_end(log, log.min_phy_offset, log.max_phy_offset, torn_from=torn_from)
-    end = look_behind(log, end, durable=durable, durable_time=None)
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint))
+    end = find_end(log, log.min_phy_offset, log.max_phy_offset, on_disk=on_disk)
+    end = look_behind(log, end, OnDisk(durable, None))
     cut_log(store.paths, log, end, True)
     log.tail.last_phy_offset = end.last_phy_offset
     cut_queues(log, store.queues, log.position)

@@ -20,7 +20,9 @@ from rmq.index import Durable, Index
 from rmq.indexfile import IndexFile
 from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
+    NEVER,
     LogEnd,
+    OnDisk,
     end_past_damage,
     ends_for_sure,
     find_end,
@@ -169,11 +171,11 @@ class Visible:
         self.end = self.end if self._known_end is None else self._known_end
         if self._known_end is not None or not log.segments:
             return
-        end = self._find_end(max(start, log.min_phy_offset))
         trusted = start if mark is not None else 0
+        since = NEVER if self._is_live else time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
+        end = self._find_end(max(start, log.min_phy_offset), since)
         if not self._is_live:
-            since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-            end = look_behind(log, end, durable=trusted, durable_time=since)
+            end = look_behind(log, end, OnDisk(trusted, since))
         if end.is_damage:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
@@ -220,13 +222,14 @@ class Visible:
             return True
         return bool(self._log.segments) and self._log.min_phy_offset < self._low
 
-    def _find_end(self, begin: int) -> LogEnd:
-        """What recovery would not take for a record is none for a reader either."""
+    def _find_end(self, begin: int, since: int | None = NEVER) -> LogEnd:
+        """What recovery would not take for a record is none for a reader either. since: as time_on_disk."""
         durable = self._mark.durable_phy_offset if self._mark is not None else 0
         crashed = None if self._is_live else self._crashed
         own_from = durable if crashed is Crash.OURS and self._mark is not None else None
-        torn_from = durable if self._holder is Holder.OTHER or crashed is Crash.BROKERS else None
-        return find_end(self._log, begin, self._limit(), own_from=own_from, torn_from=torn_from)
+        is_brokers = self._holder is Holder.OTHER or crashed is Crash.BROKERS
+        return find_end(self._log, begin, self._limit(), own_from=own_from,
+                        on_disk=OnDisk(durable, since) if is_brokers else None)  # fmt: skip
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""

@@ -51,6 +51,13 @@ def run_broker(path: Path, messages: list[rmq.Message], *, is_closed: bool = Fal
     return placed
 
 
+def flushed_until(path: Path, time: int) -> None:
+    """By the broker."""
+    checkpoint = Checkpoint(path / "checkpoint")
+    checkpoint.physic_msg_timestamp = time
+    checkpoint.flush()
+
+
 def make(path: Path, config: rmq.StoreConfig = CONFIG) -> None:
     times = count(START, 1000)
     with rmq.open(path, "x", config=config, clock=lambda: next(times)) as store:
@@ -108,12 +115,26 @@ def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
     make(path)
     placed = run_broker(path, [rmq.Message("T", b"%d" % i) for i in range(20, 40)])
     put(path, b"!", placed[5] + 88)
-    checkpoint = Checkpoint(path / "checkpoint")
-    checkpoint.physic_msg_timestamp = START + 60_000
-    checkpoint.flush()
+    flushed_until(path, START + 60_000)
     for mode in ("r", "r+", "r"):
         with rmq.open(path, mode) as store:
             assert (store.max_phy_offset, store.topics()["T"]) == (placed[5], {0: (0, 25)})
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_a_last_message_is_torn_only_if_the_broker_had_not_flushed_it(tmp_path: Path, has_marks: bool) -> None:
+    path = tmp_path / "s"
+    make(path)
+    run_broker(path, [rmq.Message("T", b"20"), ZEROS])
+    if not has_marks:
+        shutil.rmtree(path / "rmq")
+    for flushed, found in ((START + 61_000, 22), (START + 60_999, 21)):
+        flushed_until(path, flushed)
+        with rmq.open(path) as store:
+            assert store.topics() == {"T": {0: (0, found)}}
+        copy = Path(shutil.copytree(path, tmp_path / str(found)))
+        with rmq.open(copy, "r+") as store:
+            assert store.topics() == {"T": {0: (0, found)}}
 
 
 def test_a_torn_record_that_is_alone_in_its_segment_goes_with_it(tmp_path: Path) -> None:
@@ -125,6 +146,7 @@ def test_a_torn_record_that_is_alone_in_its_segment_goes_with_it(tmp_path: Path)
     segment = path / "commitlog" / f"{size:020d}"
     segment.write_bytes(segment.read_bytes().replace(b"z" * 1200, bytes(1200)))
     assert last == size
+    flushed_until(path, START + 61_000)
     for mode in ("r", "r+", "r"):
         with rmq.open(path, mode) as store:
             assert full < store.max_phy_offset <= size
