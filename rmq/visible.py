@@ -57,9 +57,8 @@ class Visible:
         """known_end: where the log ends, of one that does not change. queue_end: of a store without queues, behind the
         last record that its queues had. follows: writers may come."""
         self._known_end, self._queue_end, self._follows, self._paths = known_end, queue_end, follows, paths
-        self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
-        self._log = log
-        self._queues = queues
+        self._owner_name, self._manifest_name, self._abort_name = map(str, (paths.owner, paths.manifest, paths.abort))
+        self._log, self._queues = log, queues
         self._index = index
         self._dispatcher = dispatcher
         self._marks: Marks | None = None
@@ -77,10 +76,10 @@ class Visible:
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
+        self._left = self._is_live, version_of(self._abort_name)
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
         self._writer = self.writer_now()
-        self._is_crashed = False  # with a mark: what lies behind it is judged anew
         self._cuts = False  # whether units count as cut_queues finds, beside a broker
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
@@ -147,11 +146,11 @@ class Visible:
         if mark is not None and self._holder is not Holder.RMQ and self._crashed is not Crash.OURS and \
                 is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
+        is_crashed = mark is not None and self._crashed is not None  # what lies behind the mark is judged anew
         if mark is not None:
-            self._is_crashed = self._crashed is not None
             start, derived = mark.durable_phy_offset, mark.derived_phy_offset
             is_alone = start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark))
-            is_cut = self._is_crashed or (self._is_clean and is_alone and queue_end > start)
+            is_cut = is_crashed or (self._is_clean and is_alone and queue_end > start)
             lost = cut_queues(log, self._queues, derived, derived, derived) if is_cut else []
             self._derive_anew(lost := [*lost, *lost_queues(log, self._queues, self._manifest, derived)])
             is_known = not lost and self._manifest is not None
@@ -184,7 +183,7 @@ class Visible:
         if is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
-        if self._is_crashed or (self._is_live and not self._cuts):
+        if is_crashed or (self._is_live and not self._cuts):
             return
         # A broker that cut its log leaves the units behind until others take their places, beside us too.
         derived = self.end if mark is None and self._is_clean else 0 if self._is_live else start
@@ -256,6 +255,8 @@ class Visible:
                 self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
+            if self._left != (left := (self._is_live, version_of(self._abort_name))):  # another writer came and went
+                self._left, self._crashed = left, None if self._is_live else crash_of(self._paths)
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and self._has_more():

@@ -121,6 +121,24 @@ def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
             assert (store.max_phy_offset, store.topics()["T"]) == (placed[5], {0: (0, 25)})
 
 
+@pytest.mark.parametrize("begin", [make, lambda path: make(path) or crash(path)], ids=["closed", "crashed"])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_reader_that_was_there_before_sees_what_a_broker_put(
+        tmp_path: Path, begin: Callable[[Path], None], is_closed: bool) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    begin(path)
+    owner = path / "rmq/owner"
+    with rmq.open(path) as reader:
+        assert reader.topics()["T"] == {0: (0, 20)}
+        left = owner.read_bytes() if owner.exists() else None
+        run_broker(path, [ZEROS, rmq.Message("T", b"21")], is_closed=is_closed)
+        if left is not None:
+            owner.write_bytes(left)
+        with rmq.open(path) as fresh:
+            assert reader.topics() == fresh.topics()
+        assert [found.body for found in reader.pull("T", 0, 20).messages] == [b"20", b"21"]
+
+
 @pytest.mark.parametrize("has_marks", [True, False])
 def test_a_last_message_is_torn_only_if_the_broker_had_not_flushed_it(tmp_path: Path, has_marks: bool) -> None:
     path = tmp_path / "s"
