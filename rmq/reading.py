@@ -20,7 +20,7 @@ from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
 from rmq.commitlog import CHECK_CRC, CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue, Units
-from rmq.errors import RmqError, StoreClosedError, UnsupportedFormatError
+from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.index import Durable, Index
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.info import StoreInfo, describe
@@ -280,7 +280,8 @@ class StoreReader(ABC):
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
 
-        max_num is capped at max_msgs_num_batch. Raises StoreClosedError, CorruptFileError, TypeError, ValueError,
+        max_num is capped at max_msgs_num_batch. The files as they are: after power loss, until the store is opened for
+        writing, lost entries may hide older ones. Raises StoreClosedError, CorruptFileError, TypeError, ValueError,
         OSError (no room to write entries: disk full). Cost: one chain per key and index file. Source: RocketMQ
         IndexService#queryOffset.
         """
@@ -405,7 +406,14 @@ class StoreReader(ABC):
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         if isinstance(queue, BatchConsumeQueue):
             return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
-        return pull_units(self._log, queue, (low, high), self._derived_end(), place, limit, wanted)
+        begun = self._log.min_phy_offset
+        try:
+            return pull_units(self._log, queue, (low, high), self._derived_end(), place, limit, wanted)
+        except CorruptFileError:
+            self._queue(topic, queue_id)
+            if self._log.min_phy_offset == begun and queue.max_offset >= high:
+                raise
+        return self.pull(topic, queue_id, queue_offset, limit, tags=tags)  # cleaned meanwhile, maybe begun again
 
     @while_open
     def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:

@@ -36,7 +36,7 @@ from commandline import environment
 from conftest import Golden, copy_store, digests
 
 import rmq
-from rmq import retention
+from rmq import reading, retention
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
 from rmq.logsegment import Segment
@@ -473,3 +473,25 @@ def test_a_queue_that_gets_a_message_while_it_is_judged_stays(tmp_path: Path, mo
         assert store.put(rmq.Message("old", b"later")).queue_offset == 11
         assert [found.body for found in store.pull("old", 0, 10).messages] == [b"late", b"later"]
         assert rmq.verify(tmp_path / "s").is_sound
+
+
+def test_a_pull_amid_which_its_queue_goes_and_begins_again_tells_no_damage(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def pull_late(*asked: Any) -> rmq.PullResult:
+        if asked[1].topic == "old" and not result:
+            expire(tmp_path / "s", LOW)
+            result.append(clean(store, expired_queues=True))
+            assert store.put(rmq.Message("old", b"new")).queue_offset == 0
+            store.flush()
+            for path in asked[1].first_files():
+                asked[1]._files.forget(path)
+        return pull_units(*asked)
+
+    pull_units, result = reading.pull_units, list[rmq.CleanResult]()
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        with rmq.open(tmp_path / "s") as reader:
+            assert reader.topics()["old"] == {0: (0, 10)}
+            monkeypatch.setattr(reading, "pull_units", pull_late)
+            assert reader.pull("old", 0, 9).status is rmq.PullStatus.OFFSET_OVERFLOW_BADLY
+            assert [found.body for found in reader.pull("old").messages] == [b"new"]
