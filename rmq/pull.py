@@ -179,10 +179,12 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
     return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
 
 
-def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str) -> int:
+def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str, *,
+                 skips_damage: bool = False) -> int:  # fmt: skip
     """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it.
 
-    Binary search, then a look at STEP_BACK units beyond: the clock may have gone back.
+    Binary search, then a look at STEP_BACK units beyond: the clock may have gone back. skips_damage: of messages that
+    cannot be read, those behind them tell.
     """
 
     def store_timestamp(queue_offset: int) -> int:
@@ -193,19 +195,31 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
         place = int(offsets[0]), int(sizes[0])
         return _own_message(log, queue, queue_offset, place, stored.get(place[0]), log_end).store_timestamp
 
+    def readable(begin: int, end: int) -> tuple[int, int | None]:
+        """A queue offset in [begin, end) and its time, by growing steps; begin and None when none was readable."""
+        for step in (0, *(1 << power for power in range((end - begin).bit_length()))):
+            try:
+                if begin + step < end:
+                    return begin + step, store_timestamp(begin + step)
+            except CorruptFileError:
+                if not skips_damage:
+                    raise
+        return begin, None
+
     first, end = queue.min_offset, queue.max_offset
     low, high = first, end
     while low < high:
-        middle = (low + high) // 2
-        found = store_timestamp(middle)
-        if found < time or (boundary == "UPPER" and found == time):
-            low = middle + 1
+        place, found = readable((low + high) // 2, high)
+        if found is not None and (found < time or (boundary == "UPPER" and found == time)):
+            low = place + 1
         else:
-            high = middle
+            high = place
     is_lower = boundary == "LOWER"
+    if skips_damage:  # what lay between two readable ones may have counted as later than it is
+        low = _first_after(log, queue, low, log_end, time if is_lower else time + 1)
     for _ in range(LOOKS):
         part = (max(first, low - STEP_BACK), low) if is_lower else (low, min(end, low + STEP_BACK))
-        passing = [offset for offset, found in _times(log, queue, *part, log_end)
+        passing = [offset for offset, found in _times(log, queue, *part, log_end, skips_damage)
                    if (found >= time if is_lower else found <= time)]  # fmt: skip
         if not passing:
             break
@@ -213,11 +227,22 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
     return low if is_lower else max(low - 1, first)
 
 
-def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: int) -> list[tuple[int, int]]:
-    """Queue offset and store timestamp of those in [begin, end) that can be read."""
+def _first_after(log: CommitLog, queue: ConsumeQueue, begin: int, log_end: int, time: int) -> int:
+    """First queue offset at or behind `begin` whose message can be read and was stored at or after `time`; the end."""
+    for first in range(begin, queue.max_offset, PULL_CHUNK):
+        for offset, found in _times(log, queue, first, min(first + PULL_CHUNK, queue.max_offset), log_end, True):
+            if found >= time:
+                return offset
+    return queue.max_offset
+
+
+def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: int,
+           any_size: bool) -> list[tuple[int, int]]:  # fmt: skip
+    """Queue offset and store timestamp of those in [begin, end) that can be read. any_size: as CommitLog.load."""
     places, _, _ = queue.read(begin, end - begin)
     order = np.argsort(places, kind="stable")
-    found = [(begin + int(order[position]), int(time)) for batch, positions in log.load(places[order], log_end)
+    found = [(begin + int(order[position]), int(time))
+             for batch, positions in log.load(places[order], log_end, any_size=any_size)
              for position, time in zip(positions, batch.numbers("store_timestamp"), strict=True)]  # fmt: skip
     return sorted(found)
 

@@ -432,23 +432,25 @@ class StoreReader(ABC):
         return queue.read(place, min(count, queue.max_offset - place))
 
     @while_open
-    def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER") -> int:
+    def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER", *,
+                      on_damage: Literal["raise", "skip"] = "raise") -> int:  # fmt: skip
         """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
 
         LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
-        none. 0 for an unknown queue. Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one record
-        header per step of a binary search, and of 32.
+        none. 0 for an unknown queue. on_damage: "skip" goes by the messages that can be read. Raises StoreClosedError,
+        CorruptFileError, TypeError, ValueError. Cost: one record header per step of a binary search, and of 32.
         Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
         if boundary not in ("LOWER", "UPPER"):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
+        skips_damage = teller(on_damage, None) is not None
         time = to_ms(timestamp, "timestamp", boundary == "LOWER")
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return 0
         if isinstance(queue, BatchConsumeQueue):
             return search_batches(queue, time, boundary)
-        return search_units(self._log, queue, self._log_end(), time, boundary)
+        return search_units(self._log, queue, self._log_end(), time, boundary, skips_damage=skips_damage)
 
     # ---- ranges ----
 

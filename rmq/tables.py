@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rmq.commitlog import CommitLog
+from rmq.errors import CorruptFileError
 from rmq.index import Index
-from rmq.query import messages_at
 from rmq.queueset import QueueSet
 from rmq.scan import arrow_field
 
@@ -94,10 +94,20 @@ def queue_bounds(topics: dict[str, dict[int, tuple[int, int]]]) -> Iterator[pa.R
 
 
 def log_segments(log: CommitLog, log_end: int) -> Iterator[pa.RecordBatch]:
-    """One row for each segment that holds records. first_store_timestamp: of its first record."""
+    """One row for each segment that holds records. first_store_timestamp: of its first record, null when that cannot be
+    read.
+    """
     segments = [segment for segment in log.segments if segment.start < log_end]
-    starts = np.array([segment.start for segment in segments], np.int64)
-    first = messages_at(log, starts, log_end)
-    times = [first[start].store_timestamp if start in first else None for start in starts.tolist()]
+    starts = [segment.start for segment in segments]
     yield _batch("segments", [[str(segment.path) for segment in segments], starts,
-                              [min(segment.end, log_end) for segment in segments], times])  # fmt: skip
+                              [min(segment.end, log_end) for segment in segments],
+                              [_first_time(log, start, log_end) for start in starts]])  # fmt: skip
+
+
+def _first_time(log: CommitLog, start: int, log_end: int) -> int | None:
+    try:
+        for batch, _ in log.load(np.array([start], np.int64), log_end, any_size=True):
+            return int(batch.numbers("store_timestamp")[0])
+    except CorruptFileError:
+        pass
+    return None

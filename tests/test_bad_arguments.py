@@ -132,6 +132,7 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     *((lambda s, v=v: s.search_offset("T", 0, v), TypeError, "timestamp") for v in (None, "1", 1.5, True)),
     *((lambda s, v=v: s.search_offset("T", 0, v), ValueError, "timestamp") for v in (NAIVE, HUGE)),
     *((lambda s, v=v: s.search_offset("T", 0, 0, v), (TypeError, ValueError), "boundary") for v in (None, "lower", 5)),
+    (lambda s: s.search_offset("T", 0, 0, on_damage="no"), ValueError, "on_damage"),
     *((lambda s, v=v: s.scan(topics=v), TypeError, "topics") for v in ("T", 5, [5], [b"T"], [None])),
     (lambda s: s.scan(topics=["\ud800"]), ValueError, "topics"),
     *((lambda s, v=v: s.scan(columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import pickle
+import random
 import shutil
 import struct
 import tracemalloc
@@ -380,3 +381,32 @@ def test_queues_are_derived_past_any_number_of_damaged_places(tmp_path: Path) ->
             file.write(bytes(4))
     with rmq.open(tmp_path / "s") as store:
         assert store.topics() == {"t": {0: (0, 1200)}}
+
+
+# ---- times -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_by_time_goes_by_what_can_be_read(tmp_path: Path, seed: int) -> None:
+    """Edges: runs of lost records, single ones, lost segments; a time before, at and behind each message's."""
+    chance, times = random.Random(seed), [1000 + number * 10 for number in range(200)]
+    clock = iter(times)
+    with rmq.open(tmp_path / "s", "x", config=CONFIG, clock=lambda: next(clock)) as store:
+        places = [store.put(rmq.Message("T", b"x" * chance.randrange(200))).phy_offset for _ in times]
+    lost = {number for number in range(200) if chance.random() < (seed % 3) / 8}
+    for first in chance.choices(range(200), k=seed % 4):
+        lost.update(range(first, min(200, first + chance.randrange(60))))
+    log = Log(tmp_path / "s", [])
+    for number in lost:
+        log.write(places[number], bytes(40))
+    for gone in [log.file(number) for number in {place // SEGMENT for place in places} if chance.random() < 0.1][:1]:
+        segment = int(gone.name)
+        lost.update(number for number, place in enumerate(places) if segment <= place < segment + SEGMENT)
+        os.truncate(gone, 10) if seed % 2 else gone.unlink()
+    left = [number for number in range(200) if number not in lost]
+    with rmq.open(tmp_path / "s") as reader:
+        for time in (time + more for time in times for more in (-1, 0, 1)):
+            lower = next((number for number in left if times[number] >= time), 200)
+            upper = next((number for number in left if times[number] > time), 200) - 1
+            assert reader.search_offset("T", 0, time, on_damage="skip") == lower
+            assert reader.search_offset("T", 0, time, "UPPER", on_damage="skip") == max(upper, 0)

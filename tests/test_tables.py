@@ -79,6 +79,17 @@ def test_bounds_and_segments(store: rmq.Store, path: Path) -> None:
     assert round(rows[0]["first_store_timestamp"].timestamp() * 1000) == TIME
 
 
+def test_a_segment_of_which_no_record_can_be_read_tells_no_time(path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    names = sorted((copy / "commitlog").iterdir())
+    os.truncate(names[0], 20)
+    os.truncate(names[1], 2000)
+    with rmq.open(path) as store, rmq.open(copy) as damaged:
+        whole, rows = (opened.table("segments").read_all().to_pylist() for opened in (store, damaged))
+    assert [row["first_store_timestamp"] for row in rows[1:]] == [row["first_store_timestamp"] for row in whole[1:]]
+    assert rows[0]["first_store_timestamp"] is None
+
+
 @pytest.mark.parametrize("name", ["queues", "index", "topics", "segments"])
 def test_an_empty_store_has_empty_tables(tmp_path: Path, name: str) -> None:
     with rmq.open(tmp_path / "s", "x", config=CONFIG) as empty:

@@ -5,7 +5,7 @@ partition may have so many messages at most."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -91,18 +91,16 @@ def plan_spans(store: Store, selection: Selection, asked: ReadOptions, min_parti
 def _in_time(store: Store, selection: Selection, *, fail: bool) -> Bounds:
     """Bounds of queues in which messages of the selection's time can lie, though the clock went back for a while."""
     assert selection.bounds is not None
+    on_damage: Literal["raise", "skip"] = "raise" if fail else "skip"
     found: Bounds = {}
     for topic, queues in selection.bounds.items():
         for queue, (first, last) in queues.items():
-            try:
-                if selection.begin is not None:
-                    first = max(first, store.search_offset(topic, queue, selection.begin - CLOCK_SLACK))
-                if selection.end is not None:
-                    time = min(selection.end + CLOCK_SLACK + 1, FOREVER)
-                    last = min(last, store.search_offset(topic, queue, time))
-            except CorruptFileError:
-                if fail:
-                    raise
+            if selection.begin is not None:
+                time = selection.begin - CLOCK_SLACK
+                first = max(first, store.search_offset(topic, queue, time, on_damage=on_damage))
+            if selection.end is not None:
+                time = min(selection.end + CLOCK_SLACK + 1, FOREVER)
+                last = min(last, store.search_offset(topic, queue, time, on_damage=on_damage))
             found.setdefault(topic, {})[queue] = first, last
     return found
 

@@ -62,7 +62,7 @@ def remote_partitions(path: str, taken: Snapshot, asked: ReadOptions) -> list[In
         if asked.is_by_index:
             place = taken.of("index", end=store.max_phy_offset)
             return [KeysPartition(path, asked["keys"], bounds[1], selection, begin=bounds[0], place=place)]
-        splits = plan_segments(path, ranges(store, selection), store.config.mapped_file_size_commit_log, bounds,
+        splits = plan_segments(path, ranges(store, selection, asked), store.config.mapped_file_size_commit_log, bounds,
                                split_bytes=asked["splitBytes"],
                                min_partitions=-(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
         for split in splits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -200,13 +200,14 @@ def _places(store: Store, queues: Bounds, options: ReadOptions, name: str, given
                if queue not in queues.get(topic, {})]  # fmt: skip
     if unknown and options["failOnDataLoss"]:
         raise DataLossError(f"option {name}: the store has no {', '.join(unknown)}")
+    on_damage: Literal["raise", "skip"] = "raise" if options["failOnDataLoss"] else "skip"
     places: Offsets = {}
     for topic, numbers in queues.items():
         for queue, (low, high) in numbers.items():
             default = low if name == "startingOffsets" else high
             if times is not None:
                 time = times.get(topic, {}).get(queue)
-                place = default if time is None else store.search_offset(topic, queue, time)
+                place = default if time is None else store.search_offset(topic, queue, time, on_damage=on_damage)
             elif isinstance(given, str):
                 place = low if given == "earliest" else high
             else:
@@ -219,10 +220,12 @@ def _explicit(times: Offsets | None, given: str | Offsets) -> Offsets:
     return times or (given if isinstance(given, dict) else {})
 
 
-def ranges(store: Store, selection: Selection) -> list[tuple[int, int]]:
+def ranges(store: Store, selection: Selection, options: ReadOptions) -> list[tuple[int, int]]:
     """The ranges of the log, as it stands now, in which messages of a selection can lie."""
     low, high = log_bounds(store) if selection.bounds is None else log_range(store, selection.bounds)
-    return time_ranges(store, selection.begin, selection.end, low, high)
+    # A damaged segment tells no time: then the tasks leave out what is not wanted.
+    begin, end = (selection.begin, selection.end) if options["failOnDataLoss"] else (None, None)
+    return time_ranges(store, begin, end, low, high)
 
 
 def log_bounds(store: Store) -> tuple[int, int]:

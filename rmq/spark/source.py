@@ -146,7 +146,7 @@ class MessageReader(DataSourceReader):
                     begin, end = log_bounds(store)
                     parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
                     continue
-                parts += partitions_of(path, store, selection, ranges(store, selection), asked,
+                parts += partitions_of(path, store, selection, ranges(store, selection, asked), asked,
                                        -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip
         return parts or [NoPartition(None)]
 

@@ -28,7 +28,7 @@ def read(path: Path, **options: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with rmq.open(path) as store:
         chosen = pickle.loads(pickle.dumps(select(store, asked)))
-        for split in plan(str(path), ranges(store, chosen), split_bytes=asked["splitBytes"]):
+        for split in plan(str(path), ranges(store, chosen, asked), split_bytes=asked["splitBytes"]):
             for batch in store.scan(topics=chosen.topics, begin=chosen.begin, end=chosen.end,
                                     begin_phy_offset=split.begin, end_phy_offset=split.end):  # fmt: skip
                 rows += chosen.keep(batch).to_pylist()
@@ -97,7 +97,7 @@ def test_a_time_range_reads_few_segments(tmp_path: Path) -> None:
         asked = ReadOptions.parse({"path": "s", "startingTimestamp": str(TIME + 200 * 600_000),
                                    "endingTimestamp": str(TIME + 201 * 600_000)})  # fmt: skip
         selection = select(store, asked)
-        found = ranges(store, selection)
+        found = ranges(store, selection, asked)
         assert len(found) == 1
         assert found[0][1] - found[0][0] <= 4 * 4096
         rows = store.scan(begin=selection.begin, end=selection.end, begin_phy_offset=found[0][0],
@@ -199,6 +199,31 @@ def test_by_queue_a_segment_that_is_cut_short_is_data_loss_or_read_to_its_last_w
         assert numbers_by_queue(clean, "false", stream=stream) == [n for n in range(100) if n not in lost]
 
 
+@pytest.mark.parametrize("mode", ["log", "queue"])
+@pytest.mark.parametrize("option", ["startingTimestamp", "startingOffsetsByTimestamp"])
+@pytest.mark.parametrize(("segment", "lost"), [(0, range(3, 13)), (2, range(29, 39)), (7, range(94, 100))], ids=str)
+def test_a_time_finds_what_is_left_of_a_log_that_is_cut_short(
+    tmp_path: Path, segment: int, lost: range, option: str, mode: str
+) -> None:
+    path, step = tmp_path / "s", 600_000
+    times = iter(range(TIME, TIME + 100 * step, step))
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 10)
+    with rmq.open(path, "x", config=config, clock=lambda: next(times)) as made:
+        for number in range(100):
+            made.put(rmq.Message("t", b"%03d" % number + bytes(200)))
+    os.truncate(path / "commitlog" / f"{segment * 4096:020d}", 1000)
+    schema = from_arrow_schema(schema_of(["body"]))
+    for first in (0, 5, 20, 33, 60, 97):
+        time = TIME + first * step - 1
+        told = str(time) if option == "startingTimestamp" else f'{{"t": {{"0": {time}}}}}'
+        asked = ReadOptions.parse({"path": str(path), "subscribe": "t", "scanMode": mode, "failOnDataLoss": "false",
+                                   option: told})  # fmt: skip
+        reader = MessageReader(asked, schema)
+        found = [int(body[:3]) for part in reader.partitions() for batch in reader.read(part)
+                 for body in batch.column("body").to_pylist()]  # fmt: skip
+        assert found == [number for number in range(first, 100) if number not in lost]
+
+
 @pytest.mark.parametrize("segment", [0, 2, 7])
 def test_queues_that_must_be_made_of_a_log_that_is_cut_short_are_data_loss(clean: Path, segment: int) -> None:
     """What units the rest of the segment had nobody knows."""
@@ -258,7 +283,7 @@ def test_a_damaged_message_at_an_end_of_the_offsets_is_left_out(tmp_path: Path, 
     asked = ReadOptions.parse({"path": str(path), "assign": '{"t": [0]}'})
     with rmq.open(path) as store:
         selection = select(store, asked)
-        [(begin, end)] = ranges(store, selection)
+        [(begin, end)] = ranges(store, selection, asked)
         scanned = store.scan(begin_phy_offset=begin, end_phy_offset=end, on_damage="skip")
         assert sum(len(selection.keep(batch)) for batch in scanned) == 99
         with pytest.raises(rmq.CorruptFileError):
