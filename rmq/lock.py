@@ -7,6 +7,7 @@ import contextlib
 import enum
 import errno
 import fcntl
+import functools
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, StoreLockedError
-from rmq.paths import StorePaths
+from rmq.paths import StorePaths, Version, version_of
 from rmq.segment import (
     FILE_MODE,
     SMALL_FILE,
@@ -25,6 +26,7 @@ from rmq.segment import (
     sync_directories,
     sync_file,
     write_atomically,
+    write_file,
     write_fully,
     write_marker,
 )
@@ -147,8 +149,8 @@ def _write_owner(paths: StorePaths, aborts: list[str], *, is_open: bool) -> None
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
              "aborts": aborts, "open": is_open, "written": now,
              "lock": os.stat(paths.lock).st_mtime_ns}  # fmt: skip
-    write_atomically(paths.owner, (json.dumps(owner) + "\n").encode())
-    os.utime(paths.owner, ns=(now, now))  # readers tell writers apart by it; the system's clock ticks too slowly
+    # Readers tell writers apart by its time; the system's clock ticks too slowly.
+    write_atomically(paths.owner, (json.dumps(owner) + "\n").encode(), mtime_ns=now)
 
 
 def _abort_text(paths: StorePaths) -> str:
@@ -176,6 +178,22 @@ def crash_of(paths: StorePaths) -> Crash | None:
     except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return Crash.BROKERS if os.path.lexists(paths.abort) else None
     return ours if is_ours else Crash.BROKERS
+
+
+def restorer(path: Path) -> Callable[[], None]:
+    """What gives a small file the bytes and the time it has now, or takes it away when there is none; not durable."""
+    try:
+        mtime_ns = os.stat(path).st_mtime_ns
+        return functools.partial(write_file, path, read_file(path, SMALL_FILE), mtime_ns=mtime_ns)
+    except FileNotFoundError:
+        return functools.partial(path.unlink, missing_ok=True)
+    except CorruptFileError:
+        return lambda: None  # large, or no file: who must read it tells
+
+
+def crash_signs(paths: StorePaths) -> tuple[Version | None, ...]:
+    """What changes when a writer comes or goes: then crash_of may say something else."""
+    return version_of(str(paths.abort)), version_of(str(paths.lock)), version_of(str(paths.owner))
 
 
 def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Crash | None:

@@ -37,18 +37,8 @@ logger = logging.getLogger("rmq")
 
 FORMAT = 1
 MANIFEST_LIMIT = 64 * 1024 * 1024
-Version = tuple[int, int, int]
 _CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
-
-
-def version_of(name: str) -> Version | None:
-    """What tells a file from one that takes its place or is written over it; None without one."""
-    try:
-        status = os.stat(name)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True, kw_only=True)

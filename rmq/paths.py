@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the files of a store. Source: RocketMQ StorePathConfigHelper, UtilAll#offset2FileName."""
+"""Names of the files of a store, and what tells one file from another.
+
+Source: RocketMQ StorePathConfigHelper, UtilAll#offset2FileName.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,17 @@ INDEX_NAME = re.compile(r"\d{17}")
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1
+Version = tuple[int, int, int]
 BEGUN_BY_SPARK = {"spark", "meta.json", "meta.json.tmp"}  # in rmq/, while there is no store yet
+
+
+def version_of(name: str) -> Version | None:
+    """What tells a file from one that takes its place or is written over it; None without one."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class StorePaths:

@@ -219,22 +219,28 @@ def read_file(path: Path, limit: int) -> bytes:
         return data
 
 
-def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = False) -> None:
-    """Make a file of bytes, or of pieces one behind the other, or give it another content. Raises as open_regular."""
+def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = False,
+               mtime_ns: int | None = None) -> None:  # fmt: skip
+    """Make a file of bytes, or of pieces one behind the other, or give it another content. Raises as open_regular.
+
+    mtime_ns: its time of change, None: now.
+    """
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         position = 0
         for piece in (data,) if isinstance(data, bytes) else data:
             write_fully(descriptor, piece, position)
             position += len(piece)
+        if mtime_ns is not None:
+            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         if durable:
             sync_file(descriptor)
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace a file: temporary name, fsync, rename, fsync of the directory."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mtime_ns: int | None = None) -> None:
+    """Replace a file: temporary name, fsync, rename, fsync of the directory. mtime_ns: as write_file."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        write_file(temporary, data, durable=True)
+        write_file(temporary, data, durable=True, mtime_ns=mtime_ns)
         os.replace(temporary, path)
     except (OSError, CorruptFileError):
         with contextlib.suppress(OSError):
@@ -255,16 +261,6 @@ def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
     if not path.exists():
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
     sync_directory(path.parent)
-
-
-def restorer(path: Path) -> Callable[[], None]:
-    """What gives a small file the bytes it has now, or takes it away when there is none; not durable. OSError."""
-    try:
-        return functools.partial(write_file, path, read_file(path, SMALL_FILE))
-    except FileNotFoundError:
-        return functools.partial(path.unlink, missing_ok=True)
-    except CorruptFileError:
-        return lambda: None  # large, or no file: who must read it tells
 
 
 def allocate(descriptor: int, offset: int, length: int) -> None:

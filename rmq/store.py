@@ -46,7 +46,7 @@ from rmq.geometry import (
 )
 from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
-from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced
+from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
 from rmq.message import PutResult, PutResults
@@ -56,7 +56,7 @@ from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import make_directory, restorer, sync_directory
+from rmq.segment import make_directory, sync_directory
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")

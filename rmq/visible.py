@@ -18,7 +18,7 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Durable, Index
 from rmq.indexfile import IndexFile
-from rmq.lock import Crash, Holder, crash_of, lock_holder
+from rmq.lock import Crash, Holder, crash_of, crash_signs, lock_holder
 from rmq.logend import (
     NEVER,
     LogEnd,
@@ -35,8 +35,8 @@ from rmq.logend import (
     was_closed,
     was_left_alone,
 )
-from rmq.marks import Mark, Marks, Version, read_manifest, version_of
-from rmq.paths import StorePaths
+from rmq.marks import Mark, Marks, read_manifest
+from rmq.paths import StorePaths, Version, version_of
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.recovery import index_is_whole
@@ -57,7 +57,7 @@ class Visible:
         """known_end: where the log ends, of one that does not change. queue_end: of a store without queues, behind the
         last record that its queues had. follows: writers may come."""
         self._known_end, self._queue_end, self._follows, self._paths = known_end, queue_end, follows, paths
-        self._owner_name, self._manifest_name, self._abort_name = map(str, (paths.owner, paths.manifest, paths.abort))
+        self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
         self._log, self._queues = log, queues
         self._index = index
         self._dispatcher = dispatcher
@@ -76,7 +76,7 @@ class Visible:
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
-        self._left = self._is_live, version_of(self._abort_name)
+        self._signs = None if self._is_live else crash_signs(paths)
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
         self._writer = self.writer_now()
@@ -146,10 +146,11 @@ class Visible:
         if mark is not None and self._holder is not Holder.RMQ and self._crashed is not Crash.OURS and \
                 is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
+        is_closed = not self._is_live and was_closed(self._crashed)
         is_crashed = mark is not None and self._crashed is not None  # what lies behind the mark is judged anew
         if mark is not None:
             start, derived = mark.durable_phy_offset, mark.derived_phy_offset
-            is_alone = start >= log.max_phy_offset or (self._is_clean and was_left_alone(log, mark))
+            is_alone = start >= log.max_phy_offset or (is_closed and was_left_alone(log, mark))
             is_cut = is_crashed or (self._is_clean and is_alone and queue_end > start)
             lost = cut_queues(log, self._queues, derived, derived, derived) if is_cut else []
             self._derive_anew(lost := [*lost, *lost_queues(log, self._queues, self._manifest, derived)])
@@ -179,7 +180,6 @@ class Visible:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
-        is_closed = not self._is_live and was_closed(self._crashed)
         if is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
@@ -255,8 +255,8 @@ class Visible:
                 self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
-            if self._left != (left := (self._is_live, version_of(self._abort_name))):  # another writer came and went
-                self._left, self._crashed = left, None if self._is_live else crash_of(self._paths)
+            if self._signs != (signs := None if self._is_live else crash_signs(self._paths)):
+                self._signs, self._crashed = signs, None if signs is None else crash_of(self._paths)
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and self._has_more():

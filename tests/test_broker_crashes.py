@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import digests
@@ -121,19 +123,19 @@ def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
             assert (store.max_phy_offset, store.topics()["T"]) == (placed[5], {0: (0, 25)})
 
 
-@pytest.mark.parametrize("begin", [make, lambda path: make(path) or crash(path)], ids=["closed", "crashed"])
+@pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
+@pytest.mark.parametrize("has_crashed", [False, True])
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_reader_that_was_there_before_sees_what_a_broker_put(
-        tmp_path: Path, begin: Callable[[Path], None], is_closed: bool) -> None:  # fmt: skip
+        tmp_path: Path, has_crashed: bool, is_closed: bool, version: str) -> None:  # fmt: skip
     path = tmp_path / "s"
-    begin(path)
-    owner = path / "rmq/owner"
+    make(path, dataclasses.replace(CONFIG, rocketmq_version=version))
+    if has_crashed:
+        crash(path)
     with rmq.open(path) as reader:
         assert reader.topics()["T"] == {0: (0, 20)}
-        left = owner.read_bytes() if owner.exists() else None
-        run_broker(path, [ZEROS, rmq.Message("T", b"21")], is_closed=is_closed)
-        if left is not None:
-            owner.write_bytes(left)
+        abort = "" if version == "4.9.8" else "4711"
+        run_broker(path, [ZEROS, rmq.Message("T", b"21")], is_closed=is_closed, abort=abort)
         with rmq.open(path) as fresh:
             assert reader.topics() == fresh.topics()
         assert [found.body for found in reader.pull("T", 0, 20).messages] == [b"20", b"21"]
@@ -226,6 +228,38 @@ def test_a_broker_that_left_the_same_abort_is_told_by_its_lock(tmp_path: Path, v
             assert store.topics() == {"T": {0: (0, 22)}, "U": {0: (0, 1)}}
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "disk full"), KeyboardInterrupt()], ids=["full", "stopped"])
+def test_a_broker_is_told_by_its_lock_behind_an_open_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                 error: BaseException) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    make(path, dataclasses.replace(CONFIG, rocketmq_version="4.9.8"))
+    crash(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(rmq.recovery, "cut_queues", mock.Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            rmq.open(path, "r+")
+    assert crash_of(StorePaths(path)) is Crash.OURS
+    run_broker(path, [ZEROS, rmq.Message("T", b"21")], abort="")
+    assert crash_of(StorePaths(path)) is Crash.BROKERS
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_writer_killed_amid_its_owner_file_leaves_the_time_that_it_tells(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool) -> None:  # fmt: skip
+    """Edges: when it is announced; when the log is recovered."""
+    def sync(directory: Path) -> None:
+        if owner.exists() and json.loads(owner.read_text())["open"] is is_open:
+            kill()
+
+    path, owner = tmp_path / "s", tmp_path / "s/rmq/owner"
+    make(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq.segment.sync_directory", sync)
+        killed(lambda: rmq.open(path, "r+"))
+    assert json.loads(owner.read_text())["open"] is is_open
+    assert owner.stat().st_mtime_ns == json.loads(owner.read_text())["written"]
+
+
 @pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
 def test_a_copy_of_our_crash_is_one(tmp_path: Path, copy: Callable[[str, str], None]) -> None:
     """Edge: with times and without."""
@@ -267,6 +301,26 @@ def test_damage_in_a_closed_store_stops_the_open_behind_one_that_was_killed(
     with pytest.raises(rmq.CorruptFileError) as error:
         rmq.open(path, "r+")
     assert (error.value.path, error.value.offset) == (str(path / LOG), placed[5])
+
+
+def test_what_opens_a_closed_store_does_so_behind_an_open_that_was_killed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Power loss took a segment of the broker's, which went on without it, and left the units of its messages."""
+    path, size = tmp_path / "s", 1 << 14
+    make(path, dataclasses.replace(CONFIG, mapped_file_size_commit_log=size))
+    with rmq.open(path, "r+") as store:
+        while store.max_phy_offset < size - 900:
+            store.put(rmq.Message("T", bytes(100)))
+        expected = store.topics()
+    run_broker(path, [rmq.Message("T", bytes(1000))] * 5, is_closed=True)
+    (path / "commitlog" / f"{size:020d}").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq.store.recover", kill)
+        killed(lambda: rmq.open(path, "r+"))
+    assert crash_of(StorePaths(path)) is Crash.OPENING
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode) as store:
+            assert store.topics() == expected
 
 
 def test_a_message_below_the_mark_is_no_torn_one(tmp_path: Path) -> None:
