@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, StoreLockedError
-from rmq.paths import StorePaths, Version, version_of
+from rmq.paths import StorePaths
 from rmq.segment import (
     FILE_MODE,
     SMALL_FILE,
@@ -189,11 +189,6 @@ def restorer(path: Path) -> Callable[[], None]:
         return functools.partial(path.unlink, missing_ok=True)
     except CorruptFileError:
         return lambda: None  # large, or no file: who must read it tells
-
-
-def crash_signs(paths: StorePaths) -> tuple[Version | None, ...]:
-    """What changes when a writer comes or goes: then crash_of may say something else."""
-    return version_of(str(paths.abort)), version_of(str(paths.lock)), version_of(str(paths.owner))
 
 
 def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Crash | None:

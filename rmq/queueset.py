@@ -131,12 +131,17 @@ class QueueSet:
         self.open(*key).forget_files()
         self._memory_only.add(key)
 
-    def follow_files(self, phy_offset: int, min_phy_offset: int) -> None:
-        """For readers: ConsumeQueue.follow_files of all queues, as a writer has left them."""
-        self._memory_only = set()
+    def follow_files(self, phy_offset: int, min_phy_offset: int, *, is_whole: bool) -> bool:
+        """For readers: ConsumeQueue.follow_files of all queues but those of derive_anew; is_whole: a recovery has made
+        their files right. Returns whether some go on in memory, which need the messages before phy_offset, too.
+        """
+        if is_whole:
+            self._memory_only = set()
         self.load()
-        for queue in self.queues.values():
-            queue.follow_files(phy_offset, min_phy_offset)
+        for key, queue in self.queues.items():
+            if key not in self._memory_only:
+                queue.follow_files(phy_offset, min_phy_offset)
+        return bool(self._memory_only)
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, opened or (in memory) made when there is none. The topic must be a directory name."""

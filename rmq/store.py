@@ -56,7 +56,7 @@ from rmq.queueset import QueueSet
 from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
-from rmq.segment import make_directory, sync_directory
+from rmq.segment import make_directory, remove_file, sync_directory
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -186,7 +186,7 @@ class Store(StoreReader):
         self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode=self.mode)
         new_meta = {"origin": "rmq" if is_own else "rocketmq", **self._legacy.told,
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
-        is_told = is_own if meta is None else {name: meta.get(name) for name in new_meta} == new_meta
+        is_told = meta is None or {name: meta.get(name) for name in new_meta} == new_meta
         if meta is None and is_own:
             write_meta(self._paths, new_meta)  # before any file whose size a reader could misjudge
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
@@ -197,8 +197,13 @@ class Store(StoreReader):
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
-        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks)
+        if has_marks and meta is None:
+            remove_file(self._paths.marks)  # of a store that nobody knows
+        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or meta is None)
         self._release.callback(self._marks.close)
+        if meta is None and not is_own:
+            undo.callback(restorer(self._paths.meta))
+            write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark = self._marks.read() if meta is not None else None
         self._table = QueueTable()
         indexing = self._index if self.config.message_index_enable else None

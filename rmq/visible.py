@@ -18,7 +18,7 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Durable, Index
 from rmq.indexfile import IndexFile
-from rmq.lock import Crash, Holder, crash_of, crash_signs, lock_holder
+from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
     NEVER,
     LogEnd,
@@ -57,10 +57,9 @@ class Visible:
         """known_end: where the log ends, of one that does not change. queue_end: of a store without queues, behind the
         last record that its queues had. follows: writers may come."""
         self._known_end, self._queue_end, self._follows, self._paths = known_end, queue_end, follows, paths
-        self._owner_name, self._manifest_name = str(paths.owner), str(paths.manifest)
+        self._owner_name, self._manifest_name, self._lock_name = map(str, (paths.owner, paths.manifest, paths.lock))
         self._log, self._queues = log, queues
-        self._index = index
-        self._dispatcher = dispatcher
+        self._index, self._dispatcher = index, dispatcher
         self._marks: Marks | None = None
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
@@ -76,10 +75,10 @@ class Visible:
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._coverage = Coverage(log, index)
         self._holder = lock_holder(paths.lock)
-        self._signs = None if self._is_live else crash_signs(paths)
+        self._writer = self.writer_now()
+        self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
-        self._writer = self.writer_now()
         self._cuts = False  # whether units count as cut_queues finds, beside a broker
         # Beside a writer each of these may be newer than the one before it, never older.
         manifest = read_manifest(paths)
@@ -227,8 +226,8 @@ class Visible:
         crashed = None if self._is_live else self._crashed
         own_from = durable if crashed is Crash.OURS and self._mark is not None else None
         is_brokers = self._holder is Holder.OTHER or crashed is Crash.BROKERS
-        return find_end(self._log, begin, self._limit(), own_from=own_from,
-                        on_disk=OnDisk(durable, since) if is_brokers else None)  # fmt: skip
+        on_disk = OnDisk(durable, since) if is_brokers else None
+        return find_end(self._log, begin, self._limit(), own_from=own_from, on_disk=on_disk)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
@@ -255,8 +254,9 @@ class Visible:
                 self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
-            if self._signs != (signs := None if self._is_live else crash_signs(self._paths)):
-                self._signs, self._crashed = signs, None if signs is None else crash_of(self._paths)
+            signs = None if self._is_live else (writer, version_of(self._lock_name))
+            if signs != self._signs:  # a writer came or went
+                self._signs, self._crashed = signs, crash_of(self._paths) if signs is not None else None
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and self._has_more():
@@ -329,7 +329,7 @@ class Visible:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
         self._read_mark()
         derived, self._derived = max(min(self._in_files(low), self.end), low), False
-        self._queues.follow_files(derived, low)
+        derived = low if self._queues.follow_files(derived, low, is_whole=self._holder is Holder.RMQ) else derived
         if self._cuts:  # the files still have the units that were left behind
             cut_queues(self._log, self._queues, self.end, level=logging.DEBUG)
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)

@@ -323,6 +323,37 @@ def test_what_opens_a_closed_store_does_so_behind_an_open_that_was_killed(
             assert store.topics() == expected
 
 
+def test_an_open_that_is_killed_keeps_a_broker_s_geometry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store that was never opened before: the one index file, which tells it, is derived again."""
+    path = tmp_path / "s"
+    make(path)
+    shutil.rmtree(path / "rmq")
+    for at in ("store.recover", "recovery._continue"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"rmq.{at}", kill)
+            killed(lambda: rmq.open(path, "r+"))
+    assert list((path / "index").iterdir()) == []
+    for _ in range(2):
+        with rmq.open(path, "r+") as store:
+            assert (store.config.max_hash_slot_num, store.config.max_index_num) == (97, 500)
+            assert [found.queue_offset for found in store.query("T", "k7")] == [7]
+    assert {file.stat().st_size for file in (path / "index").iterdir()} == {40 + 97 * 4 + 500 * 20}
+
+
+def test_an_open_that_fails_leaves_a_broker_s_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    make(path)
+    shutil.rmtree(path / "rmq")
+    with monkeypatch.context() as patched:
+        patched.setattr(rmq.recovery, "cut_queues", mock.Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            rmq.open(path, "r+")
+    assert not (path / "abort").exists()
+    assert not (path / "rmq/meta.json").exists()
+    with rmq.open(path) as store:
+        assert store.info().written_by == "RocketMQ"
+
+
 def test_a_message_below_the_mark_is_no_torn_one(tmp_path: Path) -> None:
     """A broker's of many zeros, which our writer took over; another broker put nothing before it was killed."""
     path = tmp_path / "s"

@@ -150,6 +150,10 @@ def test_a_reader_that_derived_a_queue_anew_does_not_go_back_to_its_files(
         store.flush()
         image = image_of(tmp_path / "s", tmp_path / "image")
     zero(image / QUEUE, 0, SECTOR)
+    with rmq.open(image) as reader:
+        for _ in range(2):
+            assert pulled(reader) == {("a", 0): [f"u{number}" for number in range(120)]}
+            reader.clean(dry_run=True)  # which looks at the files anew
     assert_whole(image, [f"u{number}" for number in range(120)])
 
 

@@ -54,7 +54,7 @@ LARGER = {
     "rmq/commitlog.py": 436,  # one noun: files, appending, reading, the end
     "rmq/consumequeue.py": 431,  # one noun: files, units, where it ends
     "rmq/reading.py": 546,  # the public face: half of it docstrings
-    "rmq/store.py": 483,  # the public face
+    "rmq/store.py": 484,  # the public face
     "tests/oracle.py": 600,  # the whole second opinion in one file that imports nothing of the project
     "tests/test_oracle.py": 800,  # its vectors
 }
