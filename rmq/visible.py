@@ -171,9 +171,9 @@ class Visible:
         if self._known_end is not None or not log.segments:
             return
         trusted = start if mark is not None else 0
-        since = NEVER if self._is_live else time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-        end = self._find_end(max(start, log.min_phy_offset), since)
+        end = self._find_end(max(start, log.min_phy_offset))
         if not self._is_live:
+            since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
             end = look_behind(log, end, OnDisk(trusted, since))
         if end.is_damage:
             end = end_past_damage(log, end)
@@ -220,13 +220,13 @@ class Visible:
             return True
         return bool(self._log.segments) and self._log.min_phy_offset < self._low
 
-    def _find_end(self, begin: int, since: int | None = NEVER) -> LogEnd:
-        """What recovery would not take for a record is none for a reader either. since: as time_on_disk."""
+    def _find_end(self, begin: int) -> LogEnd:
+        """What recovery would not take for a record is none for a reader either."""
         durable = self._mark.durable_phy_offset if self._mark is not None else 0
-        crashed = None if self._is_live else self._crashed
-        own_from = durable if crashed is Crash.OURS and self._mark is not None else None
-        is_brokers = self._holder is Holder.OTHER or crashed is Crash.BROKERS
-        on_disk = OnDisk(durable, since) if is_brokers else None
+        own_from = durable if self._crashed is Crash.OURS and self._mark is not None else None
+        is_killed = self._crashed is Crash.BROKERS
+        since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint)) if is_killed else NEVER
+        on_disk = OnDisk(durable, since) if is_killed or self._holder is Holder.OTHER else None
         return find_end(self._log, begin, self._limit(), own_from=own_from, on_disk=on_disk)
 
     def _limit(self) -> int:

@@ -126,8 +126,10 @@ def test_what_a_broker_had_not_flushed_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["4.9.8", "5.3.3"])
 @pytest.mark.parametrize("has_crashed", [False, True])
 @pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("messages", [[ZEROS, rmq.Message("T", b"21")], [rmq.Message("T", b"20"), ZEROS]])
 def test_a_reader_that_was_there_before_sees_what_a_broker_put(
-        tmp_path: Path, has_crashed: bool, is_closed: bool, version: str) -> None:  # fmt: skip
+        tmp_path: Path, has_crashed: bool, is_closed: bool, version: str,
+        messages: list[rmq.Message]) -> None:  # fmt: skip
     path = tmp_path / "s"
     make(path, dataclasses.replace(CONFIG, rocketmq_version=version))
     if has_crashed:
@@ -135,10 +137,10 @@ def test_a_reader_that_was_there_before_sees_what_a_broker_put(
     with rmq.open(path) as reader:
         assert reader.topics()["T"] == {0: (0, 20)}
         abort = "" if version == "4.9.8" else "4711"
-        run_broker(path, [ZEROS, rmq.Message("T", b"21")], is_closed=is_closed, abort=abort)
+        run_broker(path, messages, is_closed=is_closed, abort=abort)
         with rmq.open(path) as fresh:
             assert reader.topics() == fresh.topics()
-        assert [found.body for found in reader.pull("T", 0, 20).messages] == [b"20", b"21"]
+        assert [found.body for found in reader.pull("T", 0, 20).messages] == [one.body for one in messages]
 
 
 @pytest.mark.parametrize("has_marks", [True, False])
