@@ -41,6 +41,23 @@ def tag_set(tags: str | None) -> set[str] | None:
     return None if not wanted or tags.strip() == "*" else wanted
 
 
+def pull_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, log_end: int, place: int, limit: int,
+              wanted: set[str] | None) -> PullResult:  # fmt: skip
+    """Store.pull of a queue. log_end: not older than its bounds."""
+    if queue is None or queue.max_offset == 0:
+        return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+    low, high = queue.min_offset, queue.max_offset
+    if place < low:
+        return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+    if place == high:
+        return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, place, low, high)
+    if place > high:
+        return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    if isinstance(queue, BatchConsumeQueue):
+        return pull_batches(log, queue, log_end, place, limit, wanted)
+    return pull_units(log, queue, (low, high), log_end, place, limit, wanted)
+
+
 def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log_end: int, queue_offset: int,
                limit: int, wanted: set[str] | None) -> PullResult:  # fmt: skip
     """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
@@ -179,8 +196,18 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
     return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
 
 
+def search_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, log_end: int, time: int, boundary: str,
+                *, skips_damage: bool) -> int:  # fmt: skip
+    """Store.search_offset of a queue."""
+    if queue is None or queue.max_offset == 0:
+        return 0
+    if isinstance(queue, BatchConsumeQueue):
+        return search_batches(queue, time, boundary)
+    return search_units(log, queue, log_end, time, boundary, skips_damage=skips_damage)
+
+
 def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str, *,
-                 skips_damage: bool = False) -> int:  # fmt: skip
+                 skips_damage: bool) -> int:  # fmt: skip
     """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it.
 
     Binary search, then a look at STEP_BACK units beyond: the clock may have gone back. skips_damage: of messages that

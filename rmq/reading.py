@@ -45,9 +45,9 @@ from rmq.legacy import LegacyKeys
 from rmq.lock import lock_holder
 from rmq.lookup import loader, newest, numbered, placed_batches, table_of
 from rmq.marks import read_meta
-from rmq.message import PullResult, PullStatus, StoredMessage, is_hex_id, parse_offset_msg_id
+from rmq.message import PullResult, StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.paths import StorePaths
-from rmq.pull import pull_batches, pull_units, record_before, search_batches, search_units, tag_set
+from rmq.pull import pull_from, record_before, search_from, tag_set
 from rmq.query import (
     QueryManyResult,
     QueryResult,
@@ -381,6 +381,24 @@ class StoreReader(ABC):
                                                 self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
         return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 
+    def _ask_queue(self, topic: str, queue_id: int,
+                   ask: Callable[[ConsumeQueue | BatchConsumeQueue | None], _Answer]) -> _Answer:  # fmt: skip
+        """ask(queue), again when the queue was cleaned meanwhile, and maybe began anew."""
+        while True:
+            begun = self._log.min_phy_offset
+            queue = self._queue(topic, queue_id)
+            end = queue.max_offset if queue is not None else 0
+            try:
+                return ask(queue)
+            except CorruptFileError:
+                self._queue(topic, queue_id)
+                if self._log.min_phy_offset == begun and (queue is None or queue.max_offset >= end):
+                    raise
+
+    def _end_for(self, queue: ConsumeQueue | BatchConsumeQueue | None) -> int:
+        """End of the log, not older than the queue's bounds."""
+        return self._log_end() if isinstance(queue, BatchConsumeQueue) else self._derived_end()
+
     @while_open
     def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
              tags: str | None = None) -> PullResult:  # fmt: skip
@@ -394,26 +412,8 @@ class StoreReader(ABC):
         place = int64_offset(queue_offset, "queue_offset")
         limit = max(1, checked_int(limit, "limit", least=0))  # RocketMQ hands out one message when asked for none too
         wanted = tag_set(tags)
-        queue = self._queue(topic, queue_id)
-        if queue is None or queue.max_offset == 0:
-            return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        low, high = queue.min_offset, queue.max_offset
-        if place < low:
-            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
-        if place == high:
-            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, place, low, high)
-        if place > high:
-            return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
-        if isinstance(queue, BatchConsumeQueue):
-            return pull_batches(self._log, queue, self._log_end(), place, limit, wanted)
-        begun = self._log.min_phy_offset
-        try:
-            return pull_units(self._log, queue, (low, high), self._derived_end(), place, limit, wanted)
-        except CorruptFileError:
-            self._queue(topic, queue_id)
-            if self._log.min_phy_offset == begun and queue.max_offset >= high:
-                raise
-        return self.pull(topic, queue_id, queue_offset, limit, tags=tags)  # cleaned meanwhile, maybe begun again
+        return self._ask_queue(topic, queue_id, lambda queue: pull_from(
+            self._log, queue, self._end_for(queue), place, limit, wanted))  # fmt: skip
 
     @while_open
     def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:
@@ -445,12 +445,8 @@ class StoreReader(ABC):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
         skips_damage = teller(on_damage, None) is not None
         time = to_ms(timestamp, "timestamp", boundary == "LOWER")
-        queue = self._queue(topic, queue_id)
-        if queue is None or queue.max_offset == 0:
-            return 0
-        if isinstance(queue, BatchConsumeQueue):
-            return search_batches(queue, time, boundary)
-        return search_units(self._log, queue, self._log_end(), time, boundary, skips_damage=skips_damage)
+        return self._ask_queue(topic, queue_id, lambda queue: search_from(
+            self._log, queue, self._log_end(), time, boundary, skips_damage=skips_damage))  # fmt: skip
 
     # ---- ranges ----
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,7 @@ from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
+from rmq.errors import RmqError
 from rmq.index import Index
 from rmq.keys import check_limit, checked_int
 from rmq.logsegment import Segment
@@ -187,6 +189,11 @@ class Retention:
                     self._remove_queue(queue, following, table, flusher)
             for path in paths:
                 remove_file(path, flusher.sync_directory)
+        except OSError:
+            self._queues.leave()
+            with suppress(OSError, RmqError):  # the manifest names what stays, again
+                flusher.flush()
+            raise
         finally:
             if leaving:
                 self._queues.leave()

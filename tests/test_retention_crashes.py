@@ -258,8 +258,9 @@ def test_a_queue_of_which_a_file_cannot_be_removed_goes_on(tmp_path: Path, monke
         remove_file(path, sync)
 
     calls: list[Path] = []
-    with open_store(tmp_path / "s", "x", SHORT_QUEUES) as store:
+    with open_store(tmp_path / "s", "x", SHORT_QUEUES) as store, rmq.open(tmp_path / "s") as reader:
         fill(store)
+        assert reader.topics()["old"] == {0: (0, 10)}
         expire(tmp_path / "s", LOW)
         files = len(list((tmp_path / "s/consumequeue/old/0").iterdir()))
         assert files > failing
@@ -269,7 +270,7 @@ def test_a_queue_of_which_a_file_cannot_be_removed_goes_on(tmp_path: Path, monke
             with pytest.raises(PermissionError, match="not now"):
                 clean(store, expired_queues=True)
         assert len(list((tmp_path / "s/consumequeue/old/0").iterdir())) == files - failing
-        assert store.topics()["old"] == {0: (10, 10)}
+        assert store.topics()["old"] == reader.topics()["old"] == {0: (10, 10)}
         assert store.put(rmq.Message("old", b"more")).queue_offset == 10
         store.flush()
         assert [found.body for found in store.pull("old", 0, 10).messages] == [b"more"]

@@ -36,7 +36,7 @@ from commandline import environment
 from conftest import Golden, copy_store, digests
 
 import rmq
-from rmq import reading, retention
+from rmq import pull, retention
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
 from rmq.logsegment import Segment
@@ -475,23 +475,25 @@ def test_a_queue_that_gets_a_message_while_it_is_judged_stays(tmp_path: Path, mo
         assert rmq.verify(tmp_path / "s").is_sound
 
 
-def test_a_pull_amid_which_its_queue_goes_and_begins_again_tells_no_damage(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    def pull_late(*asked: Any) -> rmq.PullResult:
-        if asked[1].topic == "old" and not result:
+@pytest.mark.parametrize("call", ["pull_units", "search_units"])
+def test_a_queue_that_goes_and_begins_again_amid_a_look_at_it_tells_no_damage(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:  # fmt: skip
+    def look_late(log: Any, queue: ConsumeQueue, *asked: Any, **options: Any) -> Any:
+        if queue.topic == "old" and not result:
             expire(tmp_path / "s", LOW)
             result.append(clean(store, expired_queues=True))
             assert store.put(rmq.Message("old", b"new")).queue_offset == 0
             store.flush()
-            for path in asked[1].first_files():
-                asked[1]._files.forget(path)
-        return pull_units(*asked)
+            for path in queue.first_files():
+                queue._files.forget(path)
+        return look(log, queue, *asked, **options)
 
-    pull_units, result = reading.pull_units, list[rmq.CleanResult]()
+    look, result = getattr(pull, call), list[rmq.CleanResult]()
     with open_store(tmp_path / "s", "x", CONFIG) as store:
         fill(store)
         with rmq.open(tmp_path / "s") as reader:
             assert reader.topics()["old"] == {0: (0, 10)}
-            monkeypatch.setattr(reading, "pull_units", pull_late)
-            assert reader.pull("old", 0, 9).status is rmq.PullStatus.OFFSET_OVERFLOW_BADLY
+            monkeypatch.setattr(pull, call, look_late)
+            assert call == "search_units" or reader.pull("old", 0, 9).next_queue_offset == 1
+            assert reader.search_offset("old", 0, NOW) == 1
             assert [found.body for found in reader.pull("old").messages] == [b"new"]

@@ -55,6 +55,8 @@ class Interrupt:
 class _Raw(io.RawIOBase):
     """A file that ends when `wake` can be read; one on disk is just read."""
 
+    _descriptor = -1
+
     def __init__(self, path: str, wake: int) -> None:
         if path == "-":
             self._descriptor = os.dup(sys.stdin.fileno())
@@ -63,7 +65,7 @@ class _Raw(io.RawIOBase):
             os.set_blocking(self._descriptor, True)
         status = os.fstat(self._descriptor)
         if stat.S_ISDIR(status.st_mode):
-            os.close(self._descriptor)
+            self.close()
             raise IsADirectoryError(f"{path}: Is a directory")
         self.is_there = stat.S_ISREG(status.st_mode) and path != "-"
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -85,8 +87,9 @@ class _Raw(io.RawIOBase):
         return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self.size else 0
 
     def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         super().close()
 
 
