@@ -39,11 +39,11 @@ cdef class PropertyRows:
                    TextColumn uniq_key, TextColumn names, TextColumn values, const int64_t[::1] maps,
                    TextColumn raw, bint is_stored, bint drops_crc) except -1:
         """Take the columns of so many rows: see PutBatch.load_columns."""
+        self._starts = np.empty(count, np.int64)    # first: release looks at it
         self._keys, self._key_lists, self._tags, self._uniq_key = keys, key_lists, tags, uniq_key
         self._names, self._values, self._maps, self._raw = names, values, maps, raw
         self._is_stored, self._drops_crc = is_stored, drops_crc
         self.is_foreign = maps is not None or raw is not None
-        self._starts = np.empty(count, np.int64)
         self._size = 0
         self._reserve(1)    # so that rows without properties have an address too
         return 0
