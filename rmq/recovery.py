@@ -224,7 +224,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
             repair: bool) -> None:  # fmt: skip
     """Make log, queues and index agree, ready for puts. May be interrupted anywhere and run again.
 
-    crashed: whose writer did not close the store, None: it was closed.
+    crashed: how it was left, None: it was closed.
     repair: read the whole log, cut at the first damage and derive queues and index again. Without it raises
     CorruptFileError when what had been durable is damaged, and changes nothing.
     """
