@@ -295,6 +295,31 @@ def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_"
         spark.udf.register(prefix + name, function)
 
 
+def _row_sizes(batch: pa.RecordBatch) -> np.ndarray:
+    """About how many bytes each row has."""
+    sizes = np.full(len(batch), 1, np.int64)
+    for column in batch.columns:
+        kind = column.type
+        if pa.types.is_nested(kind):
+            sizes += np.array([column.slice(row, 1).nbytes for row in range(len(column))], np.int64)
+        elif pa.types.is_primitive(kind) or pa.types.is_null(kind):
+            sizes += 8
+        else:
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False) + 4
+    return sizes
+
+
+def _runs(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that have at most so many bytes together, or are one row."""
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ends):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield begin, end
+        begin = end
+
+
 def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequence[str] = MESSAGE_COLUMNS,
                 limit: int | None = None, begin: Any = None, end: Any = None,
                 config: StoreConfig | None = None) -> DataFrame:  # fmt: skip
@@ -325,13 +350,16 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
             asked = pc.is_valid(keys)
             readable = _utf8(keys)
             numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))
+            sizes = _row_sizes(batch)
             for found, places in probe.matches(keys.take(numbers), names):
                 rows, first = numbers.take(pa.array(places)), 0
                 for part in in_pieces(found, PIECE_BYTES):
                     last = first + len(part) if names else len(rows)
-                    left, first = batch.take(rows.slice(first, last - first)), last
-                    right = native_batch(part, target, path)
-                    yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
-                                                     names=[*left.schema.names, *right.schema.names])  # fmt: skip
+                    chosen, first = rows.slice(first, last - first), last
+                    for begin, end in _runs(sizes[chosen], PIECE_BYTES):
+                        left = batch.take(chosen.slice(begin, end - begin))
+                        right = native_batch(part.slice(begin, end - begin), target, path)
+                        yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
+                                                         names=[*left.schema.names, *right.schema.names])  # fmt: skip
 
     return df.mapInArrow(join, schema)

@@ -313,10 +313,13 @@ class ReadOptions:
         chosen = [name for name in ONE_OF if name in self.given]
         if len(chosen) > 1:
             raise ValueError(f"options {' and '.join(chosen)}: only one of {', '.join(ONE_OF)} can be given")
-        for begin, end in (("startingTimestamp", "startingOffsets"), ("endingTimestamp", "endingOffsets")):
-            for other in (end, f"{end}ByTimestamp"):
-                if begin in self.given and other in self.given:
-                    raise ValueError(f"options {begin} and {other}: only one of them can be given")
+        for side in ("starting", "ending"):
+            both = [name for name in (f"{side}Timestamp", f"{side}Offsets", f"{side}OffsetsByTimestamp")
+                    if name in self.given]  # fmt: skip
+            if len(both) > 1:
+                raise ValueError(f"options {' and '.join(both)}: only one of them can be given")
+        if {"path", "paths"} <= self.given:
+            raise ValueError("options path and paths: only one of them can be given")
         if self["subscribe"] == ():
             raise ValueError("option subscribe: names no topic")
         self._check_lite()

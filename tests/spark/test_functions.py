@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rmq
 import rmq.spark
+from rmq.spark import functions
 from rmq.spark.functions import MESSAGE_COLUMNS
 from spark.orders import COUNT, TIME
 
@@ -116,6 +118,30 @@ def test_a_join_of_large_bodies_crosses_in_pieces(spark: Any, tmp_path: Path) ->
     joined = rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=["body"])
     assert {row.key[1:]: bytes(row.body) for row in joined.collect()} == \
         {str(number): bytes([number]) * 1_000_000 for number in range(20)}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [["phy_offset"], ["phy_offset", "body"], []], ids=str)
+def test_a_join_of_large_rows_crosses_in_pieces(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                columns: list[str]) -> None:  # fmt: skip
+    """Edge: few messages' columns beside rows of any width, with nested ones; a row for each message of a hot key."""
+    with rmq.open(tmp_path / "s", "x") as made:
+        made.put_many([rmq.Message("t", b"x" * 50, keys=["hot", f"k{number}"]) for number in range(500)])
+    frame = spark.createDataFrame([], "key string, wide string, many array<string>, one int")
+    joins: list[Any] = []
+    monkeypatch.setattr(type(frame), "mapInArrow", lambda frame, join, schema: joins.append(join))
+    rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=columns)
+    monkeypatch.setattr(functions, "PIECE_BYTES", 100_000)
+    rows = [{"key": "hot", "wide": "w" * 3000, "many": None, "one": 1},
+            {"key": "k7", "wide": None, "many": [], "one": 2}, {"key": "hot", "wide": "", "many": ["m" * 500] * 9, "one": None}, {"key": "k8", "wide": "w" * 10**6},
+            {"key": "none", "wide": "w" * 10**6}]  # fmt: skip
+    kinds = {"key": pa.string(), "wide": pa.string(), "many": pa.list_(pa.string()), "one": pa.int32()}
+    batches = list(joins[0](iter([pa.RecordBatch.from_pylist(rows, pa.schema(kinds))])))
+    assert all(batch.nbytes < 2 * 100_000 or len(batch) == 1 for batch in batches)
+    found = pa.Table.from_batches(batches)
+    assert sorted(found["key"].to_pylist()) == ["hot"] * 1000 + ["k7", "k8"]
+    assert [found["one"].to_pylist().count(one) for one in (1, 2, None)] == [500, 1, 501]
+    if columns:
+        assert len(set(found.filter(pc.equal(found["one"], 1))["phy_offset"].to_pylist())) == 500
 
 
 @pytest.mark.parametrize(("options", "message"), [({"key": "nix"}, "df has no column 'nix'"),

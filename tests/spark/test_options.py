@@ -88,6 +88,10 @@ def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
     ({"maxRecordsPerPartition": "5", "subscribe": "a", "scanMode": "log"}, "scanMode=log: only queues tell"),
     ({"scanMode": "queue", "subscribe": "a", "keys": "k"}, "options keys and scanMode=queue: only one of them can be "
      "given; keys are found by the index or with scanMode=log"),
+    ({"startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t": {"0": 1}}'},
+     "options startingOffsets and startingOffsetsByTimestamp: only one"),
+    ({"endingOffsets": "latest", "endingTimestamp": "1"}, "options endingTimestamp and endingOffsets: only one"),
+    ({"paths": "/a,/b"}, "options path and paths: only one"),
     ({"subscribe": ""}, "option subscribe: names no topic"),
     ({"subscribe": " , "}, "option subscribe: names no topic"),
     ({"subscribe": "[]", "table": "topics"}, "option subscribe: names no topic"),
