@@ -132,7 +132,8 @@ def test_a_join_of_large_rows_crosses_in_pieces(spark: Any, tmp_path: Path, monk
     rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=columns)
     monkeypatch.setattr(functions, "PIECE_BYTES", 100_000)
     rows = [{"key": "hot", "wide": "w" * 3000, "many": None, "one": 1},
-            {"key": "k7", "wide": None, "many": [], "one": 2}, {"key": "hot", "wide": "", "many": ["m" * 500] * 9, "one": None}, {"key": "k8", "wide": "w" * 10**6},
+            {"key": "k7", "wide": None, "many": [], "one": 2},
+            {"key": "hot", "wide": "", "many": ["m" * 500] * 9, "one": None}, {"key": "k8", "wide": "w" * 10**6},
             {"key": "none", "wide": "w" * 10**6}]  # fmt: skip
     kinds = {"key": pa.string(), "wide": pa.string(), "many": pa.list_(pa.string()), "one": pa.int32()}
     batches = list(joins[0](iter([pa.RecordBatch.from_pylist(rows, pa.schema(kinds))])))
