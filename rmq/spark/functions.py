@@ -298,14 +298,13 @@ def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_"
 def _row_sizes(batch: pa.RecordBatch) -> np.ndarray:
     """About how many bytes each row has."""
     sizes = np.full(len(batch), 1, np.int64)
-    for column in batch.columns:
-        kind = column.type
-        if pa.types.is_nested(kind):
+    for column in batch.columns if len(batch) else ():
+        if column.type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        elif pa.types.is_nested(column.type):
             sizes += np.array([column.slice(row, 1).nbytes for row in range(len(column))], np.int64)
-        elif pa.types.is_primitive(kind) or pa.types.is_null(kind):
-            sizes += 8
         else:
-            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False) + 4
+            sizes += column.nbytes // len(column)
     return sizes
 
 

@@ -135,7 +135,8 @@ def test_a_join_of_large_rows_crosses_in_pieces(spark: Any, tmp_path: Path, monk
             {"key": "k7", "wide": None, "many": [], "one": 2},
             {"key": "hot", "wide": "", "many": ["m" * 500] * 9, "one": None}, {"key": "k8", "wide": "w" * 10**6},
             {"key": "none", "wide": "w" * 10**6}]  # fmt: skip
-    kinds = {"key": pa.string(), "wide": pa.string(), "many": pa.list_(pa.string()), "one": pa.int32()}
+    kinds = {"key": pa.string(), "wide": pa.string(), "many": pa.list_(pa.string()), "one": pa.int32(),
+             "amount": pa.decimal128(9, 2), "nothing": pa.null()}  # fmt: skip
     batches = list(joins[0](iter([pa.RecordBatch.from_pylist(rows, pa.schema(kinds))])))
     assert all(batch.nbytes < 2 * 100_000 or len(batch) == 1 for batch in batches)
     found = pa.Table.from_batches(batches)
