@@ -185,6 +185,12 @@ def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
     return is_sure
 
 
+def may_go_on(log: CommitLog, phy_offset: int) -> bool:
+    """False when what lies at a place is no record for sure."""
+    segment = log.segment_at(phy_offset)
+    return segment is None or any(segment.read(phy_offset - segment.start, L.BLANK_HEADER_SIZE))
+
+
 def record_behind(log: CommitLog, phy_offset: int) -> int:
     """For readers: the first whole record behind a damaged place, -1 when none. Files cut short are passed over."""
     for start in [segment.start for segment in log.segments if segment.end > phy_offset]:

@@ -249,7 +249,8 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         raise log.damage(log.max_phy_offset, SCAN_ZERO)
     if not fits(log, mark):
         raise log.no_record(mark.last_phy_offset, "the record that rmq/marks names as the last one is not here")
-    if clean and was_left_alone(log, mark):
+    is_whole = not misses_last_segment(log, store.checkpoint, store.queues.end_phy_offset())
+    if clean and is_whole and was_left_alone(log, mark):
         _recover_clean(store, mark, manifest)
     else:
         _recover_with_mark(store, mark, manifest, crashed)
@@ -286,8 +287,8 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
     end = look_behind(log, end, on_disk)
     queue_end = store.queues.end_phy_offset()
-    is_asked = was_closed(crashed) and not was_left_alone(log, mark)  # else _recover_clean does not ask either
-    end.is_damage = end.is_damage or (is_asked and misses_last_segment(log, store.checkpoint, queue_end))
+    end.is_damage = end.is_damage or (was_closed(crashed) and
+                                      misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:

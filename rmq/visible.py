@@ -28,6 +28,7 @@ from rmq.logend import (
     find_end,
     is_outdated,
     look_behind,
+    may_go_on,
     misses_last_segment,
     record_behind,
     start_without_marks,
@@ -141,15 +142,17 @@ class Visible:
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark, dispatcher = self._log, self._mark, self._dispatcher
-        queue_end = max(self._queue_end, self._queues.end_phy_offset())
+        in_files = self._queues.end_in_files() if self._crashed is Crash.OPENING else self._queues.end_phy_offset()
+        queue_end = max(self._queue_end, in_files)
         if mark is not None and self._holder is not Holder.RMQ and self._crashed is not Crash.OURS and \
                 is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
-        is_closed = not self._is_live and was_closed(self._crashed)
+        is_closed = not self._is_live and was_closed(self._crashed) and self._known_end is None
+        is_short = is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), in_files)
         is_crashed = mark is not None and self._crashed is not None  # what lies behind the mark is judged anew
         if mark is not None:
             start, derived = mark.durable_phy_offset, mark.derived_phy_offset
-            is_alone = start >= log.max_phy_offset or (is_closed and was_left_alone(log, mark))
+            is_alone = not is_short and (start >= log.max_phy_offset or (is_closed and was_left_alone(log, mark)))
             is_cut = is_crashed or (self._is_clean and is_alone and queue_end > start)
             lost = cut_queues(log, self._queues, derived, derived, derived) if is_cut else []
             self._derive_anew(lost := [*lost, *lost_queues(log, self._queues, self._manifest, derived)])
@@ -179,7 +182,7 @@ class Visible:
             end = end_past_damage(log, end)
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
-        if is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end):
+        if is_short or (is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end)):
             self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
         self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
         if is_crashed or (self._is_live and not self._cuts):
@@ -259,16 +262,11 @@ class Visible:
                 self._signs, self._crashed = signs, crash_of(self._paths) if signs is not None else None
             if self._log.segments:
                 self.end = max(self.end, self._log.min_phy_offset)
-                if self.end < self._limit() and self._has_more():
+                if self.end < self._limit() and may_go_on(self._log, self.end):
                     end = self._find_end(self.end)
                     self.end = end.phy_offset
                     self._keep_last(end.last_phy_offset)
             return self.end
-
-    def _has_more(self) -> bool:
-        """False when what lies at the end is no record for sure."""
-        segment = self._log.segment_at(self.end)
-        return segment is None or any(segment.read(self.end - segment.start, L.BLANK_HEADER_SIZE))
 
     def derive(self) -> None:
         """Bring the queues level with the end, in memory. CorruptFileError while files of one are damaged."""

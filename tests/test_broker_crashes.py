@@ -305,24 +305,32 @@ def test_damage_in_a_closed_store_stops_the_open_behind_one_that_was_killed(
     assert (error.value.path, error.value.offset) == (str(path / LOG), placed[5])
 
 
-def test_what_opens_a_closed_store_does_so_behind_an_open_that_was_killed(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Power loss took a segment of the broker's, which went on without it, and left the units of its messages."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_last_segment_that_is_lost_behind_our_mark_stops_the_open(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool) -> None:  # fmt: skip
+    """A broker closed it, its queues and its checkpoint tell; also behind an open that was killed."""
     path, size = tmp_path / "s", 1 << 14
     make(path, dataclasses.replace(CONFIG, mapped_file_size_commit_log=size))
-    with rmq.open(path, "r+") as store:
+    times = count(START + 30_000)
+    with rmq.open(path, "r+", clock=lambda: next(times)) as store:
         while store.max_phy_offset < size - 900:
             store.put(rmq.Message("T", bytes(100)))
         expected = store.topics()
     run_broker(path, [rmq.Message("T", bytes(1000))] * 5, is_closed=True)
     (path / "commitlog" / f"{size:020d}").unlink()
-    with monkeypatch.context() as patched:
-        patched.setattr("rmq.store.recover", kill)
-        killed(lambda: rmq.open(path, "r+"))
-    assert crash_of(StorePaths(path)) is Crash.OPENING
-    for mode in ("r", "r+", "r"):
-        with rmq.open(path, mode) as store:
-            assert store.topics() == expected
+    if is_killed:
+        with monkeypatch.context() as patched:
+            patched.setattr("rmq.store.recover", kill)
+            killed(lambda: rmq.open(path, "r+"))
+        assert crash_of(StorePaths(path)) is Crash.OPENING
+    with rmq.open(path) as store:
+        assert len(store.pull("T", 0, 0, 1000).messages) == expected["T"][0][1]
+        with pytest.raises(rmq.CorruptFileError, match=f"{size:020d}: byte 0: segment is missing"):
+            store.scan().read_all()
+    with pytest.raises(rmq.CorruptFileError, match=f"{size:020d}: byte 0: segment is missing"):
+        rmq.open(path, "r+")
+    with rmq.open(path, "r+", repair=True) as store:
+        assert store.topics() == expected
 
 
 def test_an_open_that_is_killed_keeps_a_broker_s_geometry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
