@@ -38,7 +38,7 @@ PUT_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class SegmentTask:
-    """Records in [begin, end) of one segment. queues: directory of the new queues; keys: file for their index keys."""
+    """Records in [begin, end) of one segment. queues: directory of the new queues; keys: that of their index keys."""
 
     commit_logs: tuple[Path, ...]
     begin: int
@@ -174,14 +174,16 @@ class _KeySink:
 
 
 def derive_segment(task: SegmentTask) -> SegmentPart:
-    """Units of a segment's records into the new queues' files, on disk; its keys into a file.
+    """Units of a segment's records into the new queues' files, on disk; its keys into a file of this try's own.
 
-    Raises CorruptFileError where the segment is no record, OSError of the disk. May run again: the same bytes.
+    Raises CorruptFileError where the segment is no record, OSError of the disk. May run again, beside itself too: the
+    same units.
     """
     config = task.config
     log = CommitLog(list(task.commit_logs), config.mapped_file_size_commit_log, writable=False)
     units = _UnitSink(task.queues, config.mapped_file_size_consume_queue)
-    keys = None if task.keys is None else _KeySink(task.keys, config.indexes_tags)
+    path = None if task.keys is None else task.keys / f"{task.begin}.{uuid.uuid4().hex}"
+    keys = None if path is None else _KeySink(path, config.indexes_tags)
     dispatcher = Dispatcher(log, units, keys, config)
     dispatcher.queue_phy_offset = dispatcher.index_phy_offset = task.begin
     try:
@@ -193,7 +195,7 @@ def derive_segment(task: SegmentTask) -> SegmentPart:
         if keys is not None:
             keys.close()
     runs = {key: (queue.first, queue.following) for key, queue in units.queues.items() if queue.first >= 0}
-    return SegmentPart(task.keys, 0 if keys is None else keys.count, runs,
+    return SegmentPart(path, 0 if keys is None else keys.count, runs,
                        any(queue.is_shifted for queue in units.queues.values()))  # fmt: skip
 
 
@@ -231,25 +233,29 @@ def derive(commit_logs: Sequence[Path], starts: Sequence[int], end: int, target:
     Raises CorruptFileError where the log is damaged, OSError of the disk. Memory: about 50 MiB for each task, whatever
     the sizes, beside the mapped files. Disk: 20 bytes for each key until it is done.
     """
-    derived, staged, queues = Derived(), target / "keys", target / "consumequeue"
-    for directory in (staged, queues, target / "index"):
+    derived, queues = Derived(), target / "consumequeue"
+    # A task that runs twice may write on when its answer is used: into what is gone, or the same bytes.
+    staged, units = target / "keys", target / f"units.{uuid.uuid4().hex}"
+    for directory in (staged, units, target / "index"):
         make_directory(directory)
     indexes = config.message_index_enable
-    tasks = [SegmentTask(tuple(commit_logs), begin, min(following, end), queues,
-                         staged / str(begin) if indexes else None, config)
+    tasks = [SegmentTask(tuple(commit_logs), begin, min(following, end), units,
+                         staged if indexes else None, config)
              for begin, following in pairwise([*starts, end])]  # fmt: skip
     parts = list(run(derive_segment, tasks))
     if _is_shifted(parts):
-        shutil.rmtree(queues)
+        make_directory(queues)
         _dispatch_queues(commit_logs, starts, end, queues, config, derived)
     else:
+        os.rename(units, queues)
         _finish_queues(parts, queues, config, derived)
     index_tasks = plan_index(parts, target / "index", config)
     for header in run(build_index_file, index_tasks):
         derived.index_header = header
     derived.index_files = [task.path for task in index_tasks]
     derived.key_count = sum(part.key_count for part in parts)
-    shutil.rmtree(staged)
+    for directory in (staged, units):
+        shutil.rmtree(directory, ignore_errors=True)
     sync_directories(target)
     return derived
 

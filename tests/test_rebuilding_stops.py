@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import copy_store, digests
-from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, fill
+from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, derived_files, fill
 
 import rmq
 from rmq import deriving, rebuilding, segment
@@ -276,3 +276,44 @@ def test_a_log_that_is_cleaned_meanwhile_is_read_again(store: Path, tmp_path: Pa
     assert not segments
     assert 0 < result.unit_count < 1500
     assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["amid", "behind"])
+@pytest.mark.parametrize("dies_at", [0, 1, 10**9], ids=["at once", "soon", "never"])
+def test_a_segment_that_two_tasks_derive_at_a_time_counts_once(
+        made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool, dies_at: int) -> None:  # fmt: skip
+    """As Spark's speculation does. Edges: the second one is killed; it is at work when the index is made."""
+    put_rows, copied, calls = deriving._KeySink.put_rows, list[int](), list[int]()
+
+    def put_twice(sink: deriving._KeySink, batch: Any, row: int, key: int) -> tuple[int, int]:
+        if copied and copied[-1] >= 0:
+            calls.append(row)
+            if len(calls) > dies_at:
+                raise Stopped
+        return put_rows(sink, batch, row, key)
+
+    def copy(item: deriving.SegmentTask) -> None:
+        copied.append(item.begin)
+        with contextlib.suppress(Stopped):
+            deriving.derive_segment(item)
+        copied.append(-1)
+
+    def amid(sink: deriving._KeySink, batch: Any, row: int, key: int) -> tuple[int, int]:
+        following = put_twice(sink, batch, row, key)
+        if not is_late and not copied:
+            copy(tasks[0])
+        return following
+
+    def run(task: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
+        if task is deriving.derive_segment:
+            tasks.extend(items)
+        elif is_late and not copied:
+            copy(tasks[0])
+        yield from map(task, items)
+
+    tasks: list[deriving.SegmentTask] = []
+    monkeypatch.setattr(deriving._KeySink, "put_rows", amid)
+    rebuilding.rebuild_by(run, made, tmp_path / "new")
+    assert copied == [0, -1]
+    assert derived_files(tmp_path / "new") == derived_files(made)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == list(PARTS)
