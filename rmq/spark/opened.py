@@ -208,8 +208,9 @@ def for_lookups(path: str, config: StoreConfig | None) -> Place:
     """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
     if not is_elsewhere(path):
         given = (config or StoreConfig()).store_path_commit_log
-        check_readable(StorePaths(Path(local_path(path)).absolute(), given))
-        return local_path(path)
+        root = Path(local_path(path)).absolute()  # the workers' own directory is another
+        check_readable(StorePaths(root, given))
+        return str(root)
     taken = Snapshot.take(Location.parse(path)).require_store()
     with planning(taken.of(), config) as store:
         return taken.of("index", end=store.max_phy_offset)

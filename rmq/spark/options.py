@@ -151,7 +151,7 @@ OPTIONS = (
     Option("includeHeaders", False, "kafka: the properties as column `headers`", _bool),
     Option("columns", None, "columns of the native schema, raw_body and raw_properties among them", _columns),
     Option("subscribe", None, "topics, with commas between; no topic is named: the whole log", _list),
-    Option("subscribePattern", None, "regular expression that the whole name of a topic with a queue matches", _pattern),
+    Option("subscribePattern", None, "regular expression for whole names of topics that have a queue", _pattern),
     Option("assign", None, 'queues, as {"topic": [0, 1]}', _assigned),
     Option("startingOffsets", "earliest", 'earliest, latest or {"topic": {"0": 23}}; -2 earliest, -1 latest', _offsets),
     Option("endingOffsets", "latest", "as startingOffsets, exclusive; not for streams", _offsets),

@@ -216,3 +216,9 @@ def test_a_join_refuses_a_column_twice_as_spark_tells_names_apart(spark: Any, st
             rmq.spark.lookup_join(joined, str(store), "orders", key="key", columns=["body"])
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_relative_path_is_the_driver_s(store: Path, frame: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    found = answers(frame, rmq.spark.offsets(store.name, "orders"))
+    assert found == answers(frame, rmq.spark.offsets(str(store), "orders"))
