@@ -341,6 +341,8 @@ class ReadOptions:
             self._check_windows()
         if self["schemaMode"] == "kafka" and "columns" in self.given:
             raise ValueError("option columns: the schema of schemaMode=kafka is fixed")
+        if self["schemaMode"] != "kafka" and self["includeHeaders"]:
+            raise ValueError("option includeHeaders: for schemaMode=kafka; the native schema has `properties`")
         if self["table"] != "messages":
             topics = {"subscribe", "subscribePattern"} if self["table"] in ("queues", "topics") else set()
             others = self.given - {"path", "paths", "table", "brokerConf"} - topics - OF_OBJECT_STORES

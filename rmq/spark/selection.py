@@ -184,10 +184,11 @@ def _bounds(store: Store, options: ReadOptions) -> Bounds:
         for queue, (low, high) in numbers.items():
             begin, end = first[topic][queue], last[topic][queue]
             if options["failOnDataLoss"] and begin < low:
-                raise DataLossError(f"startingOffsets: {topic} queue {queue} begins at {low}, {begin} is gone; "
-                                    "failOnDataLoss=false reads what is left")  # fmt: skip
+                raise DataLossError(f"{store.path}: startingOffsets: {topic} queue {queue} begins at {low}, {begin} is "
+                                    "gone; failOnDataLoss=false reads what is left")  # fmt: skip
             if options["failOnDataLoss"] and max(begin, end) > high:
-                raise DataLossError(f"{'startingOffsets' if begin > high else 'endingOffsets'}: {topic} queue {queue} "
+                name = "startingOffsets" if begin > high else "endingOffsets"
+                raise DataLossError(f"{store.path}: {name}: {topic} queue {queue} "
                                     f"ends at {high}, before {max(begin, end)}; failOnDataLoss=false reads what is "
                                     "there")  # fmt: skip
             bounds.setdefault(topic, {})[queue] = max(begin, low), min(end, high)
@@ -199,7 +200,8 @@ def _places(store: Store, queues: Bounds, options: ReadOptions, name: str, given
     unknown = [f"{topic} queue {queue}" for topic, numbers in _explicit(times, given).items() for queue in numbers
                if queue not in queues.get(topic, {})]  # fmt: skip
     if unknown and options["failOnDataLoss"]:
-        raise DataLossError(f"option {name}: the store has no {', '.join(unknown)}")
+        option = name if times is None else f"{name}ByTimestamp"
+        raise DataLossError(f"{store.path}: option {option}: the store has no {', '.join(unknown)}")
     on_damage: Literal["raise", "skip"] = "raise" if options["failOnDataLoss"] else "skip"
     places: Offsets = {}
     for topic, numbers in queues.items():

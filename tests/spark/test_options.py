@@ -91,6 +91,7 @@ def test_without_a_path_the_error_names_the_forms_that_keep_options() -> None:
     ({"startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t": {"0": 1}}'},
      "options startingOffsets and startingOffsetsByTimestamp: only one"),
     ({"endingOffsets": "latest", "endingTimestamp": "1"}, "options endingTimestamp and endingOffsets: only one"),
+    ({"includeHeaders": "true"}, "option includeHeaders: for schemaMode=kafka"),
     ({"paths": "/a,/b"}, "options path and paths: only one"),
     ({"subscribe": ""}, "option subscribe: names no topic"),
     ({"subscribe": " , "}, "option subscribe: names no topic"),
