@@ -314,7 +314,6 @@ class Retention:
                            truncated=truncated, dry_run=dry_run)  # fmt: skip
 
 
-
 def _has_expired(queue: ConsumeQueue, low: int, following: int) -> bool:
     """Whether a queue has units, those before a next offset of records below `low`: the last one alone may be wrong."""
     if not 0 < queue.end_phy_offset() < low:
