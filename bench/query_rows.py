@@ -25,7 +25,7 @@ from setting import Setting
 
 import rmq
 from rmq._core._record import PARSE_PROPERTIES
-from rmq.commitlog import CHECK_CRC
+from rmq.logscan import CHECK_CRC
 
 MESSAGES, FILES = 5_000_000, 10
 ENTRIES = MESSAGES // FILES + 1  # of an index file; as many for a slot as in a full one of RocketMQ's size

@@ -24,9 +24,10 @@ from setting import Setting
 import rmq
 from rmq._core import _layout as L
 from rmq._core._record import PARSE_PROPERTIES
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.dispatch import Dispatcher
 from rmq.index import Index
+from rmq.logscan import CHECK_CRC
 from rmq.queueset import QueueSet
 from rmq.views import view_batches
 

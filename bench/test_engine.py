@@ -21,7 +21,8 @@ from sample import CONFIG, SEGMENT, SIZES, SLOTS, START, TOPIC, random_keys, tab
 
 import rmq
 from rmq._core._record import PARSE_PROPERTIES
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
+from rmq.logscan import CHECK_CRC
 
 PAUSED_SEGMENT = 512 * 1024**2
 PAUSE = 1.5  # seconds; the first pass over memory behind it is slower on virtual machines

@@ -23,8 +23,9 @@ from rmq import commitlog
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
-from rmq.commitlog import CHECK_CRC, CommitLog, LogScan
+from rmq.commitlog import CommitLog
 from rmq.logend import start_without_marks
+from rmq.logscan import CHECK_CRC, LogScan
 from rmq.paths import StorePaths
 
 SEGMENT = 16 * 1024**2

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commit log: segments end to end, appended by one writer, read by the one record iterator.
+"""The commit log: appended by one writer, read by the one record iterator.
 
-Source: RocketMQ CommitLog, MappedFileQueue. Layout: docs/format/commitlog.md.
+Source: RocketMQ CommitLog. Layout: docs/format/commitlog.md.
 """
 
 from __future__ import annotations
 
-import bisect
-import logging
-import os
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,197 +15,37 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._logtail import LogTail
-from rmq._core._mapguard import lost_pages
 from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
-from rmq._core._record import (
-    CHECK_BODY_CRC,
-    CHECK_RECORD_CRC,
-    SCAN_BLANK,
-    SCAN_FULL,
-    SCAN_LIMIT,
-    SCAN_REASONS,
-    SCAN_TRUNCATED,
-    SCAN_ZERO,
-    encode_blank,
-)
+from rmq._core._record import SCAN_BLANK, SCAN_REASONS, SCAN_ZERO, encode_blank
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, MessageTooLargeError
-from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment, SegmentMaps
+from rmq.logfiles import LogFiles
+from rmq.logscan import LogScan
+from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
-from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, segment_name
-from rmq.segment import DirectoryWatch, close_all, is_hidden, make_directory, remove_file
-
-logger = logging.getLogger("rmq")
+from rmq.paths import segment_name
+from rmq.segment import close_all, make_directory, remove_file
 
 PIECE = 1024 * 1024  # bytes that are cleared at a time
 READ_GAP = 64 * 1024  # bytes between records: where they are fewer, the kernel's own read-ahead does as well
-CHECK_CRC = CHECK_BODY_CRC | CHECK_RECORD_CRC
-_START = attrgetter("start")
 
 
-class LogScan:
-    """Iterates over record batches of a range; then `phy_offset` and `stop` tell where and why it ended.
-
-    blank_phy_offset: the end-of-segment record right before that place, -1 when there is none.
-    Yields the same RecordBatch again and again: use its rows before going on.
-    """
-
-    def __init__(self, log: CommitLog, begin: int, end: int, batch: RecordBatch, skip_removed: bool,
-                 options: dict[str, Any]) -> None:  # fmt: skip
-        self.phy_offset = begin
-        self.stop = SCAN_LIMIT
-        self.blank_phy_offset = -1
-        self._log, self._end, self._batch = log, end, batch
-        self._skip_removed, self._options = skip_removed, options
-
-    def __iter__(self) -> Iterator[RecordBatch]:
-        while self.phy_offset < self._end:
-            segment = self._log.segment_at(self.phy_offset)
-            if segment is None and self._skip_removed and self.phy_offset < (low := self._log.min_phy_offset):
-                logger.warning("phy offsets %d to %d were cleaned away while they were read", self.phy_offset, low)
-                self.phy_offset, self.blank_phy_offset = low, -1
-                continue
-            if segment is None:
-                # A blank record with no segment behind it closes nothing: the log ends before it.
-                self.stop = SCAN_BLANK if self.blank_phy_offset >= 0 else SCAN_ZERO
-                break
-            batch = self._batch
-            until = segment.reach(self.phy_offset, min(self._end, segment.end), batch.capacity)
-            file = segment.holding(self.phy_offset, until)
-            self.stop = batch.scan(file.map, file.start, self.phy_offset, until, behind=file.behind, **self._options)
-            if self.stop == SCAN_TRUNCATED and batch.count:
-                self.stop = SCAN_FULL  # seen whole in the next step, if it is
-            file.check()
-            self.phy_offset = batch.next_phy_offset
-            if batch.count:
-                self.blank_phy_offset = -1
-                yield batch
-                file.check()  # the rows borrow the map
-            if self.stop == SCAN_BLANK:
-                if self.blank_phy_offset < 0:
-                    self.blank_phy_offset = self.phy_offset
-                self.phy_offset = segment.end
-            elif self.stop == SCAN_ZERO and self.blank_phy_offset >= 0:
-                self.phy_offset = self.blank_phy_offset
-                break
-            elif self.stop not in (SCAN_FULL, SCAN_LIMIT):
-                break
-        if self.stop == SCAN_BLANK and self.blank_phy_offset >= 0 and self._log.segment_at(self.phy_offset) is None:
-            self.phy_offset = self.blank_phy_offset
-        self._batch.release()
-
-
-class CommitLog:
-    """Segments of one size, in one or several directories. The put lock is the caller's."""
+class CommitLog(LogFiles):
+    """The log in its files. The put lock is the caller's."""
 
     def __init__(self, directories: list[Path], segment_size: int, *, writable: bool,
                  make_segment: Callable[..., Segment] = Segment) -> None:  # fmt: skip
         """make_segment: takes Segment's arguments."""
-        self.directories, self.segment_size, self.writable = directories, segment_size, writable
-        self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self.writer, self.tail = RecordWriter(), LogTail()  # it stands on the last of `unsynced` or nowhere
         self.tail.written_from = WRITTEN_FROM
         self.appends_crc = self.judges_crc = False  # each record has its CRC: by our last writer; or by the config
         self.unsynced: list[Segment] = []
-        self._watch, self._make_segment, self._lost_pages = DirectoryWatch(self.directories), make_segment, 0
-        # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
-        room = room_for_maps(segment_size)
+        self.unsynced_limit = max(1, room_for_maps(segment_size) // 2)  # above it, some should be synced
         self.following = FollowingSegment(self._new_segment)
-        self._maps = SegmentMaps(room, lambda: {*self.unsynced, *self.segments[-1:], *self.following.kept})
-        self.unsynced_limit = max(1, room // 2)  # above it, some should be synced
-        self.refresh()
-
-    # ---- files ----
-
-    def refresh(self) -> None:
-        """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
-        if not self.writable and self._watch.is_unchanged(self.segments):
-            return
-        known = {(segment.path, segment.inode): segment for segment in self.segments}
-        found: list[Segment] = []
-        empty: list[int] = []
-        for directory in self.directories:
-            try:
-                entries = list(os.scandir(directory))
-            except FileNotFoundError:
-                continue
-            for entry in entries:
-                path = Path(entry.path)
-                if entry.is_dir() or (not self.writable and is_hidden(entry.name)):
-                    if self.writable and SEGMENT_NAME.fullmatch(entry.name):
-                        raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
-                    continue
-                if (path, entry.inode()) in known:
-                    found.append(known[path, entry.inode()])
-                    continue
-                if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
-                    raise CorruptFileError(path, 0, "name is no commit-log segment's")
-                try:
-                    size, start = entry.stat().st_size, int(entry.name)
-                except FileNotFoundError:
-                    continue  # removed by a writer meanwhile
-                if size == 0:
-                    empty.append(start)
-                if self.writable and size not in (0, self.segment_size):
-                    raise CorruptFileError(path, min(size, self.segment_size),
-                                           f"segment has {size} bytes, expected {self.segment_size}")  # fmt: skip
-                if start % self.segment_size:
-                    raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
-                found.append(self.segment(path, start, entry.inode()))
-        found.sort(key=lambda segment: segment.start)
-        while found and found[-1].start in empty:
-            found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
-        for segment in found:
-            if self.writable and segment.start in empty:
-                raise CorruptFileError(segment.path, 0, "segment is empty")
-        for number in range(len(found) - 1, 0, -1):
-            if found[number].start != found[number - 1].end and not found[number - 1].path.exists():
-                found = found[number:]  # cleaned away while the directory was read
-                break
-        self.hold(found)
-        self._watch.keep(found)
-
-    def segment(self, path: Path, start: int, inode: int = 0) -> Segment:
-        """A file as a segment of this log."""
-        return self._make_segment(self._maps, path, start, self.segment_size, self.writable, inode)
-
-    def hold(self, segments: list[Segment]) -> None:
-        """Be the log of these segments, in ascending order, whatever else lies in the directories."""
-        known, self.segments = self.segments, segments
-        if len({*known, *segments}) > len(segments):
-            self._maps.retain(set(segments))
-
-    def first_gap(self) -> int:
-        """Phy offset of the first missing segment between others, or -1."""
-        for segment, following in zip(self.segments, self.segments[1:], strict=False):
-            if following.start != segment.end:
-                return segment.end
-        return -1
-
-    def segment_at(self, phy_offset: int) -> Segment | None:
-        """The segment that holds a phy offset, or None. A reader maps it: a writer may remove it at any time."""
-        segment = self._known_segment(phy_offset)
-        if segment is not None and not self.writable and not segment.is_there():
-            self.refresh()
-            segment = self._known_segment(phy_offset)
-        return segment
-
-    def _known_segment(self, phy_offset: int) -> Segment | None:
-        segments = self.segments
-        number = bisect.bisect_right(segments, phy_offset, key=_START) - 1
-        return segments[number] if number >= 0 and phy_offset < segments[number].end else None
-
-    @property
-    def min_phy_offset(self) -> int:
-        """Start of the first segment; 0 for an empty log."""
-        segments = self.segments
-        return segments[0].start if segments else 0
-
-    @property
-    def max_phy_offset(self) -> int:
-        """End of the last segment's file: no byte of the log lies at or past it."""
-        return self.segments[-1].end if self.segments else 0
+        # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
+        super().__init__(directories, segment_size, writable=writable, make_segment=make_segment,
+                         stay_mapped=lambda: [*self.unsynced, *self.following.kept])  # fmt: skip
 
     def _new_segment(self, start: int) -> Segment:
         directory = self.directories[0]
@@ -417,18 +253,6 @@ class CommitLog:
                 file.map[at : min(at + PIECE, end)] = bytes(min(PIECE, end - at))
             file.check()
             file.sync()
-
-    def forget_first(self, segment: Segment) -> None:
-        """The log begins behind its first segment, which is that one."""
-        assert self.segments[0] is segment
-        self.hold(self.segments[1:])
-
-    def check(self) -> None:
-        """CorruptFileError when pages of a segment's map were gone. Cost: nothing until another page is lost."""
-        if (count := lost_pages()) != self._lost_pages:
-            for segment in self.segments:
-                segment.check()
-            self._lost_pages = count
 
     def close(self) -> None:
         self.tail.release()

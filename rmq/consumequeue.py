@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consume queues: for each topic and queue id the 20-byte units of its messages, by queue offset.
 
-Files are read and written by position, not mapped: a full disk is an OSError, a truncated file a short read.
 Source: RocketMQ ConsumeQueue. Layout: docs/format/consumequeue.md.
 """
 
@@ -9,20 +8,19 @@ from __future__ import annotations
 
 import bisect
 import logging
-import os
 import threading
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._consumequeue import pre_blank_units, unpack_units, valid_units
+from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError, RmqError
-from rmq.paths import LARGEST_OFFSET, segment_name
-from rmq.segment import LOOKS, FileCache, create_file, make_directory, sized_files, sync_directory, sync_file
+from rmq.paths import LARGEST_OFFSET
+from rmq.queuefiles import QueueFiles
+from rmq.segment import LOOKS, FileCache
 
 logger = logging.getLogger("rmq")
 
@@ -39,7 +37,7 @@ class ConsumeQueue:
     min_offset, max_offset: queue offsets [min, max) that have a unit.
     """
 
-    def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, files: FileCache, *,
+    def __init__(self, directory: Path, topic: str, queue_id: int, segment_size: int, cache: FileCache, *,
                  writable: bool, is_exact: bool, trusted: int | None = None, bridges_gap: bool = False,
                  judges_files: bool = False) -> None:  # fmt: skip
         """is_exact: record and unit number agree; a broker that lost units goes on with a shift between them.
@@ -47,20 +45,12 @@ class ConsumeQueue:
         bridges_gap: where a file is missing the queue ends; whoever opens it knows what units there must be.
         judges_files: units that differ from those appended give way; for writers and in exact queues always.
         """
-        self.directory = directory
-        self.topic = topic
-        self.queue_id = queue_id
+        self.directory, self.topic, self.queue_id = directory, topic, queue_id
         self.is_exact = is_exact
         self.min_offset = self.max_offset = 0
-        self._segment_size = segment_size
-        self._files = files
-        self._writable = writable
-        self._starts: list[int] = []
-        self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
-        self._bridges_gap = bridges_gap
+        self.files = QueueFiles(directory, segment_size, cache, writable=writable, bridges_gap=bridges_gap)
+        self._cache, self._writable = cache, writable
         self._judges = judges_files or is_exact or writable
-        self.not_its_own: list[int] = []  # files behind a missing one, and empty ones
-        self._dirty: set[Path] = set()  # files, and directories with new names
         self._tail = bytearray()  # units from queue offset _tail_start on, of a reader only
         self._tail_start = 0
         self._lock = threading.RLock()
@@ -74,61 +64,23 @@ class ConsumeQueue:
         if trusted is not None:
             self.cut_where(trusted, lambda *place: True)
 
-    # ---- files ----
-
     def _load(self, is_last: bool) -> None:
         """List segments and find the end: the last valid unit of the last segment that begins with one.
 
         is_last: a missing file is no file that another process has just removed.
         """
-        self._starts, empty = sized_files(self.directory, self._segment_size, skip_hidden=not self._writable)
-        for start in [] if self._writable else [*self._starts, *empty]:
-            self._files.forget(self._path(start))  # a recovery may have made another file of that name
-        self.not_its_own = empty if self._bridges_gap else []
-        for place, (start, following) in enumerate(pairwise(self._starts), 1):
-            if following != start + self._segment_size:
-                path = self._path(start + self._segment_size)
-                if not (self._bridges_gap and is_last):
-                    raise CorruptFileError(path, 0, "consume-queue segment is missing")
-                logger.warning("%s: consume-queue segment is missing; the queue ends there", path)
-                self._starts, self.not_its_own = self._starts[:place], sorted([*empty, *self._starts[place:]])
-                break
-        self.min_offset = self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
-        for start in reversed(self._starts):
+        files = self.files
+        files.look(is_last=is_last)
+        self.min_offset = self.max_offset = files.first_offset() or 0
+        for start in reversed(files.starts):
             first = start // UNIT_SIZE
-            count = bisect.bisect_left(range(first, first + self._segment_size // UNIT_SIZE), True,
-                                       key=lambda place: valid_units(self._read_file(place, 1)) != 1)  # fmt: skip
-            if not self._writable and not self._path(start).exists():
-                raise FileNotFoundError(self._path(start))  # cleaned away: what was read of it tells nothing
+            count = bisect.bisect_left(range(first, first + files.segment_size // UNIT_SIZE), True,
+                                       key=lambda place: valid_units(files.read(place, 1)) != 1)  # fmt: skip
+            if not self._writable and not files.path(start).exists():
+                raise FileNotFoundError(files.path(start))  # cleaned away: what was read of it tells nothing
             if count:
                 self.max_offset = first + count
                 break
-
-    def _path(self, start: int) -> Path:
-        path = self._known_paths.get(start)
-        if path is None:
-            path = self._known_paths[start] = self.directory / segment_name(start)
-        return path
-
-    def _read_file(self, queue_offset: int, count: int) -> bytes:
-        """Bytes of units from the files, across segments; fewer where a file is missing."""
-        parts = []
-        position, left = queue_offset * UNIT_SIZE, count * UNIT_SIZE
-        while left > 0:
-            start = position - position % self._segment_size
-            number = bisect.bisect_left(self._starts, start)
-            if number == len(self._starts) or self._starts[number] != start:
-                break
-            size = min(left, start + self._segment_size - position)
-            try:
-                data = self._files.read(self._path(start), position - start, size)
-            except FileNotFoundError:
-                break  # cleaned away by the writer beside us
-            if len(data) < size:
-                raise CorruptFileError(self._path(start), position - start + len(data), "file was truncated")
-            parts.append(data)
-            position, left = position + size, left - size
-        return b"".join(parts)
 
     # ---- read ----
 
@@ -140,7 +92,7 @@ class ConsumeQueue:
         with self._lock:
             count = max(0, min(count, self.max_offset - queue_offset))
             in_files = max(0, min(count, self._tail_start - queue_offset)) if self._tail else count
-            data = self._read_file(queue_offset, in_files) if in_files else b""
+            data = self.files.read(queue_offset, in_files) if in_files else b""
             if in_files < count and len(data) == in_files * UNIT_SIZE:
                 first = (queue_offset + in_files - self._tail_start) * UNIT_SIZE
                 data += bytes(self._tail[first : first + (count - in_files) * UNIT_SIZE])
@@ -150,8 +102,8 @@ class ConsumeQueue:
     def first_offset(self) -> int:
         """Queue offset of the first unit in the files, or of those in memory where these took the files' place."""
         with self._lock:
-            starts = [start // UNIT_SIZE for start in self._starts[:1]]
-            return min([*starts, self._tail_start] if self._tail or not starts else starts)
+            first = self.files.first_offset()
+            return self._tail_start if first is None else min(first, self._tail_start) if self._tail else first
 
     @property
     def files_end(self) -> int:
@@ -161,17 +113,12 @@ class ConsumeQueue:
 
     def place_of(self, queue_offset: int) -> tuple[Path, int]:
         """File and position of a unit."""
-        number, position = divmod(queue_offset * UNIT_SIZE, self._segment_size)
-        return self._path(number * self._segment_size), position
+        return self.files.place_of(queue_offset)
 
     def behind_lost_file(self, queue_offset: int) -> int:
-        """Where the next file begins when that of a unit is gone and a later one is not, as after no recovery; else the
-        unit's queue offset. Source: ConsumeQueue#rollNextFile."""
+        """QueueFiles.behind_lost, of the files as they are in this moment."""
         with self._lock:
-            start = queue_offset * UNIT_SIZE // self._segment_size * self._segment_size
-            later = [self._path(other) for other in self._starts if other > start]
-            is_lost = not self._path(start).exists() and any(path.exists() for path in later)
-        return (start + self._segment_size) // UNIT_SIZE if is_lost else queue_offset
+            return self.files.behind_lost(queue_offset)
 
     def end_phy_offset(self) -> int:
         """End of the record of the last unit; 0 for an empty queue or one that ends with pre-blank units."""
@@ -208,7 +155,7 @@ class ConsumeQueue:
                     raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
                 if first > 0 and self.is_exact and self.end_phy_offset() <= lost_below:
                     self.cut(0) if self._writable else self.forget_files()
-                if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self._segment_size:
+                if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self.files.segment_size:
                     logger.warning("%s: record has queue offset %d, %d is next", self.directory, first, self.max_offset)
                     first = self.max_offset
             if not self._writable and 0 <= first < self.max_offset and self._is_begun_again(first, data):
@@ -255,76 +202,24 @@ class ConsumeQueue:
         return place if phy_offset_of(place) == phy_offset else first, data
 
     def _append_to_files(self, first: int, data: bytes) -> None:
-        if first and (first > self.max_offset or not self._starts):
-            begin = (first * UNIT_SIZE - first * UNIT_SIZE % self._segment_size) // UNIT_SIZE
-            self._write(begin, pre_blank_units(first - begin))
+        if first and (first > self.max_offset or not self.files.starts):
+            self.files.write_pre_blank(first)
             self.min_offset = first
-        self._write(first, data)
-
-    def _write(self, first: int, data: bytes) -> None:
-        position = first * UNIT_SIZE
-        view = memoryview(data)
-        while view:
-            start = position - position % self._segment_size
-            path = self._path(start)
-            if start not in self._starts:
-                self._create(path, start)
-            size = min(len(view), start + self._segment_size - position)
-            self._files.write(path, position - start, view[:size])
-            self._dirty.add(path)
-            view, position = view[size:], position + size
-
-    def _create(self, path: Path, start: int) -> None:
-        """Durable at once until there is a mark; then power loss may take one and leave the next."""
-        make_directory(self.directory, sync_directory if self._files.syncs_new else self._dirty.add)
-        self._files.changes += 1
-        descriptor = create_file(path)
-        try:
-            os.ftruncate(descriptor, self._segment_size)
-            if self._files.syncs_new:
-                sync_file(descriptor)
-                sync_directory(self.directory)
-            self._dirty |= {path, self.directory}
-            self._starts = sorted([*self._starts, start])
-        except BaseException:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        self.files.write(first, data)
 
     def cut(self, max_offset: int) -> None:
         """End the queue at a queue offset: units from there on are zero, later segments gone; a reader forgets them."""
         self.max_offset = min(self.max_offset, max_offset)
         self.min_offset = min(self.min_offset, self.max_offset)
-        if not self._writable:
-            self._starts = self._starts if self.max_offset else []
-            self._tail = self._tail[: max(0, self.max_offset - self._tail_start) * UNIT_SIZE]
+        if self._writable:
+            self.files.cut(max_offset)
             return
-        position = max_offset * UNIT_SIZE
-        for start in [start for start in reversed(self._starts) if start >= position]:
-            self._remove(start)
-            self._starts.remove(start)
-        for start in self._starts:
-            if start + self._segment_size > position:
-                size = start + self._segment_size - position
-                rest = self._files.read(self._path(start), position - start, size)
-                if used := len(rest.rstrip(b"\0")):
-                    self._files.write(self._path(start), position - start, bytes(used))
-                    self._dirty.add(self._path(start))
-
-    def _remove(self, start: int) -> None:
-        """Remove a file: one after the other, the last first, for no crash may leave a gap."""
-        self._files.forget(self._path(start))
-        os.unlink(self._path(start))
-        sync_directory(self.directory)
-        self._dirty.discard(self._path(start))
+        self.files.starts = self.files.starts if self.max_offset else []
+        self._tail = self._tail[: max(0, self.max_offset - self._tail_start) * UNIT_SIZE]
 
     def end_at_gap(self, max_offset: int) -> None:
         """cut, and remove the files that are not the queue's own, before it grows into their names."""
-        while self.not_its_own:
-            if self._writable:
-                self._remove(self.not_its_own[-1])
-            self.not_its_own.pop()
+        self.files.remove_strangers()
         self.cut(max_offset)
 
     def cut_where(self, limit: int, is_own: Callable[[int, int, int], bool],
@@ -341,14 +236,14 @@ class ConsumeQueue:
             # Behind a lost page stand zeros, then newer units: neither may count as the queue's.
             return bool(size[0] <= 0 or phy_offset[0] < 0 or int(phy_offset[0]) + int(size[0]) > limit)
 
-        first = self._starts[0] // UNIT_SIZE if self._starts else 0
+        first = self.files.first_offset() or 0
         end = bisect.bisect_left(range(self.max_offset), True, lo=min(first, self.max_offset), key=is_past)
         while end > first:
             phy_offset, size, _ = self.read(end - 1, 1)
             if not len(size) or size[0] == UNIT_PRE_BLANK_SIZE or is_own(end - 1, int(phy_offset[0]), int(size[0])):
                 break
             end -= 1
-        if end == first and self._bridges_gap and not any(self.read(first, 1)[1] == UNIT_PRE_BLANK_SIZE):
+        if end == first and self.files.bridges_gap and not any(self.read(first, 1)[1] == UNIT_PRE_BLANK_SIZE):
             end = 0  # no cleaning leaves a queue without a unit: its first files are missing
         self.max_offset = end
         if goes_on():
@@ -356,19 +251,10 @@ class ConsumeQueue:
         self.cut(end)
         return False
 
-    def distrust(self) -> None:
-        """Take all files as written since the last sync: a process that was killed may have."""
-        self._dirty.update(map(self._path, self._starts))
-
-    def take_dirty(self, into: set[Path]) -> None:
-        """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
-        into |= self._dirty
-        self._dirty = set()
-
     def forget_files(self) -> None:
         """For readers: take the queue as empty, to be derived in memory, because files of it are gone."""
         with self._lock:
-            self._starts, self._tail = [], bytearray()
+            self.files.starts, self._tail = [], bytearray()
             self.min_offset = self.max_offset = self._tail_start = 0
 
     def follow_files(self, phy_offset: int, min_phy_offset: int = 0) -> None:
@@ -383,10 +269,10 @@ class ConsumeQueue:
             offsets, _, _ = unpack_units(self._tail)
             done = int(np.searchsorted(offsets, phy_offset))
             kept, kept_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
-            for start in self._starts:
-                self._files.forget(self._path(start))
-            fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self._segment_size, self._files,
-                                 writable=False, is_exact=self.is_exact, bridges_gap=self._bridges_gap)  # fmt: skip
+            self.files.forget_open()
+            fresh = ConsumeQueue(self.directory, self.topic, self.queue_id, self.files.segment_size, self._cache,
+                                 writable=False, is_exact=self.is_exact,
+                                 bridges_gap=self.files.bridges_gap)  # fmt: skip
             if fresh.max_offset < kept_start and is_over:
                 kept_start = fresh.max_offset
             if fresh.max_offset < kept_start:
@@ -394,7 +280,7 @@ class ConsumeQueue:
             # A unit that was removed meanwhile lay below it.
             end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
                                      key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).any()))  # fmt: skip
-            self._starts, self._tail, self._tail_start = fresh._starts, kept, kept_start
+            self.files.starts, self._tail, self._tail_start = fresh.files.starts, kept, kept_start
             self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end
 
     # ---- cleaning ----
@@ -402,28 +288,20 @@ class ConsumeQueue:
     def count_below(self, min_phy_offset: int) -> int:
         """Segments in front whose records lie below a phy offset; never the one with the last unit. Source:
         MappedFileQueue#deleteExpiredFileByOffset, which looks at the last unit only."""
-        size = self._segment_size // UNIT_SIZE
-        for count, start in enumerate(self._starts):
+        size = self.files.segment_size // UNIT_SIZE
+        for count, start in enumerate(self.files.starts):
             following = start // UNIT_SIZE + size
             for first in (following - 1, following - size):
                 offsets, _, _ = self.read(first, following - first)
                 is_below = (offsets >= 0) & (offsets < min_phy_offset)
                 if following >= self.max_offset or not len(offsets) or not is_below.all():
                     return count
-        return len(self._starts)
-
-    def first_files(self, count: int | None = None) -> list[Path]:
-        """The first segments, oldest first; None: all."""
-        return [self._path(start) for start in self._starts[:count]]
+        return len(self.files.starts)
 
     def forget_first(self, count: int) -> None:
         """The queue's files begin behind the first `count` segments, which the caller removes."""
         with self._lock:
-            for path in self.first_files(count):
-                self._files.forget(path)
-                self._dirty.discard(path)
-            self._starts = self._starts[count:]
-            self._known_paths.clear()
+            self.files.forget_first(count)
 
     @property
     def tail_size(self) -> int:

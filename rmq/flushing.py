@@ -218,7 +218,7 @@ class Flusher:
                 if files or store.checkpoint.is_behind:
                     store.checkpoint.flush()
                 self._marks.write(mark)
-                store.queues.files.syncs_new = False  # from now on the mark tells which units there must be
+                store.queues.cache.syncs_new = False  # from now on the mark tells which units there must be
                 index_files = self._index_files
                 self._segments, self._queue_files, self._index_files = [], set(), []
                 if manifest is not None:
@@ -330,7 +330,7 @@ class Flusher:
     def _manifest(self, closing: bool) -> Manifest | None:
         """A manifest when the set of files changed, and on close, when its offsets are worth most."""
         store = self._store
-        version = (store.queues.files.changes, len(store.index.files), store.log.min_phy_offset,
+        version = (store.queues.cache.changes, len(store.index.files), store.log.min_phy_offset,
                    store.log.position if closing else -1)  # fmt: skip
         if version[:3] == self._written[:3] and (not closing or version == self._written):
             return None

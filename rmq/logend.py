@@ -22,9 +22,10 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.lock import Crash
+from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
 

@@ -22,8 +22,9 @@ from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq.columns import put_chunks, put_rules
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER, Segment
 from rmq.paths import segment_name
 from rmq.segment import opened, sync_file, write_fully

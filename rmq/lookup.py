@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.keys import int64_array
+from rmq.logscan import CHECK_CRC
 from rmq.query import Found, load_sound, rank_in
 from rmq.scan import TABLE_BYTES, BatchMaker, KeysOf, unwrapped_rows
 

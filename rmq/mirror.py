@@ -33,7 +33,8 @@ from rmq.marks import FORMAT
 from rmq.objectcache import CacheFullError, ObjectCache, default_directory
 from rmq.objects import Listed, Location, ObjectChangedError, Objects, ObjectStoreError
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME
-from rmq.store import Store, system_clock
+from rmq.putting import system_clock
+from rmq.store import Store
 
 BLOCK = 256 * 1024  # bytes that are fetched for a record
 WINDOW = 32 * 1024 * 1024  # bytes that are fetched for a scan

@@ -15,8 +15,9 @@ from rmq._core._javahash import hash_str_keys
 from rmq._core._layout import SYS_FLAG_COMPRESSED, SYS_FLAG_INNER_BATCH
 from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
+from rmq.logscan import CHECK_CRC
 from rmq.message import SOME_SEGMENT, StoredMessage, carrying, inner_messages
 
 if TYPE_CHECKING:

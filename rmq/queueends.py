@@ -104,7 +104,7 @@ def _goes_on(log: CommitLog, queues: QueueSet, queue: ConsumeQueue, derived: int
     if derived <= log.min_phy_offset:
         return False
     try:
-        data = queues.files.read(*queue.place_of(queue.max_offset), LOOK_BEHIND)
+        data = queues.cache.read(*queue.place_of(queue.max_offset), LOOK_BEHIND)
     except FileNotFoundError:
         return False
     if not data:  # a mark tells without it what there must be, and power loss may leave it behind the mark
@@ -166,7 +166,7 @@ def _unit_holds(log: CommitLog, queue: ConsumeQueue, queue_offset: int, durable:
     """
     phy_offset, size, _ = queue.read(queue_offset, 1)
     if not len(size):
-        return bool(queue.first_files(1))  # a listed file was cleaned away since, beside a reader; or none is left
+        return bool(queue.files.first(1))  # a listed file was cleaned away since, beside a reader; or none is left
     if size[0] == UNIT_PRE_BLANK_SIZE:
         return True
     if 0 <= phy_offset[0] < log.min_phy_offset:  # nothing but its place tells

@@ -22,7 +22,7 @@ class QueueSet:
         self.directory = directory
         self._is_exact = is_exact
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self.files = FileCache(writable)
+        self.cache = FileCache(writable)
         self._segment_size = segment_size
         self._writable = writable
         self._leaving: set[tuple[str, int]] = set()
@@ -108,13 +108,13 @@ class QueueSet:
             queue.follow_files(derived)
             total += queue.tail_size
 
-    def to_read(self, trusted: int, files: FileCache) -> QueueSet:
+    def to_read(self, trusted: int, cache: FileCache) -> QueueSet:
         """Another set of the queues, for reading: units in files count as `trusted` says, others are added in memory.
 
-        files: by which they are read; several sets may share it. CorruptFileError while files of one are damaged.
+        cache: by which they are read; several sets may share it. CorruptFileError while files of one are damaged.
         """
         fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
-        fresh.files, fresh.trusted = files, trusted
+        fresh.cache, fresh.trusted = cache, trusted
         fresh.load()
         fresh.check()
         return fresh
@@ -122,8 +122,8 @@ class QueueSet:
     def forget(self) -> None:
         """For readers: no queue is known and no file is open, until they are loaded again."""
         for queue in self.queues.values():
-            for path in queue.first_files():
-                self.files.forget(path)
+            for path in queue.files.first():
+                self.cache.forget(path)
         self.queues, self.damage, self._memory_only = {}, {}, set()
 
     def derive_anew(self, key: tuple[str, int]) -> None:
@@ -148,7 +148,7 @@ class QueueSet:
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             directory = queue_directory(self.directory, topic, queue_id)
-            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.files,
+            queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.cache,
                                  writable=self._writable, is_exact=self._is_exact, trusted=self.trusted,
                                  bridges_gap=self.bridges_gaps, judges_files=self.judges_files)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
@@ -162,12 +162,12 @@ class QueueSet:
     def leave(self, *keys: tuple[str, int]) -> None:
         """The files of these are about to go, those of no others: no manifest may say that they must be there."""
         self._leaving = set(keys)
-        self.files.changes += 1
+        self.cache.changes += 1
 
     def end_at_gaps(self, *, is_derived_again: bool) -> None:
         """Queues of which files are missing end in front of these, or are empty when all their units come again."""
         for queue in self.queues.values():
-            if queue.not_its_own:
+            if queue.files.not_its_own:
                 queue.end_at_gap(0 if is_derived_again else queue.max_offset)
                 self.touch(queue)
 
@@ -177,7 +177,7 @@ class QueueSet:
     def take_dirty(self, into: set[Path]) -> None:
         """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
         for queue in self.touched:
-            queue.take_dirty(into)
+            queue.files.take_dirty(into)
         self.touched = set()
 
     def sync(self, paths: Iterable[Path]) -> None:
@@ -185,9 +185,9 @@ class QueueSet:
         ordered = sorted(paths, key=lambda path: (-len(path.parts), path))
         directories = [path for path in ordered if path.is_dir()]
         named = set(directories)
-        self.files.sync_all([path for path in ordered if path not in named])
+        self.cache.sync_all([path for path in ordered if path not in named])
         for path in directories:
             sync_directory(path)
 
     def close(self) -> None:
-        self.files.close()
+        self.cache.close()

@@ -258,7 +258,7 @@ class _Source:
                 kept = queue_directory(target, topic, queue_id)
                 make_directory(kept)
                 last, position = queue.place_of(queue.max_offset - 1)
-                for path in [path for path in queue.first_files() if path <= last]:
+                for path in [path for path in queue.files.first() if path <= last]:
                     copied = kept / path.name
                     shutil.copyfile(path, copied)
                     with copied.open("rb+") as file:

@@ -320,7 +320,7 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     if not clean:
         log.distrust(start)
         for queue in queues.queues.values():
-            queue.distrust()
+            queue.files.distrust()
             queues.touch(queue)
     queue_end = queues.end_phy_offset()
     begin = adopt_index(store.paths, log, store.index, log.position, clean, store.checkpoint)

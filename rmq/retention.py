@@ -154,7 +154,7 @@ class Retention:
         segments, truncated = self._expired(log_end)
         low = segments[-1].end if segments else self._log.min_phy_offset
         for queue, count, following in self._queues_below(low):
-            self._note(queue.first_files(count), _UNITS_REASON if following is None else _WHOLE_REASON)
+            self._note(queue.files.first(count), _UNITS_REASON if following is None else _WHOLE_REASON)
         self._note_index_files(self._index.count_below(low))
         return self._result(low, truncated, dry_run=True)
 
@@ -212,7 +212,7 @@ class Retention:
         with put_lock:
             flusher.dispatch()
         for queue, count, following in self._queues_below(low):
-            files = queue.first_files(count)
+            files = queue.files.first(count)
             if following is not None:
                 self._note(files, _WHOLE_REASON)
                 leaving.append((queue, following))
@@ -230,7 +230,7 @@ class Retention:
         return paths
 
     def _remove_queue(self, queue: ConsumeQueue, following: int, table: QueueTable, flusher: Flushing) -> None:
-        files = queue.first_files()
+        files = queue.files.first()
         if queue.max_offset != following:  # it got messages
             self._removed = [file for file in self._removed if Path(file.path) not in files]
             return
@@ -293,7 +293,7 @@ class Retention:
         for (topic, _), queue in sorted(self._queues.queues.items()):
             following = queue.max_offset  # before the look at its units: puts go on
             if self._rules.expired_queues and not is_system_topic(topic) and _has_expired(queue, low, following):
-                yield queue, len(queue.first_files()), following
+                yield queue, len(queue.files.first()), following
             elif count := queue.count_below(low):
                 yield queue, count, None
 

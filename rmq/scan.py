@@ -28,8 +28,9 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
+from rmq.logscan import CHECK_CRC
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.message import SOME_SEGMENT, carrying, inner_messages, plain_body

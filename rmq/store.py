@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: opening, putting, flushing, closing. Reading is in `reading`."""
+"""The store: opening and closing. Putting is in `putting`, reading in `reading`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
-from rmq._core._message import Message, to_ms
 from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
-from rmq._core._putter import Putter, put_result
+from rmq._core._putter import Putter
 from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
-from rmq.columns import batch_items, put_chunks, put_rules
+from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
-    MessageTooLargeError,
-    RowError,
-    StoreReadOnlyError,
 )
 from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import (
@@ -49,22 +43,16 @@ from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
-from rmq.message import PutResult, PutResults
+from rmq.message import PutResult
 from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
+from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
-from rmq.reading import StoreReader
 from rmq.recovery import OpenedStore, recover
-from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
 from rmq.segment import make_directory, remove_file, sync_directory
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
-
-
-def system_clock() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig | None = None,
@@ -87,7 +75,7 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
     return Store(store_root(path), mode, config or StoreConfig(), clock or system_clock, repair)
 
 
-class Store(StoreReader):
+class Store(StoreWriter):
     """A message store, opened by `rmq.open`. Thread-safe; a forked child must open its own."""
 
     _make_segment: Callable[..., Segment] = Segment
@@ -231,151 +219,6 @@ class Store(StoreReader):
                                   ticks=ticks, behind_limit=DISPATCH_BEHIND, kind=PutResult)  # fmt: skip
             self._release.callback(self._putter.close)
 
-    # ---- putting ----
-
-    def _check_writable(self) -> None:
-        if self._closed or os.getpid() != self._pid:
-            self._check_open()
-        if self.mode == "r":
-            raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
-        if self._flusher.failure is not None:
-            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.tell()}); reopen the store")
-
-    def put(self, message: Message) -> PutResult:
-        """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
-
-        Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
-        nothing was stored then, unless its sync failed (SYNC_FLUSH). Source: RocketMQ CommitLog#asyncPutMessage.
-        """
-        try:
-            if self._putter is not None and (result := self._putter.put(message)) is not None:
-                return result
-            self._check_writable()
-            # No closure over the message: making one would cost every call.
-            return self._put_chunk(partial(PutBatch.load_one, message=message),
-                                   partial(put_result, kind=PutResult, message=message))  # fmt: skip
-        except RowError as error:  # a message on its own has none
-            error.row = None
-            raise
-
-    def put_batch(self, messages: Iterable[Message]) -> PutResults:
-        """Append messages as RocketMQ's batch: one topic and queue, one store timestamp, one segment, all or none.
-
-        Raises as put, and IllegalMessageError for transactions, delays or different queues in one batch.
-        Source: RocketMQ CommitLog#asyncPutMessages.
-        """
-        self._check_writable()
-        items = batch_items(messages)
-        if not items:
-            return PutResults()
-        return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
-
-    @overload
-    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
-                 columns: Mapping[str, str] | None = None,
-                 results: Literal[True] = True) -> PutResults: ...  # fmt: skip
-    @overload
-    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
-                 columns: Mapping[str, str] | None = None, results: Literal[False]) -> int: ...  # fmt: skip
-    def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
-                 columns: Mapping[str, str] | None = None, results: bool = True) -> PutResults | int:  # fmt: skip
-        """Append many messages: an iterable of Message, anything Arrow with message columns, an iterable of such.
-
-        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller; of an iterator 64
-        MiB of bodies) with one store timestamp and contiguous. A chunk is checked whole before its first byte is
-        written: a bad row raises with .row and .stored (messages stored before; every error has it), nothing of its
-        chunk is kept. topic, queue_id: for every row; columns: message field -> column name. results=False: the count.
-        Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
-        """
-        parts: list[PutResults] = []
-        stored = 0
-        try:
-            self._check_writable()
-            if isinstance(messages, StoreReader):
-                messages = messages.scan()  # whose errors pass as they are
-            for count, load in put_chunks(messages, topic, queue_id, columns):
-                part = self._put_chunk(load, _all_results if results else _no_results)
-                stored += count
-                if part is not None:
-                    parts.append(part)
-            return PutResults.joined(parts) if results else stored
-        except Exception as error:
-            if isinstance(error, RowError) and error.row is not None:
-                error.row += stored
-            with contextlib.suppress(AttributeError):  # a caller's own error may take none
-                error.stored = stored + vars(error).pop("not_synced", 0)  # type: ignore[attr-defined]
-            raise
-
-    def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
-                   whole: bool = False) -> _Answer:  # fmt: skip
-        flusher, batch = self._flusher, self._batch
-        flusher.check_not_nested()
-        with self._put_lock:
-            if self._closed or flusher.failure is not None:  # since the caller looked
-                self._check_writable()
-            flusher.settle()
-            try:
-                load(batch)
-                if whole and batch.packed_size() > self.config.max_message_size:
-                    raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
-                                               f"{self.config.max_message_size}")  # fmt: skip
-                timestamp = to_ms(self._clock(), "clock")
-                end = self._log.append(batch, timestamp, self._table, whole=whole)
-                waits, count = batch.waits, batch.count
-                answer = answer_of(batch, timestamp)
-            finally:
-                batch.release()
-            self._marks.show(end)
-            must_sync = flusher.put_done(count, timestamp, waits=waits)
-        if must_sync:
-            try:
-                flusher.sync_put(end)
-            except OSError as error:
-                error.not_synced = count  # type: ignore[attr-defined]  # stored all the same
-                raise
-        if len(self._log.unsynced) > self._log.unsynced_limit:
-            flusher.relieve()
-        return answer
-
-    def flush(self) -> None:
-        """Log, queues, index and checkpoint are on disk, of everything put before the call.
-
-        Raises OSError: after a failed sync the store takes no more puts until it is opened again; a full disk, or no
-        descriptors left, passes. StoreReadOnlyError, StoreClosedError, CorruptFileError.
-        """
-        self._check_writable()
-        self._flusher.check_not_nested()
-        self._flusher.flush()
-
-    # ---- cleaning ----
-
-    def clean(self, now: Any = None, *, dry_run: bool = False, limit: int | None = 10,
-              file_reserved_time: int | None = None, max_used_percent: int | None = None, expired_queues: bool = False,
-              disk_usage: DiskUsage = shutil.disk_usage) -> CleanResult:  # fmt: skip
-        """Remove log segments that expired, oldest first, then the queue and index files whose messages are gone.
-
-        A segment expires file_reserved_time hours (None: the config's) after its file's last change. now: int ms or
-        aware datetime, None: the system's clock. While the disk is over max_used_percent (None: RocketMQ's level, 85)
-        others go too. Never the last; at most `limit`, None: all. expired_queues: queues without messages go and begin
-        at 0 again. disk_usage: as shutil.disk_usage. dry_run: tells only, in mode "r" too. Each removal is on disk
-        before the next; puts and reads go on. Raises StoreReadOnlyError, StoreClosedError, CorruptFileError, OSError,
-        UnsupportedFormatError, TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source:
-        RocketMQ CleanCommitLogService, CleanConsumeQueueService.
-        """
-        at = system_clock() if now is None else to_ms(now, "now")
-        rules = checked_rules(self.config, at, file_reserved_time, max_used_percent, limit, expired_queues, disk_usage)
-        if dry_run:
-            self._check_open()
-            check_writable(self._paths)
-            queues = self._derive()
-            if self.mode == "r":
-                self._visible.follow_files()
-            return Retention(self._log, queues, self._index, rules).plan(self._derived_end())
-        self._check_writable()
-        with self._flusher.paused() as end:
-            retention = Retention(self._log, self._queues, self._index, rules)
-            return retention.clean(end, self._table, self._put_lock, self._flusher)
-
     # ---- reading ----
 
     def _log_end(self) -> int:
@@ -474,11 +317,3 @@ class Store(StoreReader):
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"
-
-
-def _all_results(batch: PutBatch, timestamp: int) -> PutResults:
-    return PutResults((*batch.results(), timestamp))
-
-
-def _no_results(batch: PutBatch, timestamp: int) -> None:
-    return None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmq._core._columns import GrowingBuffer, body_views
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC, CommitLog
+from rmq.commitlog import CommitLog
+from rmq.logscan import CHECK_CRC
 from rmq.scan import TABLE_BYTES, BatchMaker
 
 if TYPE_CHECKING:

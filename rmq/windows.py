@@ -16,13 +16,14 @@ import numpy.typing as npt
 from rmq._core import _layout as L
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
-from rmq.commitlog import CHECK_CRC
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, UnsupportedFormatError
+from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, ZEROS_AT_END, Held, Segment
 from rmq.mappedfile import MappedFile, data_end
+from rmq.putting import system_clock
 from rmq.segment import open_regular
-from rmq.store import Store, system_clock
+from rmq.store import Store
 
 WINDOW = 1024 * 1024  # bytes of a window for a scan, which takes as many in one step; more for a larger record
 BLOCK = 64 * 1024  # of a window for one record

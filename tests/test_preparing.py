@@ -213,7 +213,7 @@ def test_a_put_does_not_wait_for_a_flush_that_syncs_queues(tmp_path: Path, monke
     with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH") as store:
         store.put(message(0))
         with monkeypatch.context() as patch:
-            patch.setattr(store._queues.files, "sync", slow)
+            patch.setattr(store._queues.cache, "sync", slow)
             thread = threading.Thread(target=store.flush)
             thread.start()
             assert begun.wait(10)

@@ -298,7 +298,7 @@ def test_a_file_whose_units_or_entries_contradict_its_end_stays(tmp_path: Path) 
     with rmq.open(tmp_path / "s") as store:
         told = clean(store, dry_run=True)
         queue = store._queues.queues["T", 3]
-        units = queue.first_files(queue.count_below(low) + 1)[-1]
+        units = queue.files.first(queue.count_below(low) + 1)[-1]
         entries = store._index.files[store._index.count_below(low)].path
     for path, position in ((units, 180), (entries, 24)):
         assert str(path) not in {file.path for file in told.removed}

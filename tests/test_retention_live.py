@@ -40,6 +40,7 @@ from rmq import pull, retention
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
 from rmq.logsegment import Segment
+from rmq.queuefiles import QueueFiles
 from rmq.segment import FileCache
 
 LOW = 4 * SEGMENT
@@ -173,7 +174,7 @@ def test_a_reader_sees_a_queue_that_begins_at_0_again(tmp_path: Path, is_derived
                 assert high in (0, count)
 
 
-@pytest.mark.parametrize("moment", ["_load", "_read_file"])
+@pytest.mark.parametrize("moment", ["_load", "read"])
 def test_a_reader_that_looks_at_a_queue_while_its_files_go_loses_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -187,25 +188,26 @@ def test_a_reader_that_looks_at_a_queue_while_its_files_go_loses_no_place(
 
     writer.append(0, units(0, 3 * size))
     reader = ConsumeQueue(writer.directory, "T", 0, size * UNIT_SIZE, FileCache(False), writable=False, is_exact=True)
-    real, calls = getattr(ConsumeQueue, moment), []
+    kind = ConsumeQueue if moment == "_load" else QueueFiles
+    real, calls = getattr(kind, moment), []
 
-    def look(queue: ConsumeQueue, *arguments: Any, **options: Any) -> Any:
-        if moment == "_load":
-            real(queue, **options)
-        if queue is not writer and (queue is not reader or moment == "_load") and not calls:
+    def look(looked_at: Any, *arguments: Any, **options: Any) -> Any:
+        own = getattr(looked_at, "files", looked_at)
+        answer = real(looked_at, *arguments, **options) if moment == "_load" else None
+        if own is not writer.files and (own is not reader.files or moment == "_load") and not calls:
             calls.append(moment)
             if moment != "_load":
                 writer.append(3 * size, units(3 * size, 2))
-            for path in writer.first_files(3):
+            for path in writer.files.first(3):
                 path.unlink()
             for start in range(4):
-                queue._files.forget(queue._path(start * size * UNIT_SIZE))
-        return real(queue, *arguments) if moment != "_load" else None
+                own._cache.forget(own.path(start * size * UNIT_SIZE))
+        return answer if moment == "_load" else real(looked_at, *arguments)
 
-    writer._create(writer._path(3 * size * UNIT_SIZE), 3 * size * UNIT_SIZE)
+    writer.files._create(writer.files.path(3 * size * UNIT_SIZE), 3 * size * UNIT_SIZE)
     if moment == "_load":
         writer.append(3 * size, units(3 * size, 2))
-    monkeypatch.setattr(ConsumeQueue, moment, look)
+    monkeypatch.setattr(kind, moment, look)
     reader.follow_files(1000 + (3 * size + 2) * 100)
     assert calls == [moment]
     assert reader.max_offset == 3 * size + 2
@@ -236,9 +238,8 @@ def test_a_scan_under_way_goes_on_behind_what_was_removed(
     assert rest[-1] == messages[-1].phy_offset
     assert set(rest) >= {item.phy_offset for item in messages if item.phy_offset >= LOW}
     assert rest == sorted(set(rest))
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == 1
-    assert told[0].endswith("to 16384 were cleaned away while they were read")
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told.endswith("to 16384 were cleaned away while they were read")
 
 
 def test_a_damaged_log_is_not_taken_for_a_cleaned_one(tmp_path: Path) -> None:
@@ -484,8 +485,8 @@ def test_a_queue_that_goes_and_begins_again_amid_a_look_at_it_tells_no_damage(
             result.append(clean(store, expired_queues=True))
             assert store.put(rmq.Message("old", b"new")).queue_offset == 0
             store.flush()
-            for path in queue.first_files():
-                queue._files.forget(path)
+            for path in queue.files.first():
+                queue.files._cache.forget(path)
         return look(log, queue, *asked, **options)
 
     look, result = getattr(pull, call), list[rmq.CleanResult]()

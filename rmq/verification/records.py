@@ -26,7 +26,7 @@ from rmq._core._record import (
 )
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._unitcheck import UnitCheck, misnamed_crcs
-from rmq.commitlog import CHECK_CRC
+from rmq.logscan import CHECK_CRC
 from rmq.logsegment import ZEROS_AT_END, Segment
 from rmq.verification.findings import Report
 from rmq.verification.ground import Ground

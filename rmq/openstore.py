@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reading methods of a Store stand on: its parts, their ends, and that it is open. The same for every mode."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from rmq._core._mapguard import lost_pages
+from rmq.commitlog import CommitLog
+from rmq.config import StoreConfig
+from rmq.errors import RmqError, StoreClosedError, UnsupportedFormatError
+from rmq.index import Durable, Index
+from rmq.legacy import LegacyKeys
+from rmq.paths import StorePaths
+from rmq.query import raise_with_file
+from rmq.queueset import QueueSet
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Of an open store only. When another thread closes it meanwhile, what that does to the parts is no other error and
+    no answer; when pages of its files were gone, CorruptFileError in place of what was made of them.
+    """
+
+    @wraps(method)
+    def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+        store: OpenStore = arguments[0]  # type: ignore[assignment]
+        store._check_open()
+        try:
+            try:
+                answer = method(*arguments, **options)
+            finally:
+                if lost_pages() and not store.closed:
+                    store._check_maps()
+            store._check_open()
+            return answer
+        except (ValueError, OSError, RmqError) as error:
+            store._check_open()
+            raise_with_file(store._log, error)
+            raise
+
+    return checked
+
+
+class OpenStore(ABC):
+    """The parts of a store that a subclass has opened, and how far each goes for this answer. Thread-safe."""
+
+    path: Path
+    mode: str
+    config: StoreConfig
+    _paths: StorePaths
+    _log: CommitLog
+    _queues: QueueSet
+    _index: Index
+    _closed: bool
+    _pid: int
+    _foreign_queues: UnsupportedFormatError | None
+    _foreign_index: UnsupportedFormatError | None
+    _legacy: LegacyKeys
+
+    @abstractmethod
+    def _log_end(self) -> int:
+        """End of the log for this answer."""
+
+    @abstractmethod
+    def _derive(self) -> QueueSet:
+        """The queues, level with the log."""
+
+    @abstractmethod
+    def _derived_end(self) -> int:
+        """End of the log that the queues were brought level with, or a later one."""
+
+    @abstractmethod
+    def _uncovered(self) -> tuple[int, list[tuple[int, int]], Durable | None]:
+        """End of the log, the ranges of it that the index does not cover, and what of a crashed one counts."""
+
+    @abstractmethod
+    def _follow_index(self) -> None:
+        """See the index files as they are now; a writing store's are level with the log, or OSError (disk full)."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: store is closed")
+        if os.getpid() != self._pid:
+            raise StoreClosedError(f"{self.path}: store was opened by the parent process; open it again by its path")
+
+    @abstractmethod
+    def _writer_now(self) -> object:
+        """What differs when another process began to write; None when this one writes."""
+
+    def _check_maps(self) -> None:
+        self._log.check()
+        self._index.check()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    @while_open
+    def min_phy_offset(self) -> int:
+        """First byte of the log that is still there; 0 for an empty log."""
+        self._log_end()
+        return self._log.min_phy_offset
+
+    @property
+    @while_open
+    def max_phy_offset(self) -> int:
+        """End of the last whole record: where the next one goes."""
+        return self._log_end()
+
+    def _check_queues(self) -> None:
+        if self._foreign_queues is not None:
+            raise self._foreign_queues
+
+    def _check_index(self) -> None:
+        if self._foreign_index is not None:
+            raise self._foreign_index
+
+    def _while_open(self, batches: Iterator[_Answer]) -> Iterator[_Answer]:
+        following = while_open(lambda store: next(batches, None))
+        while (batch := following(self)) is not None:
+            yield batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a Store cannot be pickled: pass its path {str(self.path)!r} and open it there")

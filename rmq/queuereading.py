@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a Store by queue: pull, units, search by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from rmq._core._message import to_ms
+from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
+from rmq.consumequeue import ConsumeQueue, Units
+from rmq.errors import CorruptFileError, UnsupportedFormatError
+from rmq.keys import checked_int, encoded, int64_offset
+from rmq.message import PullResult
+from rmq.openstore import OpenStore, while_open
+from rmq.pull import pull_from, search_from, tag_set
+from rmq.scan import teller
+
+_Answer = TypeVar("_Answer")
+
+
+class QueueReader(OpenStore):
+    _batch_queue: BatchConsumeQueue | None = None  # the last one asked for
+
+    @while_open
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Queues that hold or held messages: {topic: {queue_id: (min_queue_offset, max_queue_offset)}}.
+
+        Raises StoreClosedError, CorruptFileError, UnsupportedFormatError (queues in RocksDB). Cost: in a reader a look
+        at the directories, and the records that came since.
+        """
+        self._check_queues()
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for (topic, queue_id), queue in sorted(self._derive().queues.items()):
+            if queue.max_offset:
+                found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
+        for batched in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
+            if batched.max_offset:
+                found.setdefault(batched.topic, {})[batched.queue_id] = batched.min_offset, batched.max_offset
+        return found
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
+        encoded(topic, "topic")
+        number = checked_int(queue_id, "queue_id")
+        self._check_queues()
+        queues = self._derive()
+        # A topic of inner batches has its single messages in the same queue.
+        queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
+                                                self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
+        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
+
+    def _ask_queue(self, topic: str, queue_id: int,
+                   ask: Callable[[ConsumeQueue | BatchConsumeQueue | None], _Answer]) -> _Answer:  # fmt: skip
+        """ask(queue), again when the queue was cleaned meanwhile, and maybe began anew."""
+        while True:
+            begun = self._log.min_phy_offset
+            queue = self._queue(topic, queue_id)
+            end = queue.max_offset if queue is not None else 0
+            try:
+                return ask(queue)
+            except CorruptFileError:
+                self._queue(topic, queue_id)
+                if self._log.min_phy_offset == begun and (queue is None or queue.max_offset >= end):
+                    raise
+
+    def _end_for(self, queue: ConsumeQueue | BatchConsumeQueue | None) -> int:
+        """End of the log, not older than the queue's bounds."""
+        return self._log_end() if isinstance(queue, BatchConsumeQueue) else self._derived_end()
+
+    @while_open
+    def pull(self, topic: str, queue_id: int = 0, queue_offset: int = 0, limit: int = 32, *,
+             tags: str | None = None) -> PullResult:  # fmt: skip
+        """Up to `limit` messages (0: one) of a queue from a queue offset on, RocketMQ's status and the queue's bounds.
+
+        tags: "A || B" or "*", compared as text. next_queue_offset: where to go on. RocketMQ's transfer caps are not
+        copied. Raises CorruptFileError (a unit points to what is not its message), StoreClosedError, TypeError,
+        ValueError. Cost: one read of units, one record read for each message and for each whose tags' hash is wanted.
+        Source: RocketMQ DefaultMessageStore#getMessage.
+        """
+        place = int64_offset(queue_offset, "queue_offset")
+        limit = max(1, checked_int(limit, "limit", least=0))  # RocketMQ hands out one message when asked for none too
+        wanted = tag_set(tags)
+        return self._ask_queue(topic, queue_id, lambda queue: pull_from(
+            self._log, queue, self._end_for(queue), place, limit, wanted))  # fmt: skip
+
+    @while_open
+    def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:
+        """Up to `limit` units of a queue from a queue offset on: phy offsets, sizes, tags codes, as NumPy arrays.
+
+        Empty when there is no such queue or offset. Raises StoreClosedError, CorruptFileError, UnsupportedFormatError
+        (a queue of inner batches), TypeError, ValueError. Cost: one read of the queue's files, the log is not touched.
+        """
+        count = checked_int(limit, "limit", least=0)
+        queue = self._queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            raise UnsupportedFormatError(self.path, "units of a batch consume queue", "pull reads them")
+        place = int64_offset(queue_offset, "queue_offset")
+        if queue is None or not queue.min_offset <= place < queue.max_offset:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        return queue.read(place, min(count, queue.max_offset - place))
+
+    @while_open
+    def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER", *,
+                      on_damage: Literal["raise", "skip"] = "raise") -> int:  # fmt: skip
+        """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
+
+        LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
+        none. 0 for an unknown queue. on_damage: "skip" goes by the messages that can be read. Raises StoreClosedError,
+        CorruptFileError, TypeError, ValueError. Cost: one record header per step of a binary search, and of 32.
+        Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
+        """
+        if boundary not in ("LOWER", "UPPER"):
+            raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
+        skips_damage = teller(on_damage, None) is not None
+        time = to_ms(timestamp, "timestamp", boundary == "LOWER")
+        return self._ask_queue(topic, queue_id, lambda queue: search_from(
+            self._log, queue, self._log_end(), time, boundary, skips_damage=skips_damage))  # fmt: skip
