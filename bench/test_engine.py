@@ -146,13 +146,15 @@ def test_select_phy_offset_many(measure: Measure, store: rmq.Store, index: peers
 
 
 @CPU
-def test_pull(measure: Measure, store: rmq.Store, log: peers.Log, filled: Path) -> None:
+@pytest.mark.parametrize("tags", [None, "paid"])
+def test_pull(measure: Measure, store: rmq.Store, log: peers.Log, filled: Path, tags: str | None) -> None:
+    """Every message has the tag."""
     queue = peers.Queue(filled / QUEUE)
     places = range(0, 6400, 32)
     for place in places:
         theirs = [record["body"] for record in queue.pull(log, place, 32)]
-        assert [message.body for message in store.pull(TOPIC, 0, place, 32).messages] == theirs
-    measure(6400, READS, lambda: lambda: [store.pull(TOPIC, 0, place, 32) for place in places],
+        assert [message.body for message in store.pull(TOPIC, 0, place, 32, tags=tags).messages] == theirs
+    measure(6400, READS, lambda: lambda: [store.pull(TOPIC, 0, place, 32, tags=tags) for place in places],
             Peer("pure Python", lambda: lambda: [queue.pull(log, place, 32) for place in places]))  # fmt: skip
     queue.close()
 

@@ -24,7 +24,7 @@ from rmq.query import messages_at
 from rmq.topics import SCHEDULE_TOPIC
 
 PULL_CHUNK = 1024
-PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together, or as many as are asked for
+PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together where most have others than their units say
 NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
 QUEUES_ASKED = 64
 LOOKS = 32  # an end where times do nothing but fall
@@ -62,9 +62,9 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
                limit: int, wanted: set[str] | None) -> PullResult:  # fmt: skip
     """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
     low, high = bounds
-    hashes = None if wanted is None else np.array(sorted(java_hash(tag) for tag in wanted), np.int32)
+    hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
     messages: list[StoredMessage] = []
-    removed = False
+    removed = has_strangers = False
     at = queue_offset
     chunk = PULL_CHUNK if wanted is not None else min(PULL_CHUNK, limit)
     while at < high and len(messages) < limit:
@@ -80,13 +80,15 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         room = limit - len(messages)
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
-            passes = np.isin(tags_codes.astype(np.int32), hashes) | (tags_codes < UNIT_TAGS_HASH_MIN)
+            codes = tags_codes.astype(np.int32)
+            passes = np.logical_or.reduce([tags_codes < UNIT_TAGS_HASH_MIN, *(codes == code for code in hashes)])
             passes |= queue.topic == SCHEDULE_TOPIC
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
             passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True
             chosen = chosen[passes[chosen]]
-            ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
-            room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
+            if has_strangers:
+                ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
+                room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
         following = at + len(offsets)
         if len(chosen) > room:
             chosen = chosen[:room]
@@ -104,6 +106,8 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
                 if len(messages) == limit:
                     following = at + number + 1
                     break
+            else:
+                has_strangers = True
         at = following
     if messages:
         status = PullStatus.FOUND

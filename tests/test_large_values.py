@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import columns
+from rmq import columns, pull, query
 
 BODY = bytes(1 << 20)
 COUNT = 24
@@ -44,6 +44,26 @@ def bodies_held(call: Callable[[], Any]) -> float:
 @pytest.mark.parametrize("tags", [None, "t", "t || u"])
 def test_a_pull_holds_what_it_was_asked_for(store: rmq.Store, tags: str | None, limit: int) -> None:
     assert bodies_held(lambda: store.pull("one", 0, 0, limit, tags=tags)) < limit + 1.5
+
+
+@pytest.mark.parametrize(("tag", "first"), [("t", 0), ("rare", 3000)])
+def test_a_pull_by_tags_reads_the_records_that_it_gives_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, first: int
+) -> None:
+    """Edges: every unit of a page has the tag; those that have it lie behind some pages of others."""
+    read: list[int] = []
+
+    def messages_at(log: Any, offsets: Any, *rest: Any, **options: Any) -> Any:
+        read.extend(offsets.tolist())
+        return query.messages_at(log, offsets, *rest, **options)
+
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"b", tags="t" if number < 3000 else "rare") for number in range(4000)])
+        store.put(rmq.Message("T", b"b", tags="t"))  # the newest unit of the files is looked at whatever it says
+        monkeypatch.setattr(pull, "messages_at", messages_at)
+        page = store.pull("T", 0, 0, 32, tags=tag)
+    assert [message.queue_offset for message in page.messages] == [*range(first, first + 32)]
+    assert read == [message.phy_offset for message in page.messages]
 
 
 def test_a_pull_by_tags_goes_on_behind_the_last_message_it_gave(store: rmq.Store) -> None:
