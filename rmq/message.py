@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from rmq._core import _layout as L
 from rmq._core._message import format_host
 from rmq._core._record import body_crc, parse_properties
+from rmq._core._storedfields import StoredFields
 from rmq.errors import CorruptFileError
 
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
@@ -102,7 +102,7 @@ class PutResults(Sequence[PutResult]):
         return f"<PutResults of {len(self)} messages>"
 
 
-class StoredMessage:
+class StoredMessage(StoredFields):
     """One message as the log holds it; what is derived from it is computed when asked for.
 
     Timestamps in ms since 1970, offsets and size as in the record; hosts as text. Text that is not UTF-8
@@ -111,34 +111,7 @@ class StoredMessage:
     docs/reference/reading.md. Source: RocketMQ MessageExt, MessageDecoder#decode.
     """
 
-    __slots__ = ("_body", "_born_host", "_properties", "_segment", "_store_host", "body_crc", "born_timestamp", "flag",
-                 "phy_offset", "prepared_transaction_offset", "queue_id", "queue_offset", "raw_body",
-                 "raw_properties", "reconsume_times", "size", "store_timestamp", "sys_flag",
-                 "topic")  # fmt: skip
-
-    def __init__(self, fields: tuple[Any, ...], segment: tuple[Path, int] | None = None) -> None:
-        """fields: in the order of RecordBatch.fields. segment: path and phy offset of the file, for errors."""
-        self.topic: str
-        self.queue_id: int
-        self.queue_offset: int
-        self.phy_offset: int
-        self.size: int
-        self.flag: int
-        self.sys_flag: int
-        self.born_timestamp: int
-        self.store_timestamp: int
-        self.reconsume_times: int
-        self.prepared_transaction_offset: int
-        self.body_crc: int
-        self.raw_body: bytes
-        self.raw_properties: bytes
-        (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
-         self.born_timestamp, self._born_host, self.store_timestamp, self._store_host,
-         self.reconsume_times, self.prepared_transaction_offset, self.body_crc, self.raw_body,
-         self.raw_properties) = fields  # fmt: skip
-        self._body: bytes | None = None
-        self._properties: dict[str, str] | None = None
-        self._segment = segment
+    __slots__ = ()
 
     @property
     def born_host(self) -> str:
@@ -156,21 +129,24 @@ class StoredMessage:
     @property
     def properties(self) -> dict[str, str]:
         """A copy; later duplicates win, malformed items are left out."""
+        return dict(self._parsed())
+
+    def _parsed(self) -> dict[str, str]:
         if self._properties is None:
             self._properties = parse_properties(self.raw_properties)
-        return dict(self._properties)
+        return self._properties
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(key for key in self.properties.get("KEYS", "").split(" ") if key)
+        return tuple(key for key in self._parsed().get("KEYS", "").split(" ") if key)
 
     @property
     def tags(self) -> str | None:
-        return self.properties.get("TAGS")
+        return self._parsed().get("TAGS")
 
     @property
     def uniq_key(self) -> str | None:
-        return self.properties.get("UNIQ_KEY")
+        return self._parsed().get("UNIQ_KEY")
 
     @property
     def body(self) -> bytes:
@@ -189,13 +165,6 @@ class StoredMessage:
     def is_rollback(self) -> bool:
         """Whether the record rolls a transaction back: it has no unit and no entries."""
         return self.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK
-
-    def as_tuple(self) -> tuple[Any, ...]:
-        """The stored fields, in the order of RecordBatch.fields."""
-        return (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag,
-                self.sys_flag, self.born_timestamp, self._born_host, self.store_timestamp, self._store_host,
-                self.reconsume_times, self.prepared_transaction_offset, self.body_crc, self.raw_body,
-                self.raw_properties)  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return self.as_tuple() == other.as_tuple() if isinstance(other, StoredMessage) else NotImplemented

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from rmq._core._javahash import java_hash
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_TAGS_HASH_MIN
@@ -20,8 +21,10 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
 from rmq.paths import LMQ_PREFIX
-from rmq.query import messages_at
+from rmq.query import messages_at, own_messages
 from rmq.topics import SCHEDULE_TOPIC
+
+Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # queue and phy offsets, sizes
 
 PULL_CHUNK = 1024
 PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together where most have others than their units say
@@ -63,21 +66,21 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
     low, high = bounds
     hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
+    is_lmq = queue.topic.startswith(LMQ_PREFIX)
+    of = None if is_lmq else queue.topic.encode(errors="replace"), queue.queue_id
+    is_exact = queue.is_exact and not is_lmq
     messages: list[StoredMessage] = []
     removed = has_strangers = False
     at = queue_offset
-    chunk = PULL_CHUNK if wanted is not None else min(PULL_CHUNK, limit)
+    chunk = min(PULL_CHUNK, limit if wanted is None else 4 * limit)
     while at < high and len(messages) < limit:
         files_end = queue.files_end
         offsets, sizes, tags_codes = queue.read(at, min(chunk, high - at))
         chunk = PULL_CHUNK
         if not len(offsets):
             break
-        # A unit of zeros is no removed message's, but a lost one.
-        gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
-        removed = removed or bool(gone.any())
-        chosen = np.flatnonzero(~gone)
-        room = limit - len(messages)
+        numbers, room = np.arange(at, at + len(offsets)), limit - len(messages)
+        chosen: slice | npt.NDArray[np.int64] = slice(None)
         if hashes is not None:
             # A unit of an extended queue holds an address there; only the message tells its tags.
             codes = tags_codes.astype(np.int32)
@@ -85,26 +88,28 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
             passes |= queue.topic == SCHEDULE_TOPIC
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
             passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True
-            chosen = chosen[passes[chosen]]
+            chosen = np.flatnonzero(passes)
             if has_strangers:
                 ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
                 room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
-        following = at + len(offsets)
-        if len(chosen) > room:
-            chosen = chosen[:room]
-            following = at + int(chosen[-1]) + 1
-        stored = messages_at(log, offsets[chosen], log_end, check_crc=True)
-        for number in chosen.tolist():
-            place = int(offsets[number]), int(sizes[number])
-            if place[0] not in stored and 0 <= place[0] < log.min_phy_offset and place[1] > 0:
+        units = _first_of(room, chosen, (numbers, offsets, sizes))
+        page: Iterable[StoredMessage | None] | None = own_messages(log, of, *units, log_end, is_exact=is_exact)
+        if page is None or not len(units[0]):
+            # A unit of zeros is no removed message's, but a lost one.
+            gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
+            removed = removed or bool(gone.any())
+            units = _first_of(room, np.arange(len(gone))[chosen][~gone[chosen]], (numbers, offsets, sizes))
+            page = _looked_at(log, queue, *units, log_end)
+        following = at + len(offsets) if len(units[0]) < room else int(units[0][-1]) + 1
+        for number, message in zip(units[0].tolist(), page, strict=True):
+            if message is None:
                 messages.clear()  # cleaned away since the units were read, as all before it: look again
                 following = at
                 break
-            message = _own_message(log, queue, at + number, place, stored.get(place[0]), log_end)
             if wanted is None or (message.tags or "") in wanted:
                 messages.append(message)
                 if len(messages) == limit:
-                    following = at + number + 1
+                    following = number + 1
                     break
             else:
                 has_strangers = True
@@ -116,6 +121,22 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     else:
         status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, low, high, messages)
+
+
+def _first_of(room: int, chosen: slice | npt.NDArray[np.int64], units: Units) -> Units:
+    numbers, offsets, sizes = units
+    return numbers[chosen][:room], offsets[chosen][:room], sizes[chosen][:room]
+
+
+def _looked_at(log: CommitLog, queue: ConsumeQueue, queue_offsets: npt.NDArray[np.int64],
+               phy_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32],
+               log_end: int) -> Iterator[StoredMessage | None]:  # fmt: skip
+    """own_messages, one by one: CorruptFileError at a unit of no message of the queue, None for one cleaned away."""
+    found = messages_at(log, phy_offsets, log_end, check_crc=True)
+    for number, phy_offset, size in zip(queue_offsets.tolist(), phy_offsets.tolist(), sizes.tolist(), strict=True):
+        if phy_offset not in found and 0 <= phy_offset < log.min_phy_offset and size > 0:
+            yield None
+        yield _own_message(log, queue, number, (phy_offset, size), found.get(phy_offset), log_end)
 
 
 def record_before(log: CommitLog, queues: Iterable[ConsumeQueue], phy_offset: int, log_end: int) -> int:

@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
-from rmq._core._layout import SYS_FLAG_COMPRESSED, SYS_FLAG_INNER_BATCH
+from rmq._core._layout import SYS_FLAG_INNER_BATCH
 from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import are_of_queue, has_compressed, stored
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logscan import CHECK_CRC
@@ -177,15 +178,17 @@ def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: l
                 return messages, True
             if stop in CRC_STOPS:
                 raise log.damage(phy_offset, stop)
-            messages.append(_message(log, batch.fields(0)))
+            messages += _stored(log, batch)
     return messages, False
 
 
-def _message(log: CommitLog, fields: tuple[Any, ...]) -> StoredMessage:
-    message = StoredMessage(fields)
-    if message.sys_flag & SYS_FLAG_COMPRESSED and (segment := log.segment_at(message.phy_offset)) is not None:
-        return StoredMessage(fields, (segment.path, segment.start))
-    return message
+def _stored(log: CommitLog, batch: RecordBatch) -> list[StoredMessage]:
+    """The rows of a batch, which all lie in one segment."""
+    messages = stored(batch, StoredMessage)
+    if has_compressed(batch) and (segment := log.segment_at(batch.phy_offset(0))) is not None:
+        for message in messages:
+            message._segment = segment.path, segment.start
+    return messages
 
 
 def raise_with_file(log: CommitLog, error: Exception) -> None:
@@ -263,14 +266,30 @@ def messages_at(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int
 
     check_crc: CorruptFileError for a record that is whole but for a CRC.
     """
-    found = {}
+    found: dict[int, StoredMessage] = {}
     is_ascending = bool((phy_offsets[1:] > phy_offsets[:-1]).all())
     order = phy_offsets if is_ascending else np.unique(phy_offsets)
     for batch, _ in load_sound(log, order, log_end) if check_crc else log.load(order, log_end):
-        for row in range(len(batch)):
-            message = _message(log, batch.fields(row))
-            found[message.phy_offset] = message
+        found |= {message.phy_offset: message for message in _stored(log, batch)}
     return found
+
+
+def own_messages(log: CommitLog, of: tuple[bytes | None, int], queue_offsets: npt.NDArray[np.int64],
+                 phy_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], log_end: int, *,
+                 is_exact: bool) -> list[StoredMessage] | None:  # fmt: skip
+    """The messages that units point to; None when some unit does not point to a message of its queue.
+
+    of: topic (None: of any queue) and queue id. is_exact: the messages have the queue offsets of their units.
+    CorruptFileError for a record that is whole but for a CRC.
+    """
+    messages: list[StoredMessage] = []
+    if not (phy_offsets[1:] > phy_offsets[:-1]).all():
+        return None
+    for batch, rows in load_sound(log, phy_offsets, log_end):
+        if not are_of_queue(batch, *of, queue_offsets[rows] if is_exact else None, sizes[rows]):
+            return None
+        messages += _stored(log, batch)
+    return messages if len(messages) == len(phy_offsets) else None
 
 
 def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,

@@ -53,14 +53,14 @@ def test_a_pull_by_tags_reads_the_records_that_it_gives_and_no_others(
     """Edges: every unit of a page has the tag; those that have it lie behind some pages of others."""
     read: list[int] = []
 
-    def messages_at(log: Any, offsets: Any, *rest: Any, **options: Any) -> Any:
+    def own_messages(log: Any, of: Any, numbers: Any, offsets: Any, *rest: Any, **options: Any) -> Any:
         read.extend(offsets.tolist())
-        return query.messages_at(log, offsets, *rest, **options)
+        return query.own_messages(log, of, numbers, offsets, *rest, **options)
 
     with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
         store.put_many([rmq.Message("T", b"b", tags="t" if number < 3000 else "rare") for number in range(4000)])
         store.put(rmq.Message("T", b"b", tags="t"))  # the newest unit of the files is looked at whatever it says
-        monkeypatch.setattr(pull, "messages_at", messages_at)
+        monkeypatch.setattr(pull, "own_messages", own_messages)
         page = store.pull("T", 0, 0, 32, tags=tag)
     assert [message.queue_offset for message in page.messages] == [*range(first, first + 32)]
     assert read == [message.phy_offset for message in page.messages]

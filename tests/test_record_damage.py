@@ -31,6 +31,7 @@ from rmq._core._record import (
     used_size,
 )
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import StoredFields, stored
 
 SEEDS = 2500
 BASE = 4096  # phy offset of the segment
@@ -237,7 +238,9 @@ def test_damaged_records_are_judged_like_the_oracle() -> None:
         batch, stop = scan(data, CHECK_BODY_CRC | PARSE_PROPERTIES)
         records, expected = judge(data)
         assert stop == expected or (expected == "none" and stop not in ("FULL", "LIMIT", "BLANK")), (seed, stop)
-        assert [batch.fields(row) for row in range(len(batch))] == [fields_of(found) for found in records], seed
+        expected_fields = [fields_of(found) for found in records]
+        assert [batch.fields(row) for row in range(len(batch))] == expected_fields, seed
+        assert [made.as_tuple() for made in stored(batch, StoredFields)] == expected_fields, seed
         for row, found in enumerate(records):
             assert parse_properties(batch.fields(row)[15]) == found.properties, seed
         stops.add(stop)
