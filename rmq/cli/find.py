@@ -20,7 +20,8 @@ from rmq.cli.arguments import (
     template_option,
     topic_argument,
 )
-from rmq.cli.output import FIELDS, TIME_FIELDS, Output, body_text, message_row, note, people_size, people_time
+from rmq.cli.fields import FIELDS, TIME_FIELDS, body_text, message_row
+from rmq.cli.output import Output, note, people_size, people_time
 from rmq.errors import UnsupportedFormatError
 from rmq.message import StoredMessage
 from rmq.store import Store

@@ -11,7 +11,8 @@ import click
 
 from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
 from rmq.cli.arguments import form_option, no_topic, open_store, store_argument, topic_argument
-from rmq.cli.output import Output, Row, counted, iso_time, people_size, people_time
+from rmq.cli.fields import iso_time
+from rmq.cli.output import Output, Row, counted, people_size, people_time
 from rmq.errors import CorruptFileError
 from rmq.geometry import GEOMETRY
 from rmq.info import StoreInfo

@@ -17,24 +17,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rmq.cli import complain, printable
+from rmq.cli.fields import FIELDS, body_text, iso_time, json_line, message_row
 from rmq.message import StoredMessage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FORMS = ("table", "jsonl", "csv")
-FIELDS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "store_timestamp", "born_timestamp", "store_host",
-          "born_host", "offset_msg_id", "uniq_key", "keys", "tags", "properties", "flag", "sys_flag", "reconsume_times",
-          "prepared_transaction_offset", "body_crc", "body", "body_encoding")  # fmt: skip
-TIME_FIELDS = ("store_timestamp", "born_timestamp")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _FLUSH_SECONDS = 0.05  # lines that come more slowly are not kept back for more
 _GAP = 2  # columns between two of a table
@@ -44,17 +39,6 @@ _CELL_LIMIT = 400  # characters of a body
 _TEXTS = ("topic", "tags", "keys", "body")  # columns that may be cut
 
 Row = Mapping[str, Any]
-
-
-def iso_time(ms: int | None) -> str | int | None:
-    """ISO 8601 in UTC with milliseconds; a number that is no year's stays a number."""
-    if ms is None:
-        return None
-    try:
-        moment = _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
-        return ms
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def people_time(ms: int | None) -> str:
@@ -76,24 +60,6 @@ def people_size(size: int) -> str:
 def counted(number: int, noun: str) -> str:
     """A number and its noun: 1 row, 1,000 rows."""
     return f"{number:,} {noun if number == 1 else ('entries' if noun == 'entry' else noun + 's')}"
-
-
-def body_text(body: bytes) -> tuple[str, str]:
-    """(text, "utf-8"), or (digits, "hex") when the body is not UTF-8."""
-    try:
-        return body.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return body.hex(), "hex"
-
-
-def message_row(message: StoredMessage) -> dict[str, Any]:
-    """A message's fields under their names, as jsonl shows them."""
-    body, encoding = body_text(message.body)
-    row: dict[str, Any] = {"body": body, "body_encoding": encoding}
-    for name in FIELDS[:-2]:
-        value = getattr(message, name)
-        row[name] = iso_time(value) if name in TIME_FIELDS else list(value) if name == "keys" else value
-    return {name: row[name] for name in FIELDS}
 
 
 def note(text: str) -> None:
@@ -153,11 +119,12 @@ class Output:
     def messages(self, messages: Iterable[StoredMessage]) -> int:
         """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
         if self._template is not None:
-            return self._write_lines(self._template, messages)
+            return self._write_lines(self._filled(*self._template, messages))
         if self.form != "table":
             if self.form == "csv":
                 self._write_header(FIELDS)
-            return self._write_all(message_row(message) for message in messages)
+                return self._write_all(map(message_row, messages))
+            return self._write_lines(self._json(json_line(message)) for message in messages)
         names = ["time (UTC)", "queue", "offset", "tags", "keys", "body"]
         table = self._table = self._table or Table(names)
         count = 0
@@ -166,20 +133,23 @@ class Output:
             count += len(page)
         return count
 
-    def _write_lines(self, template: str, messages: Iterable[StoredMessage]) -> int:
+    def _write_lines(self, lines: Iterable[str]) -> int:
         count = 0
-        for message in messages:
-            row = {name: self._harmless(" ".join(value) if isinstance(value, list) else "" if value is None else value)
-                   for name, value in message_row(message).items()}  # fmt: skip
-            try:
-                line = template.format_map(row)
-            except (ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError) as error:
-                reason = str(error) or "a width is too large: memory has no room for the line"
-                raise click.UsageError(f"-f: {reason}") from None
+        for line in lines:
             sys.stdout.write(line)
             self._flush_if_due()
             count += 1
         return count
+
+    def _filled(self, template: str, names: set[str], messages: Iterable[StoredMessage]) -> Iterator[str]:
+        for message in messages:
+            row = {name: self._harmless(" ".join(value) if isinstance(value, list) else "" if value is None else value)
+                   for name, value in message_row(message, names).items()}  # fmt: skip
+            try:
+                yield template.format_map(row)
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError) as error:
+                reason = str(error) or "a width is too large: memory has no room for the line"
+                raise click.UsageError(f"-f: {reason}") from None
 
     def _harmless(self, value: Any) -> Any:
         """A value of -f as a terminal may show it; what the template itself says is the user's."""
@@ -209,11 +179,15 @@ class Output:
 
     def _write(self, row: Row) -> None:
         if self.form == "jsonl":
-            text = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-            sys.stdout.write(("".join(map(_json_printable, text)) if self.is_terminal else text) + "\n")
+            sys.stdout.write(self._json(json.dumps(row, ensure_ascii=False)))
             return
         self._write_header(row)
         self._write_csv(row.values())
+
+    def _json(self, text: str) -> str:
+        """A line of JSON as stdout takes it: no lone surrogate, and on a terminal nothing that it would obey."""
+        safe = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+        return ("".join(map(_json_printable, safe)) if self.is_terminal else safe) + "\n"
 
     def _write_header(self, names: Iterable[str]) -> None:
         if not self._has_header:
@@ -281,8 +255,8 @@ def make_console(*, stderr: bool = False) -> Console:
     return PlainConsole(stderr=stderr, width=width, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
-def _checked_template(template: str) -> str:
-    r"""The line of -f with \n and \t as such, ended; UsageError when it names what is no field."""
+def _checked_template(template: str) -> tuple[str, set[str]]:
+    r"""The line of -f with \n and \t as such, ended, and the fields in it; UsageError when it names what is none."""
     text = template.replace(r"\n", "\n").replace(r"\t", "\t")
     try:
         names = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
@@ -290,7 +264,7 @@ def _checked_template(template: str) -> str:
         raise click.UsageError(f"-f: {error}") from None
     if names - set(FIELDS):
         raise click.UsageError(f"-f names no field {min(names - set(FIELDS))!r}; there are: {' '.join(FIELDS)}")
-    return text if text.endswith("\n") else text + "\n"
+    return text if text.endswith("\n") else text + "\n", names
 
 
 def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[StoredMessage]]:
@@ -314,6 +288,8 @@ def _message_cells(message: StoredMessage) -> list[str]:
 
 
 def _csv_cell(value: Any) -> Any:
+    if isinstance(value, str | int | None):
+        return value
     is_list = isinstance(value, list | tuple)
     if isinstance(value, Mapping) or (is_list and any(isinstance(item, list | tuple) for item in value)):
         return json.dumps(value, ensure_ascii=False)
