@@ -41,11 +41,13 @@ class Checkpoint:
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]
         self.is_behind = not self.exists  # the file says less than the fields
+        self.is_withdrawn = False  # an open that fails then leaves a crash behind
 
     def withdraw(self) -> None:
         """Durably, before queues and index are derived again: until `flush` the file vouches for none of them. The
         fields stay.
         """
+        self.is_withdrawn = True
         if self.exists:
             logics, index = self.logics_msg_timestamp, self.index_msg_timestamp
             self.logics_msg_timestamp = self.index_msg_timestamp = 0

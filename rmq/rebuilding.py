@@ -70,7 +70,8 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     Queues whose messages have all been cleaned away keep their files, so that their offsets go on. Index files are
     named by the time of their first message; sidecars of replaced ones go.
     processes: as of `scan_map`. Cost: one pass over the log and one over its keys; disk for the new files and 20 bytes
-    for each key. Raises CorruptFileError for a damaged log, StoreLockedError, UnsupportedFormatError for queues that
+    for each key. Raises CorruptFileError for a log that is damaged where queues and index come from (bodies are not
+    looked at), StoreLockedError, UnsupportedFormatError for queues that
     are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or index/ that
     is a link or another disk, in the store), ChildProcessError; then queues and index are as they were.
     """
@@ -221,6 +222,7 @@ class _Source:
         self.config, _ = settle_config(paths, asked, meta)
         self._paths = paths
         self._mark = _read_mark(paths) if meta is not None else None
+        self._is_own = meta is not None and meta.get("origin") == "rmq"
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
@@ -232,7 +234,8 @@ class _Source:
     def derive(self, run: Runner, target: Path) -> Derived:
         """New consumequeue/ and index/ below target, on disk."""
         starts = [segment.start for segment in self.log.segments if segment.start < self._end]
-        derived = derive(self._paths.commit_logs, starts, self._end, target, self.config, run)
+        derived = derive(self._paths.commit_logs, starts, self._end, target, self.config, run,
+                         is_exact=self._is_own)  # fmt: skip
         if self.log.min_phy_offset:
             self._keep_cleaned(target / "consumequeue", derived)
         return derived

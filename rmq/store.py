@@ -107,12 +107,15 @@ class Store(StoreWriter):
                 self._flusher.start()
         except BaseException as error:
             with contextlib.suppress(OSError), self._release:  # released whatever befalls the undoing
-                if not getattr(error, "failed_sync", False):  # else the next open must recover
+                if not (getattr(error, "failed_sync", False) or self._is_withdrawn()):  # else the next must recover
                     undo.close()
             raise
         self._closed = False
 
     # ---- opening ----
+
+    def _is_withdrawn(self) -> bool:
+        return self.mode != "r" and hasattr(self, "_checkpoint") and self._checkpoint.is_withdrawn
 
     def _open_to_read(self, config: StoreConfig) -> None:
         require_store(self.path, self._paths)

@@ -133,26 +133,6 @@ def test_transactions_have_keys_but_no_units(tmp_path: Path) -> None:
     assert derived_files(tmp_path / "new") == derived_files(tmp_path / "s")
 
 
-def set_queue_offset(path: Path, phy_offset: int, queue_offset: int) -> None:
-    size = CONFIG.mapped_file_size_commit_log
-    with (path / "commitlog" / f"{phy_offset - phy_offset % size:020d}").open("r+b") as file:
-        file.seek(phy_offset % size + L.RECORD_QUEUE_OFFSET_OFFSET)
-        file.write(queue_offset.to_bytes(8, "big", signed=True))
-
-
-@pytest.mark.parametrize(("number", "queue_offset"), [(700, 5000), (700, -1), (700, 2**62), (700, 3), (0, 2**60),
-                                                      (1499, 0)])  # fmt: skip
-def test_queue_offsets_that_leave_gaps_are_dispatched_in_order(store: Path, tmp_path: Path, number: int,
-                                                               queue_offset: int) -> None:  # fmt: skip
-    """As a broker's that has lost messages: a queue goes on at its own end."""
-    with rmq.open(store) as opened:
-        [found] = opened.query("rare" if number % 5 == 0 else "orders", f"k{number}")
-    set_queue_offset(store, found.phy_offset, queue_offset)
-    expected = dispatched(store, tmp_path / "expected", CONFIG)
-    rmq.rebuild(store, tmp_path / "new", processes=1)
-    assert derived_files(tmp_path / "new") == derived_files(expected)
-
-
 # ---- in the store --------------------------------------------------------------------------------------------
 
 
@@ -341,8 +321,8 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(made: Path, tmp
     while not finished:
         path, countdown = copy_store(made, tmp_path / f"s{step}"), Countdown(step)
 
-        def counted(*arguments: Any, countdown: Countdown = countdown) -> deriving.Derived:
-            found = derive(*arguments)
+        def counted(*arguments: Any, is_exact: bool, countdown: Countdown = countdown) -> deriving.Derived:
+            found = derive(*arguments, is_exact=is_exact)
             for owner, name in CALLS:
                 monkeypatch.setattr(owner, name, countdown.before(getattr(owner, name)))
             return found

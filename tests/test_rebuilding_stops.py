@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import copy_store, digests
-from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, derived_files, fill
+from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, derived_files, dispatched, fill
 
 import rmq
 from rmq import deriving, rebuilding, segment
+from rmq._core import _layout as L
 from rmq.consumequeue import ConsumeQueue
 from rmq.queueset import QueueSet
 from rmq.segment import FileCache
@@ -65,8 +66,8 @@ def test_a_crash_between_renames_keeps_the_offsets_of_queues_without_messages(
     for step, goes_on in [(step, goes_on) for step in range(6) for goes_on in ("r+", "rebuild")]:
         path, countdown = copy_store(source, tmp_path / f"{goes_on}{step}"), Countdown(step)
 
-        def counted(*arguments: Any, countdown: Countdown = countdown) -> deriving.Derived:
-            found = derive(*arguments)
+        def counted(*arguments: Any, is_exact: bool, countdown: Countdown = countdown) -> deriving.Derived:
+            found = derive(*arguments, is_exact=is_exact)
             swap = cannot if exchange is cannot else countdown.before(exchange)
             monkeypatch.setattr(rebuilding, "exchange", swap)
             monkeypatch.setattr(os, "rename", countdown.before(rename))
@@ -266,10 +267,10 @@ def test_a_log_that_is_cleaned_meanwhile_is_read_again(store: Path, tmp_path: Pa
     derive = rebuilding.derive
     segments = sorted((store / "commitlog").iterdir())[:2]
 
-    def racing(*arguments: Any) -> deriving.Derived:
+    def racing(*arguments: Any, **options: Any) -> deriving.Derived:
         if segments:
             segments.pop(0).unlink()
-        return derive(*arguments)
+        return derive(*arguments, **options)
 
     monkeypatch.setattr(rebuilding, "derive", racing)
     result = rmq.rebuild(store, tmp_path / "new", processes=1)
@@ -317,3 +318,45 @@ def test_a_segment_that_two_tasks_derive_at_a_time_counts_once(
     assert copied == [0, -1]
     assert derived_files(tmp_path / "new") == derived_files(made)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == list(PARTS)
+
+
+def set_queue_offset(path: Path, phy_offset: int, queue_offset: int) -> None:
+    size = CONFIG.mapped_file_size_commit_log
+    with (path / "commitlog" / f"{phy_offset - phy_offset % size:020d}").open("r+b") as file:
+        file.seek(phy_offset % size + L.RECORD_QUEUE_OFFSET_OFFSET)
+        file.write(queue_offset.to_bytes(8, "big", signed=True))
+
+
+WRONG_OFFSETS = pytest.mark.parametrize(("number", "queue_offset"), [
+    (700, 5000), (700, -1), (700, 2**62), (700, 3), (0, 2**60), (1499, 0)])  # fmt: skip
+
+
+def set_offset_of(store: Path, number: int, queue_offset: int) -> int:
+    with rmq.open(store) as opened:
+        [found] = opened.query("rare" if number % 5 == 0 else "orders", f"k{number}")
+    set_queue_offset(store, found.phy_offset, queue_offset)
+    return found.phy_offset
+
+
+@WRONG_OFFSETS
+def test_queue_offsets_of_a_broker_that_leave_gaps_are_dispatched_in_order(store: Path, tmp_path: Path, number: int,
+                                                                           queue_offset: int) -> None:  # fmt: skip
+    """It may have lost messages: a queue goes on at its own end."""
+    set_offset_of(store, number, queue_offset)
+    shutil.rmtree(store / "rmq")
+    expected = dispatched(store, tmp_path / "expected", CONFIG)
+    rmq.rebuild(store, tmp_path / "new", processes=1)
+    assert derived_files(tmp_path / "new") == derived_files(expected)
+
+
+@WRONG_OFFSETS
+def test_a_wrong_queue_offset_in_a_log_of_ours_leaves_the_queues_as_they_are(store: Path, number: int,
+                                                                             queue_offset: int) -> None:  # fmt: skip
+    """Derived again, all later messages of the queue would be at other places than their records say."""
+    phy_offset, before = set_offset_of(store, number, queue_offset), digests(store, "consumequeue")
+    with pytest.raises(rmq.CorruptFileError, match="queue offset does not follow") as error:
+        rmq.rebuild(store, processes=1)
+    start = int(Path(error.value.path).name)
+    following = 5 if number % 5 == 0 else 1  # where the first of its queue is wrong, the second one does not follow
+    assert phy_offset <= start + error.value.offset <= phy_offset + following * 200
+    assert digests(store, "consumequeue") == before

@@ -125,6 +125,27 @@ def test_a_repair_that_was_killed_hides_no_key(tmp_path: Path) -> None:
     assert_whole(path)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_repair_of_a_closed_store_leaves_one_to_be_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Index files are gone by then: a broker that found no `abort` would never make them again."""
+    path = tmp_path / "s"
+    fill(path).close()
+
+    def interrupt() -> None:
+        raise error
+
+    monkeypatch.setattr("rmq.dispatch.BATCH_ROWS", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexFile, "put_rows", IndexFile.put_rows)  # put back what the next line changes
+        with pytest.raises(error):
+            repair_until_second_file(path, interrupt)
+    assert (path / "abort").exists()
+    assert rmq.verify(path).state == "not closed"
+    assert_whole(path)
+
+
 def test_a_repair_under_way_hides_no_key_from_readers(tmp_path: Path) -> None:
     path, keys = tmp_path / "s", [f"k{i}" for i in range(COUNT)]
     killed(lambda: fill(path))
