@@ -175,7 +175,7 @@ class ConsumeQueue:
                 if not self._tail:
                     self._tail_start = first
                     self.min_offset = first if self.max_offset == 0 else self.min_offset
-                self._tail += data
+                self._tail[(first - self._tail_start) * UNIT_SIZE :] = data  # by place: it may come again
             self.max_offset = first + len(data) // UNIT_SIZE
 
     def _is_begun_again(self, first: int, data: bytes) -> bool:

@@ -39,12 +39,11 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
     tolerant: what leaves the geometry in doubt is passed over as far as it can be, not a CorruptFileError.
     """
     damaged: list[Path] = []
-    known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
     try:
-        StoreConfig(**known)
-    except (TypeError, ValueError) as error:
+        known = kept_values(paths, meta)
+    except CorruptFileError:
         if not tolerant:
-            raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
+            raise
         known = {}
     if not known:
         known, damaged = _geometry_of_files(paths, config, tolerant)
@@ -59,6 +58,16 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
     if "max_index_num" in known:
         damaged += _of_another_length(paths.index, index_file_size(config.max_hash_slot_num, config.max_index_num))
     return config, frozenset(damaged)
+
+
+def kept_values(paths: StorePaths, meta: dict[str, Any] | None) -> dict[str, Any]:
+    """What meta.json tells of the configuration. CorruptFileError for what none can be."""
+    known: dict[str, Any] = {name: meta[name] for name in KEPT if name in meta} if meta else {}
+    try:
+        StoreConfig(**known)
+    except (TypeError, ValueError) as error:
+        raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
+    return known
 
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:
@@ -103,7 +112,7 @@ def _of_another_length(directory: Path, size: int) -> list[Path]:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        return sorted(Path(entry.path) for entry in os.scandir(path) if entry.is_dir())
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -60,16 +60,22 @@ class Index:
         if not self._writable and self._watch.is_unchanged(self.files):
             return
         known = {(file.path, file.inode): file for file in self.files}
-        for attempt in range(LOOKS, 0, -1):
+        left, count = LOOKS, 0
+        while True:
+            paths = [path for path in index_paths(self.directory, remove_empty=self._writable)
+                     if path not in self.damaged]  # fmt: skip
+            left -= len(paths) >= count > 0  # fewer: a cleaning is at work, which ends
+            count = len(paths)
             try:
-                found = [(path, path.stat().st_ino)
-                         for path in index_paths(self.directory, remove_empty=self._writable)
-                         if path not in self.damaged]  # fmt: skip
-                files = [known.get(key) or self._open(key[0], "r+" if self._writable else "r") for key in found]
+                found = [(path, path.stat().st_ino) for path in paths]
+                for key in found:
+                    if key not in known:
+                        known[key] = self._open(key[0], "r+" if self._writable else "r")
                 break
             except FileNotFoundError:
-                if self._writable or attempt == 1:
+                if self._writable or not left:
                     raise
+        files = [known[key] for key in found]
         for path, inode in known.keys() - set(found):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class StoreLock:
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
         """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._descriptor = -1
         self._descriptor = os.open(path, flags, FILE_MODE)
         try:
             self._take(path, holder)
@@ -51,7 +53,7 @@ class StoreLock:
                 write_fully(self._descriptor, b"lock", 0)
                 sync_file(self._descriptor)
         except BaseException:
-            os.close(self._descriptor)
+            self._drop()
             raise
         _held.add(self)
 
@@ -76,21 +78,27 @@ class StoreLock:
         """Let go of the lock, also where a fork's child that came about elsewhere than in Python still has the file."""
         if self._descriptor < 0:
             return
-        _held.discard(self)
-        with contextlib.suppress(OSError):
-            if hasattr(fcntl, "F_OFD_SETLK"):
-                request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)
-                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
-            else:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._drop()
+        try:
+            _held.discard(self)
+            with contextlib.suppress(OSError):
+                if hasattr(fcntl, "F_OFD_SETLK"):
+                    request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)
+                    fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+                else:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._drop()
 
     def _drop(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:  # where an interrupt kept its owner from closing it
+        self._drop()
 
 
-_held: set[StoreLock] = set()
+_held: weakref.WeakSet[StoreLock] = weakref.WeakSet()
 
 
 def _drop_in_child() -> None:

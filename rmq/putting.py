@@ -177,6 +177,11 @@ class StoreWriter(StoreReader):
         UnsupportedFormatError, TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source:
         RocketMQ CleanCommitLogService, CleanConsumeQueueService.
         """
+        for name, value in (("dry_run", dry_run), ("expired_queues", expired_queues)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be bool, got {type(value).__name__}")
+        if not callable(disk_usage):
+            raise TypeError(f"disk_usage must be callable, got {type(disk_usage).__name__}")
         at = system_clock() if now is None else to_ms(now, "now")
         rules = checked_rules(self.config, at, file_reserved_time, max_used_percent, limit, expired_queues, disk_usage)
         if dry_run:

@@ -181,7 +181,7 @@ class StoreReader(KeyReader, QueueReader):
         """
         import pyarrow as pa
 
-        if name not in TABLES:
+        if not isinstance(name, str) or name not in TABLES:
             raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
         batches: Iterator[pa.RecordBatch]
         named = topic_names(topics)

@@ -282,10 +282,10 @@ class Store(StoreWriter):
                 self._release.close()
                 return
             self._flusher.stop()
-            with self._put_lock:
-                self._closed = True
-                self._log.tail.is_shut = True
             try:
+                with self._put_lock:
+                    self._closed = True
+                    self._log.tail.is_shut = True
                 if self._flusher.failure is not None:
                     self._flusher.raise_untold()
                 else:
@@ -294,8 +294,9 @@ class Store(StoreWriter):
                     self._paths.abort.unlink(missing_ok=True)
                     sync_directory(self._paths.root)
             finally:
-                self._flusher.close()
-                self._release.close()
+                if self._closed:  # else interrupted, and the next call does it all
+                    with self._release:
+                        self._flusher.close()
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -102,6 +102,10 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     *((lambda s, v=v: s.units("T", 0, 0, v), TypeError, "limit") for v in (None, "0", 1.0, True)),
     (lambda s: s.units("T", 0, 0, -1), ValueError, "limit"),
     *((lambda s, v=v: s.pull("T", tags=v), TypeError, "tags") for v in (5, b"a", ["tag"])),
+    *((lambda s, v=v: s.clean(dry_run=v), TypeError, "dry_run") for v in (None, 0, "", "no")),
+    *((lambda s, v=v: s.clean(dry_run=True, expired_queues=v), TypeError, "expired_queues") for v in (None, 1)),
+    (lambda s: s.clean(dry_run=True, disk_usage=5), TypeError, "disk_usage"),
+    *((lambda s, v=v: s.table(v), ValueError, "name") for v in (None, [], {}, "queue")),
     *((lambda s, v=v: s.lookup(v), TypeError, "id") for v in (None, 1.5, True, b"a", {})),
     *(
         (lambda s, v=v: s.lookup(v), TypeError, "topic|queue_id|queue_offset")

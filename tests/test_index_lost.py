@@ -12,6 +12,7 @@ import pytest
 from conftest import copy_store
 
 import rmq
+from rmq import index
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=50,
                          max_index_num=101)  # fmt: skip
@@ -120,3 +121,28 @@ def test_each_read_of_an_index_tells_that_a_file_was_truncated(tmp_path: Path, c
         os.truncate(index_files(path)[1], 1000)
         with pytest.raises(rmq.CorruptFileError, match="truncated"):
             read(store)
+
+
+@pytest.mark.parametrize("how", ["open", "query"])
+def test_a_cleaning_that_takes_index_files_off_as_long_as_a_reader_looks_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Each look at the directory finds one file less than it listed, far more often than a reader looks in vain."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(max_hash_slot_num=10, max_index_num=3)) as store:
+        store.put_many([rmq.Message("T", b"", keys=f"k{number}") for number in range(80)])
+    listed = index.index_paths
+
+    def racing(directory: Path, **options: bool) -> list[Path]:
+        paths = listed(directory, **options)
+        if len(paths) > 2:
+            paths[0].unlink()
+        return paths
+
+    if how == "open":
+        monkeypatch.setattr(index, "index_paths", racing)
+    with rmq.open(path) as reader:
+        monkeypatch.setattr(index, "index_paths", racing)
+        listed(path / "index")[0].unlink()
+        assert len(reader.query("T", "k79")) == 1
+    assert len(listed(path / "index")) <= 2

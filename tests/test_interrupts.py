@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
+import struct
 import sys
 import threading
 import time
@@ -19,7 +21,9 @@ from test_syncs import Disk
 from workload import message
 
 import rmq
+from rmq.consumequeue import ConsumeQueue
 from rmq.groupcommit import GroupCommit
+from rmq.segment import FileCache
 from rmq.sleeper import Sleeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.synced]
@@ -218,6 +222,36 @@ def test_an_interrupted_question_leaves_a_store_that_answers(tmp_path: Path, mod
         ]
         for question in questions:
             assert everywhere(question, lambda where: seen.check(store, 0), 7) > 5
+
+
+def test_units_that_a_reader_took_before_it_was_interrupted_are_taken_once(tmp_path: Path) -> None:
+    """In memory they are, and the queue's end does not count them yet."""
+    units = b"".join(struct.pack(">qiq", 100 * number, 100, 0) for number in range(9))
+    queue = ConsumeQueue(tmp_path, "T", 0, 200, FileCache(False), writable=False, is_exact=False)
+    queue.append(0, units[:100])
+    queue.max_offset = 2
+    queue.append(2, units[40:])
+    assert queue.read(0, 100)[0].tolist() == [*range(0, 900, 100)]
+
+
+def test_an_interrupted_close_holds_the_lock_no_longer_than_the_store_lives(tmp_path: Path) -> None:
+    is_done, number = False, 0
+    while not is_done:
+        number += 1
+        store = rmq.open(tmp_path / "s", "a", config=workload.config())
+        put = store.put(rmq.Message("T", b"%d" % number))
+        interrupter = Interrupter(number)
+        is_done = interrupter.run(store.close)
+        store.close()
+        del store
+        gc.collect()
+        try:
+            with rmq.open(tmp_path / "s", "r+") as again:
+                assert again.pull("T", 0, put.queue_offset).messages[0].body == b"%d" % number
+        except rmq.RmqError as error:
+            error.add_note(f"after an interrupt at {interrupter.where}")
+            raise
+    assert number > 300
 
 
 class Interrupting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -227,3 +228,48 @@ def test_a_log_directory_that_is_configured_twice_is_read_once(checked: Path, tm
     assert [(item.path, item.kind, item.severity) for item in result] == [(str(link), "name", "note")]
     assert result.record_count == 40
     assert rmq.verify(path, config=rmq.StoreConfig(store_path_commit_log=f"{log},{log}")).is_sound
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("make", [emptied, loop, os.mkfifo, os.mkdir])
+def test_what_is_no_index_file_in_the_place_of_one_is_a_finding(
+    checked: Path, tmp_path: Path, make: Callable[[Path], None], number: int
+) -> None:
+    """With default sizes most stores have one index file alone: no neighbour misses it."""
+    path = shutil.copytree(checked, tmp_path / "s")
+    file = sorted((path / "index").iterdir())[number]
+    file.unlink()
+    make(file)
+    result = rmq.verify(path)
+    assert not result.is_sound
+    assert str(file) in [item.path for item in result if item.severity == "derived"]
+
+
+@pytest.mark.parametrize("part", ["commitlog", "index", "consumequeue", "consumequeue/T", "consumequeue/T/0"])
+def test_a_link_to_itself_keeps_nothing_else_from_being_told(checked: Path, tmp_path: Path, part: str) -> None:
+    path = shutil.copytree(checked, tmp_path / "s")
+    loop(path / part / "loop")
+    (path / "checkpoint").write_bytes(b"short")
+    assert {str(path / part / "loop"), str(path / "checkpoint")} <= {item.path for item in rmq.verify(path)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("rocketmq_version", "5/3.3"), ("rocketmq_version", 5),
+                                             ("max_index_num", -5), ("mapped_file_size_commit_log", "x"),
+                                             ("enabled_append_prop_crc", None)])  # fmt: skip
+def test_a_value_of_meta_json_with_which_no_store_opens_is_damage(checked: Path, tmp_path: Path, name: str,
+                                                                  value: object) -> None:  # fmt: skip
+    path = shutil.copytree(checked, tmp_path / "s")
+    meta = json.loads((path / "rmq/meta.json").read_text())
+    (path / "rmq/meta.json").write_text(json.dumps(meta | {name: value}))
+    with pytest.raises(rmq.CorruptFileError):
+        rmq.open(path, "r+")
+    assert ("own", "damage", str(path / "rmq/meta.json")) in [
+        (item.kind, item.severity, item.path) for item in rmq.verify(path)]  # fmt: skip

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import stat
 import threading
@@ -150,11 +151,15 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
         check_mode(directory, report)
         for entry in scan_directory(directory):
             path = Path(entry.path)
-            if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET - size or not entry.is_file():
-                if entry.is_dir() and not SEGMENT_NAME.fullmatch(entry.name):
+            is_named = SEGMENT_NAME.fullmatch(entry.name) and int(entry.name) <= LARGEST_OFFSET - size
+            if not is_named or not path.is_file():
+                if not os.path.lexists(path):
+                    continue  # cleaned away
+                if not is_named and path.is_dir():
                     report.note(path, 0, "name", "a directory among the segments; it is passed over")
                 else:
-                    report.damage(path, 0, "name", "no commit-log segment has this name; a store does not open with it")
+                    what = "no regular file" if is_named else "no commit-log segment has this name"
+                    report.damage(path, 0, "name", f"{what}; a store does not open with it")
                 continue
             check_mode(path, report)
             start, length = int(entry.name), size_of(entry)
@@ -201,12 +206,19 @@ def scan_directory(directory: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def holds_bytes(path: Path) -> bool:
+    """Whether it is a regular file that is not empty."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def size_of(entry: os.DirEntry[str]) -> int | None:
-    """Bytes of a file; None when it was cleaned away since its directory was read."""
+    """Bytes of a file; None when it was cleaned away since its directory was read, or is a link to nowhere."""
     try:
         return entry.stat().st_size
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
 
 
 def check_mode(path: Path, report: Report) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,8 +135,12 @@ class IndexFiles:
         check_mode(ground.paths.index, ground.report)
         for entry in scan_directory(ground.paths.index):
             path = Path(entry.path)
-            if not INDEX_NAME.fullmatch(entry.name) or not entry.is_file():
+            if not INDEX_NAME.fullmatch(entry.name):
                 ground.report.note(path, 0, "name", "no index file has this name; it is passed over")
+                continue
+            if not path.is_file():
+                if os.path.lexists(path):  # else cleaned away
+                    ground.report.derived(path, 0, "name", "no regular file, where an index file belongs")
                 continue
             check_mode(path, ground.report)
             length = size_of(entry)

@@ -73,7 +73,7 @@ class QueueFiles:
         report = self._ground.report
         check_mode(self._root, report)
         for topic in scan_directory(self._root):
-            if not topic.is_dir():
+            if not Path(topic.path).is_dir():
                 report.note(Path(topic.path), 0, "name", "no topic's directory")
                 continue
             check_mode(Path(topic.path), report)
@@ -83,7 +83,7 @@ class QueueFiles:
                 continue
             for queue in scan_directory(Path(topic.path)):
                 name = queue.name
-                if not queue.is_dir() or not is_queue_id(name):
+                if not Path(queue.path).is_dir() or not is_queue_id(name):
                     report.note(Path(queue.path), 0, "name", "no queue's directory")
                     continue
                 self.queues[text, int(name)] = self._list_files(Path(queue.path))
@@ -94,7 +94,7 @@ class QueueFiles:
         queue = Queue(directory)
         for entry in scan_directory(directory):
             path = Path(entry.path)
-            if entry.is_dir():
+            if path.is_dir():
                 report.note(path, 0, "name", "a directory among a queue's files; it is passed over")
                 continue
             if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) % size:

@@ -12,6 +12,7 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
+from rmq.geometry import kept_values
 from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, read_manifest, read_meta
 from rmq.paths import StorePaths
 from rmq.segment import SMALL_FILE, read_file
@@ -43,13 +44,15 @@ def _is_there(path: Path, report: Report, severity: str = DERIVED) -> bool:
 
 def read_own_meta(paths: StorePaths, report: Report) -> dict[str, Any] | None:
     """meta.json, or None; one that is broken is reported. Raises UnsupportedFormatError for a newer format."""
+    meta: dict[str, Any] | None = None
     try:
-        return read_meta(paths) if _is_there(paths.meta, report, DAMAGE) else None
+        meta = read_meta(paths) if _is_there(paths.meta, report, DAMAGE) else None
+        kept_values(paths, meta)
     except CorruptFileError as error:
         report.damage(paths.meta, 0, "own", f"{error.reason}; the store does not open with it")
     except OSError as error:
         report.damage(paths.meta, 0, "own", str(error))
-    return None
+    return meta
 
 
 def read_mark(paths: StorePaths, report: Report) -> Mark | None:
@@ -182,3 +185,12 @@ def _is_lock(path: Path) -> bool:
         return read_file(path, SMALL_FILE)[:5] in (b"", b"lock")
     except CorruptFileError:
         return False
+
+
+def visible_end(paths: StorePaths) -> int:
+    """End of the log that a writer of ours has published."""
+    marks = Marks(paths.marks, writable=False)
+    try:
+        return marks.visible_phy_offset
+    finally:
+        marks.close()

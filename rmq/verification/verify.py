@@ -28,11 +28,11 @@ from rmq.geometry import (
 from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
-from rmq.marks import Manifest, Mark, Marks, read_manifest
+from rmq.marks import Manifest, Mark, read_manifest
 from rmq.paths import StorePaths, segment_name, store_root
 from rmq.pool import Runner, cores
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
-from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, list_segments
+from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, holds_bytes, list_segments
 from rmq.verification.indexes import IndexFiles
 from rmq.verification.queues import QueueFiles
 from rmq.verification.records import Range, SegmentReport, joined
@@ -44,6 +44,7 @@ from rmq.verification.smallfiles import (
     read_mark,
     read_own_manifest,
     read_own_meta,
+    visible_end,
 )
 from rmq.verification.work import (
     QUEUE_GROUPS,
@@ -144,7 +145,7 @@ class _Verification:
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and crash_of(paths) is Crash.OURS and mark is not None:
-            ground.log_limit = _visible(paths)
+            ground.log_limit = visible_end(paths)
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
         for begin, end in list_segments(log, report, is_live=is_live):
@@ -184,6 +185,7 @@ class _Verification:
             if self._report.counts[DAMAGE] or self._report.counts[DERIVED]:
                 ranges = [(segment.start, segment.end) for segment in tail]
             found = self._read(crew, site, ranges)
+            self._judge_begin()
             self._judge_end(found)
             self._judge_last_segment(queues)
             names = list(queues.queues)
@@ -279,13 +281,14 @@ class _Verification:
     def _judge_index_names(self, index: IndexFiles) -> None:
         there = {part.path.name for part in index.parts}
         lost = [name for name in sorted(_index_names(self._manifest, self._ground.mark) - there)
-                if self._ground.is_own and not (self._paths.index / name).exists()]  # fmt: skip
+                if self._ground.is_own and not holds_bytes(self._paths.index / name)]  # fmt: skip
         if lost:  # a cleaning takes a file's name off both before it removes the file
             named = _index_names(read_manifest(self._paths), read_mark(self._paths, Report(0)))
             for name in lost:
                 if name in named:
                     self._report.derived(self._paths.index / name, 0, "missing",
-                                         "rmq/manifest.json or rmq/marks name this index file")  # fmt: skip
+                                         "rmq/manifest.json or rmq/marks name this index file, and there "
+                                         "is none, or an empty one")  # fmt: skip
 
     # ---- the end of the log ----
 
@@ -320,6 +323,14 @@ class _Verification:
             ground.add_blind(end, NO_LIMIT)
             self._report.damage(ground.log.directories[0] / segment_name(end), 0, "missing",
                                 f"the log ends before this segment, and a queue has a message at {last}")
+
+    def _judge_begin(self) -> None:
+        """What lies before the log of a store that we closed: a cleaning of ours notes where the log begins since."""
+        ground, manifest = self._ground, self._manifest
+        if manifest is not None and ground.is_own and ground.is_closed and \
+                (low := ground.log.min_phy_offset) > manifest.min_phy_offset:  # fmt: skip
+            self._report.note(ground.log.directories[0], 0, "missing", f"the log began at {manifest.min_phy_offset} "
+                              f"when the store was closed, and begins at {low}")  # fmt: skip
 
     def _judge_mark(self) -> None:
         """The log against the mark: below it nothing may be gone."""
@@ -383,12 +394,3 @@ def _index_names(manifest: Manifest | None, mark: Mark | None) -> set[str]:
     """Names of the index files that there must be."""
     names = set(manifest.index_files) if manifest is not None else set()
     return names | {f"{mark.index_name:017d}"} if mark is not None and mark.index_name else names
-
-
-def _visible(paths: StorePaths) -> int:
-    """End of the log that a writer of ours has published."""
-    marks = Marks(paths.marks, writable=False)
-    try:
-        return marks.visible_phy_offset
-    finally:
-        marks.close()
