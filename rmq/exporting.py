@@ -175,10 +175,19 @@ def _try_to_show(tree: Path, target: Path) -> None:
     if target.exists():
         tree.mkdir()
         try:
+            _take_after(tree, target)
             os.rename(tree, target)
         except OSError as error:
             reason = "a rename cannot put the export here, as on a mount point: name a directory in it"
             raise OSError(error.errno, reason, str(target)) from error
+
+
+def _take_after(tree: Path, target: Path) -> None:
+    """Owner, mode and access list of the directory whose place another takes."""
+    old, new = target.stat(), tree.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.chown(tree, old.st_uid, old.st_gid)
+    shutil.copystat(target, tree)
 
 
 def _collected(run: Runner, tasks: list[ExportTask], progress: Progress | None) -> list[WrittenPart]:
@@ -209,6 +218,8 @@ def _publish(written: list[WrittenPart], tree: Path, target: Path) -> ExportResu
         os.rename(source, place)
     for directory in directories:
         sync_directory(directory)
+    if target.exists():
+        _take_after(tree, target)
     os.rename(tree, target)
     sync_directory(target.parent)
     listed = tuple(file for _, file in files)

@@ -115,3 +115,14 @@ def test_an_empty_path_is_not_the_current_directory(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert_error(call(*words), 2, "the path is empty")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("k\n1\n2\n")
+    for words, more in ((("cat", store, "T"), ""), (("info", store), ""),
+                        (("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T"),
+                         "; all 2 messages are stored")):  # fmt: skip
+        with Path("/dev/full").open("wb") as sink:
+            done = subprocess.run([*COMMAND, *map(str, words)], stdout=sink, stderr=subprocess.PIPE, check=False,
+                                  env=environment())  # fmt: skip
+        assert (done.returncode, done.stderr.decode()) == (4, f"rmq: stdout: No space left on device{more}\n")

@@ -405,3 +405,17 @@ def test_the_command_uses_processes_and_shows_a_bar_on_a_terminal_only(path: Pat
     assert "%" in shown.out
     assert "%" not in good("export", path, tmp_path / "other", "--processes", 1).err
     assert same(read(tmp_path / "lake", topic=pa.string(), date=pa.string()), scanned(path))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2770, 0o755])
+def test_an_empty_directory_keeps_its_mode_and_its_group(path: Path, tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    if os.getuid() == 0:
+        os.chown(target, 1000, 1001)
+    target.chmod(mode)
+    before = target.stat()
+    rmq.export(path, target, processes=1)
+    after = target.stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)

@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -315,3 +316,52 @@ def test_every_end_of_a_csv_is_no_row_of_its_own(file: Put, monkeypatch: pytest.
             for count in range(4, 20):
                 for data in (b"id,b\n" + b"1,y\n" * count + b"7," + last, b"id\n" + b"12\n" * count + last):
                     assert read(file("x.csv", data + end))[1:] == ([*range(1, count + 2)], []), data
+
+
+@pytest.mark.parametrize("data", [b'a,"b\n' + b"1,x\n" * 5000, b'"a\n1\n', b'a,"b', b'"', b'a,"b""\n1,2\n'])
+@pytest.mark.parametrize("size", [64, 4 << 20])
+def test_a_quoted_name_without_an_end_in_the_header_is_an_error(store: Path, file: Put, monkeypatch: Any, data: bytes,
+                                                                size: int) -> None:  # fmt: skip
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", size)
+    for path in (file("x.csv", data), file("x.csv.gz", gzip.compress(data, 1))):
+        assert_error(call("ingest", store, path, *TOPIC), 2, "the header: a quoted name has no end")
+    assert not store.exists()
+
+
+def test_minus_zero_is_one_text_whatever_its_neighbours_are(store: Path, file: Put) -> None:
+    for other in ("1", "1.5", '"a"', "-0.0"):
+        path = file("x.jsonl", f'{{"k":-0}}\n{{"k": {other}}}\n'.encode())
+        good("ingest", store, path, *TOPIC, "--key-column", "k")
+    with rmq.open(store) as opened:
+        assert [opened.pull("T", 0, at).messages[0].keys for at in (0, 2, 4, 6)] == [("-0",)] * 4
+
+
+@pytest.mark.parametrize(("line", "why"), [('{"b": null}', "b is null"), ('{"c": 1}', "no field 'b'")])
+def test_a_body_that_is_null_is_told_from_one_that_is_not_there(store: Path, file: Put, line: str, why: str) -> None:
+    done = call("ingest", store, file("x.jsonl", line.encode()), *TOPIC, "--body-column", "b")
+    assert_error(done, 2, f"row 1: {why}; 0 messages stored before")
+
+
+def test_the_suffix_that_tells_the_format_tells_the_delimiter(store: Path, file: Put) -> None:
+    for name, data in (("x.tsv.csv", b"a,b\n1,2\n"), ("x.csv.tsv", b"a\tb\n1\t2\n"),
+                       ("x.tsv.gz", gzip.compress(b"a\tb\n1\t2\n"))):  # fmt: skip
+        good("ingest", store, file(name, data), *TOPIC, "--key-column", "a", "--body-column", "b")
+    assert bodies(store) == [b"2"] * 3
+
+
+def test_a_csv_that_is_left_unread_is_read_no_more(file: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow reads ahead in a thread of its own, which must not meet an interpreter that ends."""
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 1000)
+    monkeypatch.setattr("rmq.cli.sources.BATCH_ROWS", 10)
+    path = file("x.csv", b"id,v\n" + b"12345,xxxxxxxxxxxxxxxx\n" * 5000)
+    for taken in range(1, 12):
+        source = Source(str(path), None, None, Wanted(("id",), None))
+        rows = source.rows()
+        for _ in range(taken):
+            next(rows)
+        blocks, reads = source._blocks, list[int]()
+        rows.close()
+        monkeypatch.setattr(blocks, "_read", lambda size, reads=reads: reads.append(size) or b"")
+        time.sleep(0.02)
+        assert reads == []
+        assert blocks.read(1) == b""

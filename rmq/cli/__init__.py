@@ -88,7 +88,7 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _ending():
             answer = super().invoke(ctx)
-            sys.stdout.flush()
+            flush_stdout()
             return answer
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
@@ -160,6 +160,18 @@ def reason_of(error: OSError) -> str:
     if error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return error.strerror or str(error)
+
+
+def of_stdout(error: OSError) -> OSError:
+    """The error with its place: a full disk below stdout is not the store's."""
+    return error if error.filename is not None else OSError(error.errno, error.strerror or str(error), "stdout")
+
+
+def flush_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise of_stdout(error) from None
 
 
 def printable(text: str) -> str:

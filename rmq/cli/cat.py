@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from rmq.cli import DAMAGE, NOT_FOUND, Fault
+from rmq.cli import DAMAGE, NOT_FOUND, Fault, flush_stdout
 from rmq.cli.arguments import (
     LIMIT,
     TIME,
@@ -74,7 +74,7 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
             shown += output.messages(islice(messages, None if limit is None else limit - shown))
             if not follow or shown == limit or (end is not None and began > end):
                 break
-            sys.stdout.flush()
+            flush_stdout()
             _wait()
         if not follow and shown == limit and next(messages, None) is not None:
             note(f"--limit {limit:,} reached; more messages follow")

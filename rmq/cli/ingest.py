@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
 from rmq.arrays import flags, integers
-from rmq.cli import INTERRUPTED, USAGE, Fault, reason_of
+from rmq.cli import INTERRUPTED, USAGE, Fault, flush_stdout, reason_of
 from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import NamedPath, form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
@@ -82,7 +83,14 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     row = {"stored": work.stored, "skipped": work.skipped, "seconds": round(seconds, 3),
            "rows_per_second": round(work.stored / max(seconds, 1e-9))}  # fmt: skip
     rate = f"in {seconds:.1f} s ({row['rows_per_second']:,} a second)"
-    output.facts(row, {"stored": f"{counted(work.stored, 'message')} {rate}", "skipped": counted(work.skipped, "row")})
+    try:
+        output.facts(row, {"stored": f"{counted(work.stored, 'message')} {rate}",
+                           "skipped": counted(work.skipped, "row")})  # fmt: skip
+        flush_stdout()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise OSError(error.errno, f"{reason_of(error)}; all {counted(work.stored, 'message')} are stored") from error
     if work.skipped > SHOWN_ROWS:
         note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
     if interrupt.is_noted:

@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -164,8 +164,22 @@ class Blocks:
         self._places: list[int] = []
         self._taken = 0
         self._is_ended = False
+        self._reading = threading.Lock()
+
+    def end(self, stream: Iterable[object]) -> None:
+        """Nothing more comes. What reads ahead of a stream in a thread of Arrow's is at its end when this returns."""
+        self._is_ended = True
+        with contextlib.suppress(ValueError, OSError):  # also of Arrow: what was wrong has been told
+            for _ in stream:
+                pass
+        with self._reading:
+            pass
 
     def read(self, size: int) -> bytes:
+        with self._reading:
+            return self._read(size)
+
+    def _read(self, size: int) -> bytes:
         if self._is_ended:
             return b""
         data, self._head = self._head[:size], self._head[size:]

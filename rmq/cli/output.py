@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli import complain, printable
+from rmq.cli import complain, flush_stdout, of_stdout, printable
 from rmq.cli.fields import FIELDS, body_text, iso_time, json_line, message_row
 from rmq.message import StoredMessage
 
@@ -101,6 +101,12 @@ class Output:
             return len(cells)
         return self._write_all(rows)
 
+    def _put(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+        except OSError as error:
+            raise of_stdout(error) from None
+
     def _write_all(self, rows: Iterable[Row]) -> int:
         count = 0
         for row in rows:
@@ -113,7 +119,7 @@ class Output:
         """So that a pipe gets the first line at once, and one that was looked for long as soon as it is found."""
         now = time.monotonic()
         if now - self._flushed >= _FLUSH_SECONDS:
-            sys.stdout.flush()
+            flush_stdout()
             self._flushed = now
 
     def messages(self, messages: Iterable[StoredMessage]) -> int:
@@ -136,7 +142,7 @@ class Output:
     def _write_lines(self, lines: Iterable[str]) -> int:
         count = 0
         for line in lines:
-            sys.stdout.write(line)
+            self._put(line)
             self._flush_if_due()
             count += 1
         return count
@@ -179,7 +185,7 @@ class Output:
 
     def _write(self, row: Row) -> None:
         if self.form == "jsonl":
-            sys.stdout.write(self._json(json.dumps(row, ensure_ascii=False)))
+            self._put(self._json(json.dumps(row, ensure_ascii=False)))
             return
         self._write_header(row)
         self._write_csv(row.values())
@@ -198,7 +204,7 @@ class Output:
         line = io.StringIO()
         csv.writer(line).writerow([_csv_cell(value) for value in values])  # its own \r\n makes it quote both
         text = line.getvalue().removesuffix("\r\n")
-        sys.stdout.write((printable(text) if self.is_terminal else text) + "\n")
+        self._put((printable(text) if self.is_terminal else text) + "\n")
 
 
 class Table:

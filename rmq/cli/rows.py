@@ -46,3 +46,13 @@ class Wanted:
         for name in (*self.columns, *([] if self.body is None else [self.body])):
             if name not in names:
                 raise SourceError(path, None, f"no column {name!r}; there are: {', '.join(names)}")
+
+
+def row_numbers(following: int, count: int, left_out: list[int]) -> tuple[npt.NDArray[np.int64], int]:
+    """Numbers of the next `count` rows, without those left out, and the number after them."""
+    numbers = np.arange(following, following + count + len(left_out))
+    numbers = numbers[~np.isin(numbers, left_out)][:count]
+    past = int(numbers[-1]) + 1 if count else following
+    while past in left_out:
+        past += 1
+    return numbers, past

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +25,7 @@ from rmq.arrays import flags
 from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects, key_texts, plain_text
 from rmq.cli.inputs import END, MASK, Blocks, Input
-from rmq.cli.rows import Rows, SourceError, Wanted
+from rmq.cli.rows import Rows, SourceError, Wanted, row_numbers
 from rmq.cli.texts import (
     EMPTY,
     Texts,
@@ -51,6 +52,7 @@ _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"
 _NO_END = "a quoted field has no end"
 _BOM = b"\xef\xbb\xbf"
 _TWO_VALUES = re.compile(rb"\}[ \t\r]*[{n]")
+_MINUS_ZERO = re.compile(rb"[:,\[][ \t\r]*-0(?![.\deE])")  # an integer to Arrow, which writes it as 0
 
 
 class Source:
@@ -62,10 +64,11 @@ class Source:
         self._wanted = wanted
         suffixes = [suffix.lower() for suffix in Path(path).suffixes]
         packed = suffixes[-1:] == [".gz"]
-        self._form = form or _SUFFIXES.get("".join((suffixes[:-1] if packed else suffixes)[-1:]))
+        suffix = "".join((suffixes[:-1] if packed else suffixes)[-1:])
+        self._form = form or _SUFFIXES.get(suffix)
         if self._form is None:
             raise SourceError(path, None, "the name tells no format; --format csv, jsonl or parquet does")
-        self._delimiter = delimiter or ("\t" if ".tsv" in suffixes else ",")
+        self._delimiter = delimiter or ("\t" if suffix == ".tsv" else ",")
         self._is_packed = packed
         self._open_input = partial(Input, path, wake, packed=packed)
         self.size = self.position = 0
@@ -95,7 +98,7 @@ class Source:
                 self.size = self._file.metadata.num_rows
                 if fault := repeated_field(self._file.schema_arrow, self._needed()):
                     raise SourceError(self.path, None, fault)
-        double = {name for name in self._names if self._names.count(name) > 1}
+        double = {name for name, count in Counter(self._names).items() if count > 1}
         if double:
             raise SourceError(self.path, None, f"the header repeats {min(double)!r}")
         if self._names:
@@ -162,7 +165,7 @@ class Source:
             for whole in stream:
                 # Of one column END is a row like others.
                 batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole
-                numbers, past = _number(following, batch.num_rows, [row for row, _ in ragged])
+                numbers, past = row_numbers(following, batch.num_rows, [row for row, _ in ragged])
                 due = [item for item in ragged if item[0] < past]
                 ragged[:] = [item for item in ragged if item[0] >= past]
                 following = past
@@ -177,13 +180,15 @@ class Source:
             if "straddling" not in str(error):
                 raise
             raise SourceError(self.path, following, f"no end of the row in {BLOCK_SIZE:,} bytes") from error
+        finally:
+            blocks.end(stream)
         if ragged:
             yield Rows(np.empty(0, np.int64), pa.array([], pa.large_binary()), self._no_columns(), ragged)
 
     def _csv_header(self) -> list[str]:
         """Names of the first line; what was read behind it stays in _head."""
         delimiter = re.escape(self._delimiter.encode())
-        name = rb'(?:"(?:[^"]|"")*(?:"|\Z))?[^\r\n%s]*' % delimiter  # quotes count where a name begins
+        name = rb'(?:"(?:[^"]|"")*(?:"|(\Z)))?[^\r\n%s]*' % delimiter  # quotes count where a name begins
         header = re.compile(rb"%s(?:%s%s)*" % (name, delimiter, name))
         data = self._input.read(BLOCK_SIZE).removeprefix(_BOM)
         while True:
@@ -197,6 +202,8 @@ class Source:
                 end = len(data)
                 break
             data += more
+        if line and any(group is not None for group in line.groups()):
+            raise SourceError(self.path, None, "the header: a quoted name has no end")
         self._head = data[end:]
         try:
             text = data[:end].decode()
@@ -262,7 +269,8 @@ class Source:
             return Rows(numbers, texts.cast(kind), self._no_columns())
         # No value begins behind another, so each begins a line; with as many of them as lines each line holds one.
         is_object = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-        if not pc.all(is_object).as_py() or _TWO_VALUES.search(data) or may_hold_nan(data):
+        if not pc.all(is_object).as_py() or _TWO_VALUES.search(data) or \
+                _MINUS_ZERO.search(data) or may_hold_nan(data):  # fmt: skip
             raise pa.ArrowInvalid("not one object a line")
         table = self._parsed(data, names)
         if table.num_rows != len(texts):
@@ -338,7 +346,8 @@ class Source:
             return text, values
         body = json_text(row.get(self._wanted.body), self._wanted.body)
         if body is None:
-            raise ValueError(f"no field {self._wanted.body!r}")
+            raise ValueError(f"{self._wanted.body} is null" if self._wanted.body in row
+                             else f"no field {self._wanted.body!r}")  # fmt: skip
         return body.encode(), values
 
     # ---- Parquet ----
@@ -385,13 +394,3 @@ class Source:
             numbers, bodies = numbers[kept], bodies.filter(mask)
             texts = {name: column.filter(mask) for name, column in texts.items()}
         return Rows(numbers, bodies, texts, bad)
-
-
-def _number(following: int, count: int, left_out: list[int]) -> tuple[npt.NDArray[np.int64], int]:
-    """Numbers of the next `count` rows, without those left out, and the number after them."""
-    numbers = np.arange(following, following + count + len(left_out))
-    numbers = numbers[~np.isin(numbers, left_out)][:count]
-    past = int(numbers[-1]) + 1 if count else following
-    while past in left_out:
-        past += 1
-    return numbers, past
