@@ -22,7 +22,7 @@ from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, cores, in_processes
 from rmq.scan import LostRange, checked_columns
-from rmq.segment import sync_directory, sync_file
+from rmq.segment import sync_directory, sync_file, telling
 from rmq.splits import SPLIT_BYTES
 from rmq.store import open as open_store
 
@@ -278,7 +278,7 @@ class PartWriter:
         path = self._root / directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = max(1, min(ROW_GROUP_ROWS, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes)))
-        with open(path, "xb") as file:
+        with telling(path), open(path, "xb") as file:
             pq.write_table(table, file, row_group_size=rows, compression=self._task.compression,
                            use_dictionary=list(REPEATED),
                            write_statistics=[n for n in table.column_names if n not in UNCOMPARED])  # fmt: skip

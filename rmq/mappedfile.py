@@ -25,7 +25,7 @@ from rmq.segment import (
     room_for_files,
     sync_directory,
     sync_file,
-    tell_file,
+    telling,
     write_fully,
 )
 
@@ -132,7 +132,8 @@ class MappedFile:
         try:
             if create:
                 assert size is not None
-                os.ftruncate(descriptor, size)
+                with telling(path):
+                    os.ftruncate(descriptor, size)
             status = os.fstat(descriptor)
             self.size, self.inode = status.st_size, status.st_ino
             if size is not None and self.size != size:
@@ -164,11 +165,8 @@ class MappedFile:
             target = min(self.size, max(end, begin + ahead))
             if end > self.reserved:
                 self._check_end()
-                try:
+                with telling(self.path):
                     allocate(self._descriptor, begin, target - begin)
-                except OSError as error:
-                    tell_file(error, self.path)
-                    raise
                 self.reserved = target
 
     def fill(self, used: int, count: int) -> None:

@@ -17,7 +17,7 @@ from rmq._core._consumequeue import pre_blank_units
 from rmq._core._layout import UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.paths import segment_name
-from rmq.segment import FileCache, create_file, make_directory, sized_files, sync_directory, sync_file
+from rmq.segment import FileCache, create_file, make_directory, sized_files, sync_directory, sync_file, telling
 
 logger = logging.getLogger("rmq")
 
@@ -121,7 +121,8 @@ class QueueFiles:
         self._cache.changes += 1
         descriptor = create_file(path)
         try:
-            os.ftruncate(descriptor, self.segment_size)
+            with telling(path):
+                os.ftruncate(descriptor, self.segment_size)
             if self._cache.syncs_new:
                 sync_file(descriptor)
                 sync_directory(self.directory)

@@ -57,9 +57,14 @@ def sync_directories(path: Path) -> None:
         sync_directory(Path(name))
 
 
-def tell_file(error: OSError, path: Path) -> None:
-    """Have the error's text tell the file, as that of a call on a descriptor does not."""
-    error.filename = error.filename or str(path)
+@contextlib.contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Have an error's text tell the file, as that of a call on a descriptor does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
@@ -359,12 +364,8 @@ class FileCache:
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
-        with self._lock:
-            try:
-                write_fully(self._descriptor(path), data, position)
-            except OSError as error:
-                tell_file(error, path)
-                raise
+        with self._lock, telling(path):
+            write_fully(self._descriptor(path), data, position)
 
     def sync(self, path: Path) -> None:
         """Everything written to the file is on disk."""

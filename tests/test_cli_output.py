@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from pathlib import Path
 
@@ -126,3 +127,15 @@ def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path
             done = subprocess.run([*COMMAND, *map(str, words)], stdout=sink, stderr=subprocess.PIPE, check=False,
                                   env=environment())  # fmt: skip
         assert (done.returncode, done.stderr.decode()) == (4, f"rmq: stdout: No space left on device{more}\n")
+
+
+@pytest.mark.parametrize(("verb", "limit"), [("ingest", 8192), ("export", 100)])
+def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: str, limit: int) -> None:
+    (tmp_path / "x.csv").write_text("k\n1\n")
+    words = ["ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T"] if verb == "ingest" else \
+        ["export", store, tmp_path / "out", "--processes", 1]  # fmt: skip
+    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=False, env=environment(), text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))  # fmt: skip
+    name = "commitlog/00000000000000000000" if verb == "ingest" else "part-00000-0.parquet"
+    assert done.returncode == 4
+    assert f"{name}: File too large" in done.stderr
