@@ -71,7 +71,7 @@ class Checkpoint:
                self.master_flushed_offset, self.confirm_phy_offset)  # fmt: skip
         descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            if os.fstat(descriptor).st_size < CHECKPOINT_SIZE:
+            if os.fstat(descriptor).st_size != CHECKPOINT_SIZE:
                 os.ftruncate(descriptor, CHECKPOINT_SIZE)
             write_fully(descriptor, struct.pack(f">{self._longs}q", *own[: self._longs]), 0)
             sync_file(descriptor)

@@ -17,6 +17,7 @@ from test_bad_stores import crafted
 from test_verify_damage import SIZES, Victim, message
 
 import rmq
+from rmq.dispatch import Dispatcher
 
 CONFIG = rmq.StoreConfig(**SIZES, enabled_append_prop_crc=True)
 
@@ -273,3 +274,45 @@ def test_a_value_of_meta_json_with_which_no_store_opens_is_damage(checked: Path,
         rmq.open(path, "r+")
     assert ("own", "damage", str(path / "rmq/meta.json")) in [
         (item.kind, item.severity, item.path) for item in rmq.verify(path)]  # fmt: skip
+
+
+def test_one_wrong_queue_offset_does_not_make_free_units_wrong(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        places = [store.put(rmq.Message("T", b"")).phy_offset for _ in range(5)]
+    with (tmp_path / "s/commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(places[3] + 20)
+        file.write((2**40).to_bytes(8, "big"))
+    assert len(rmq.verify(tmp_path / "s")) == 2  # the record's unit is elsewhere; its old unit is no record's
+
+
+@pytest.mark.parametrize("size", [4095, 4097, 9000])
+def test_a_checkpoint_of_another_length_is_made_right_by_the_next_writer(checked: Path, tmp_path: Path,
+                                                                         size: int) -> None:  # fmt: skip
+    path = shutil.copytree(checked, tmp_path / "s")
+    with (path / "checkpoint").open("r+b") as file:
+        file.truncate(size)
+    assert not rmq.verify(path).is_sound
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        store.put(message(0))
+    assert rmq.verify(path) == []
+
+
+def test_a_recovery_that_was_killed_leaves_nothing_that_is_wrong(checked: Path, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The index is partly made; nothing vouches for it until it is whole."""
+    path = shutil.copytree(checked, tmp_path / "s")
+    monkeypatch.setattr("rmq.dispatch.BATCH_ROWS", 10)
+    add, calls = Dispatcher._add_entries, list[int]()
+
+    def stop(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("killed")
+        add(*arguments)
+
+    monkeypatch.setattr(Dispatcher, "_add_entries", stop)
+    with pytest.raises(OSError, match="killed"):
+        rmq.open(path, "r+", config=CONFIG, repair=True)
+    result = rmq.verify(path)
+    assert (result.state, result.is_sound) == ("not closed", True)
+    assert {item.severity for item in result} <= {"note"}

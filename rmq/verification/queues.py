@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,7 +75,8 @@ class QueueFiles:
         check_mode(self._root, report)
         for topic in scan_directory(self._root):
             if not Path(topic.path).is_dir():
-                report.note(Path(topic.path), 0, "name", "no topic's directory")
+                if os.path.lexists(topic.path):  # else cleaned away
+                    report.note(Path(topic.path), 0, "name", "no topic's directory")
                 continue
             check_mode(Path(topic.path), report)
             text = topic_of(topic.name)
@@ -84,7 +86,8 @@ class QueueFiles:
             for queue in scan_directory(Path(topic.path)):
                 name = queue.name
                 if not Path(queue.path).is_dir() or not is_queue_id(name):
-                    report.note(Path(queue.path), 0, "name", "no queue's directory")
+                    if os.path.lexists(queue.path):  # else cleaned away
+                        report.note(Path(queue.path), 0, "name", "no queue's directory")
                     continue
                 self.queues[text, int(name)] = self._list_files(Path(queue.path))
 
@@ -226,7 +229,8 @@ class QueueFiles:
                 self._report_wrong(name, queue, span)
         extents = list(self._extents(queue))
         known = sorted((low, high) for low, high, _, _ in queue.spans)
-        last = max((high for _, high in known), default=0)
+        reach = max((end for _, end in extents), default=0)  # a record may say any queue offset
+        last = max((high for _, high in known if high <= reach), default=0)
         begun = min((low for low, _ in known), default=2**62)
         for first, end in _without(extents, known):
             self._judge_rest(name, first, end, begun, last)

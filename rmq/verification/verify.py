@@ -263,7 +263,9 @@ class _Verification:
         """Up to where queues and index must have followed the log."""
         ground, mark = self._ground, self._ground.mark
         if not ground.is_closed:
-            if mark is not None:
+            if mark is not None and not self._paths.manifest.exists():
+                ground.unit_end = ground.entry_end = 0  # a recovery that is under way, or was killed, makes them again
+            elif mark is not None:
                 ground.unit_end, ground.entry_end = mark.derived_phy_offset, mark.indexed_phy_offset
             else:
                 ends = [part.phy_offset(part.limit - 1) for part in index.parts if part.limit > 1]
