@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import io
 import json
 import math
 import os
@@ -36,6 +35,7 @@ _GAP = 2  # columns between two of a table
 _WIDEST = 40  # of any column but the last
 _LEAST = 12  # of the last one and of those that may be cut; with less room each row becomes a block of lines
 _CELL_LIMIT = 400  # characters of a body
+_PLAIN = (str, int, type(None))  # what a csv.writer takes as it is
 _TEXTS = ("topic", "tags", "keys", "body")  # columns that may be cut
 
 Row = Mapping[str, Any]
@@ -91,6 +91,7 @@ class Output:
         self._has_header = False
         self._flushed = -math.inf
         self._table: Table | None = None
+        self._csv = csv.writer(_Sink(self._put_csv))  # its own \r\n makes it quote both
 
     def rows(self, rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
         """Write rows of exact values; `shown` gives a table's cells under their headings. Returns how many."""
@@ -201,9 +202,10 @@ class Output:
             self._write_csv(names)
 
     def _write_csv(self, values: Iterable[Any]) -> None:
-        line = io.StringIO()
-        csv.writer(line).writerow([_csv_cell(value) for value in values])  # its own \r\n makes it quote both
-        text = line.getvalue().removesuffix("\r\n")
+        self._csv.writerow([value if type(value) in _PLAIN else _csv_cell(value) for value in values])
+
+    def _put_csv(self, line: str) -> None:
+        text = line.removesuffix("\r\n")
         self._put((printable(text) if self.is_terminal else text) + "\n")
 
 
@@ -293,9 +295,14 @@ def _message_cells(message: StoredMessage) -> list[str]:
     return [printable(cell) for cell in cells]
 
 
+class _Sink:
+    """What a csv.writer writes its lines to."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+
+
 def _csv_cell(value: Any) -> Any:
-    if isinstance(value, str | int | None):
-        return value
     is_list = isinstance(value, list | tuple)
     if isinstance(value, Mapping) or (is_list and any(isinstance(item, list | tuple) for item in value)):
         return json.dumps(value, ensure_ascii=False)
