@@ -158,6 +158,9 @@ class ConsumeQueue:
                 if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self.files.segment_size:
                     logger.warning("%s: record has queue offset %d, %d is next", self.directory, first, self.max_offset)
                     first = self.max_offset
+                    if self.is_exact:  # a record before the last one has its unit, or its place was never here
+                        done = int(np.searchsorted(unpack_units(data)[0], self.end_phy_offset()))
+                        data = data[done * UNIT_SIZE :]
             if not self._writable and 0 <= first < self.max_offset and self._is_begun_again(first, data):
                 self.forget_files()
             if first < self.max_offset:

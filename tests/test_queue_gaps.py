@@ -304,7 +304,8 @@ def test_missing_files_below_the_log_s_begin_shift_no_queue_offset(
         file.unlink()
     if manifest == "gone":
         (path / "rmq/manifest.json").unlink()
-    assert rmq.verify(path, config=CONFIG).is_sound == (lost == slice(0, 1))
+    comes_again = manifest == "gone" and not is_closed and lost not in (slice(1, 2), slice(5, 6))  # those leave a gap
+    assert rmq.verify(path, config=CONFIG).is_sound == (lost == slice(0, 1) or comes_again)
     assert_whole(path, low)
 
 

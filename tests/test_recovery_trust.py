@@ -375,3 +375,20 @@ def test_an_index_file_without_entries_is_whole(tmp_path: Path, monkeypatch: pyt
             found = store.query("T", "k")
             assert (found.complete, found.scanned_size) == (True, 0)
         rmq.open(path, "r+").close()
+
+
+@pytest.mark.parametrize("queue_offset", [-5, 2**40, 2**62, COUNT + 7])
+def test_a_repair_puts_no_earlier_message_behind_the_end_of_its_queue(tmp_path: Path, queue_offset: int) -> None:
+    """One that says a queue offset which is none of the queue's: it has its unit."""
+    path = tmp_path / "s"
+    with fill(path) as store:
+        place = store.pull("T", 0, 700, 1).messages[0].phy_offset
+    size = CONFIG.mapped_file_size_commit_log
+    with (path / f"commitlog/{place - place % size:020d}").open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack(">q", queue_offset), place % size + 20)
+    for _ in range(2):
+        with rmq.open(path, "r+", repair=True) as store:
+            assert store.topics() == {"T": {0: (0, COUNT)}}
+            assert len(store.pull("T", 0, 701, COUNT).messages) == COUNT - 701
+            with pytest.raises(rmq.CorruptFileError):
+                store.pull("T", 0, 700, 1)
