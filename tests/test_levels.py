@@ -22,7 +22,8 @@ CORE = [f"test_{name}.py" for name in (
     "arrow_values", "bad_input", "columns", "consumequeue_units", "damage", "golden_read", "golden_write",
     "index_times", "indexbatches", "indexfile", "items", "javahash", "jsonrows", "oracle", "places", "putbatch",
     "putter", "puttexts",
-    "queries", "record", "record_damage", "rowhashes", "scan_damage", "sidecar", "store", "views")]  # fmt: skip
+    "queries", "record", "record_damage", "rowhashes", "scan_damage", "sidecar", "store",
+    "storedfields", "views")]  # fmt: skip
 
 ROOT = HERE.parent
 WITHOUT_SSE = "without SSE"
