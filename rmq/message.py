@@ -240,24 +240,26 @@ def plain_body(raw: bytes, sys_flag: int, phy_offset: int = 0) -> bytes:
     return bytes(plain)
 
 
-def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-    """Fields of each message in an inner batch, with its own queue offset; None when it is no inner batch.
+def inner_messages(wrapper: StoredMessage) -> list[StoredMessage] | None:
+    """Each message of an inner batch, with its own queue offset; None when it is no inner batch.
 
     Raises CorruptFileError when the packed body breaks the format or holds over 32,767 messages.
     Source: MessageDecoder#decodeMessage.
     """
-    sys_flag, phy_offset, body, raw_properties = wrapper[6], wrapper[3], wrapper[14], wrapper[15]
-    if not sys_flag & L.SYS_FLAG_INNER_BATCH or not sys_flag & L.SYS_FLAG_NEED_UNWRAP:
+    phy_offset = wrapper.phy_offset
+    if not wrapper.sys_flag & L.SYS_FLAG_INNER_BATCH or not wrapper.sys_flag & L.SYS_FLAG_NEED_UNWRAP:
         return None
-    packed = plain_body(body, sys_flag, phy_offset)
+    packed = plain_body(wrapper.raw_body, wrapper.sys_flag, phy_offset)
     try:
-        base = int(parse_properties(raw_properties).get("INNER_BASE", wrapper[2]))
+        base = int(wrapper.properties.get("INNER_BASE", wrapper.queue_offset))
     except ValueError:
         raise CorruptFileError(SOME_SEGMENT, phy_offset, "INNER_BASE is no number") from None
     if not 0 <= base <= LARGEST_BASE:
         raise CorruptFileError(SOME_SEGMENT, phy_offset, f"INNER_BASE {base} is no queue offset")
-    plain_flag = sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
-    found: list[tuple[Any, ...]] = []
+    plain_flag = wrapper.sys_flag & ~(L.SYS_FLAG_INNER_BATCH | L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_COMPRESSED)
+    shared = (wrapper.born_timestamp, wrapper._born_host, wrapper.store_timestamp, wrapper._store_host,
+              wrapper.reconsume_times, wrapper.prepared_transaction_offset)  # fmt: skip
+    found: list[StoredMessage] = []
     at = 0
     while at < len(packed):
         size = int.from_bytes(packed[at : at + 4], "big", signed=True)
@@ -273,13 +275,13 @@ def inner_messages(wrapper: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
             raise CorruptFileError(SOME_SEGMENT, phy_offset, f"inner batch holds over {L.INNER_COUNT_LIMIT} messages")
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
         own = item[L.INNER_BODY_OFFSET : tail]
-        found.append((wrapper[0], wrapper[1], base + len(found), phy_offset, wrapper[4], flag, plain_flag,
-                      *wrapper[7:13], body_crc(own), own, item[tail + 2 :]))  # fmt: skip
+        found.append(StoredMessage((wrapper.topic, wrapper.queue_id, base + len(found), phy_offset, wrapper.size, flag,
+                                    plain_flag, *shared, body_crc(own), own, item[tail + 2 :])))  # fmt: skip
         at += size
     return found
 
 
-def carrying(wrapper: tuple[Any, ...], items: list[tuple[Any, ...]], asked: Set[str]) -> list[tuple[Any, ...]]:
+def carrying(wrapper: StoredMessage, items: list[StoredMessage], asked: Set[str]) -> list[StoredMessage]:
     """Of the messages of an inner batch those that carry a key that was asked for and that the wrapper carries too; all
     of them when of some such key the wrapper alone knows.
     """
@@ -288,8 +290,7 @@ def carrying(wrapper: tuple[Any, ...], items: list[tuple[Any, ...]], asked: Set[
     return [items[number] for number in sorted(set(chain(*found)))] if found and all(found) else items
 
 
-def _carried(fields: tuple[Any, ...]) -> set[str | None]:
-    message = StoredMessage(fields)
+def _carried(message: StoredMessage) -> set[str | None]:
     return {message.uniq_key, *message.keys}
 
 

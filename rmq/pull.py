@@ -208,8 +208,7 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
                 (queue.topic, queue.queue_id, size):  # fmt: skip
             raise CorruptFileError(*queue.place_of(number), "unit points to no message of this queue")
         if wrapper is not None:
-            for fields in inner_messages(wrapper.as_tuple()) or [wrapper.as_tuple()]:
-                message = StoredMessage(fields)
+            for message in inner_messages(wrapper) or [wrapper]:
                 if message.queue_offset < at or len(messages) == limit:
                     continue
                 at = message.queue_offset + 1

@@ -316,11 +316,11 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
 
 def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:
     """The message, or those of its inner batch with a key, all when only the wrapper has it; newest first."""
-    inner = inner_messages(message.as_tuple()) if message.sys_flag & SYS_FLAG_INNER_BATCH else None
+    inner = inner_messages(message)
     if inner is None:
         yield message
         return
-    yield from map(StoredMessage, reversed(carrying(message.as_tuple(), inner, {key})))
+    yield from reversed(carrying(message, inner, {key}))
 
 
 def messages_with(log: CommitLog, topic: bytes, key: str, candidates: Iterable[int], uncovered: list[tuple[int, int]],

@@ -28,12 +28,13 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import stored_at
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
-from rmq.message import SOME_SEGMENT, carrying, inner_messages, plain_body
+from rmq.message import SOME_SEGMENT, StoredMessage, carrying, inner_messages, plain_body
 from rmq.paths import segment_name
 from rmq.segment import EXHAUSTED
 
@@ -206,26 +207,26 @@ def unwrapped(batch: RecordBatch, keys: Set[str] | None) -> Iterator[RecordBatch
 def unwrapped_rows(batch: RecordBatch, keys_of: KeysOf | None) -> Iterator[tuple[int, RecordBatch]]:
     """Each row, with batches of its own: the messages of an inner batch, or the one message."""
     for row in range(len(batch)):
-        wrapper = batch.fields(row)
+        wrapper = stored_at(batch, row, StoredMessage)
         for part in _adopted(_items(wrapper, None if keys_of is None else keys_of(row))):
             yield row, part
 
 
-def _items(wrapper: tuple[Any, ...], keys: Set[str] | None) -> list[tuple[Any, ...]]:
+def _items(wrapper: StoredMessage, keys: Set[str] | None) -> list[StoredMessage]:
     items = inner_messages(wrapper)
     return [wrapper] if not items else items if keys is None else carrying(wrapper, items, keys)
 
 
-def _adopted(items: list[tuple[Any, ...]]) -> Iterator[RecordBatch]:
+def _adopted(items: list[StoredMessage]) -> Iterator[RecordBatch]:
     """Messages of one record, about BLOCK_BYTES together: each has its topic, however long. Raises before the first."""
-    topic, phy_offset = items[0][0].encode(), items[0][3]
+    topic = items[0].topic.encode()
     if len(topic) > 0xFFFF:
-        raise CorruptFileError(SOME_SEGMENT, phy_offset, "topic is no UTF-8 and too long to be shown")
+        raise CorruptFileError(SOME_SEGMENT, items[0].phy_offset, "topic is no UTF-8 and too long to be shown")
 
     def parts() -> Iterator[RecordBatch]:
         data, places = bytearray(), []
         for number, item in enumerate(items, 1):
-            places.append((len(data), item[4]))
+            places.append((len(data), item.size))
             data += _record_of(item, topic)
             if len(data) >= BLOCK_BYTES or number == len(items):
                 own = RecordBatch(len(places))
@@ -243,29 +244,29 @@ def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, keys: Set[str] |
         yield batch
         return
     for row in range(len(batch)):
-        wrapper = batch.fields(row)
+        wrapper = stored_at(batch, row, StoredMessage)
         try:
             items = _items(wrapper, keys)
             for item in items if has_bodies else ():
-                plain_body(item[14], item[6], item[3])
+                plain_body(item.raw_body, item.sys_flag, item.phy_offset)
             parts = _adopted(items)
         except CorruptFileError as error:
-            segment = log.segment_at(wrapper[3])
+            segment = log.segment_at(wrapper.phy_offset)
             assert segment is not None
-            tell(segment.path, wrapper[3], wrapper[3] + wrapper[4], error.reason)
+            tell(segment.path, wrapper.phy_offset, wrapper.phy_offset + wrapper.size, error.reason)
             continue
         yield from parts
 
 
-def _record_of(fields: tuple[Any, ...], name: bytes) -> bytes:
+def _record_of(message: StoredMessage, name: bytes) -> bytes:
     """A record in memory for one message of a batch: the wrapper's place, its own flag, body and properties."""
-    (_, queue_id, queue_offset, phy_offset, _, flag, sys_flag, born, born_host, stored, store_host,
-     reconsumed, prepared, crc, body, properties) = fields  # fmt: skip
-    tail = _TAIL.pack(reconsumed, prepared, len(body)) + body + struct.pack(">H", len(name)) + name
-    tail += struct.pack(">H", len(properties)) + properties
-    middle = born_host + struct.pack(">q", stored) + store_host
+    body, properties = message.raw_body, message.raw_properties
+    tail = _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(body)) + body
+    tail += struct.pack(">H", len(name)) + name + struct.pack(">H", len(properties)) + properties
+    middle = message._born_host + struct.pack(">q", message.store_timestamp) + message._store_host
     size = _HEAD.size + len(middle) + len(tail)
-    head = _HEAD.pack(size, L.RECORD_MAGIC_V2, crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born)
+    head = _HEAD.pack(size, L.RECORD_MAGIC_V2, message.body_crc, message.queue_id, message.flag, message.queue_offset,
+                      message.phy_offset, message.sys_flag, message.born_timestamp)  # fmt: skip
     return b"".join((head, middle, tail))
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rmq._core import _layout as L
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import stored_at
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
@@ -45,7 +46,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, batch: RecordBatch, row: int) -> Sample:
-        message = StoredMessage(batch.fields(row))
+        message = stored_at(batch, row, StoredMessage)
         raw = message.raw_properties
         return cls(message.topic, message.sys_flag, message.store_timestamp, raw[-1] if raw else None)
 

@@ -31,7 +31,7 @@ from rmq._core._record import (
     used_size,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._storedfields import StoredFields, stored
+from rmq._core._storedfields import StoredFields, stored, stored_at
 
 SEEDS = 2500
 BASE = 4096  # phy offset of the segment
@@ -224,7 +224,7 @@ def judge(data: bytes) -> tuple[list[oracle.Record], str]:
 
 
 def fields_of(found: oracle.Record) -> tuple[Any, ...]:
-    """As RecordBatch.fields has them."""
+    """As StoredFields.as_tuple has them."""
     return (found.topic, found.queue_id, found.queue_offset, found.phy_offset, found.size, found.flag, found.sys_flag,
             found.born_timestamp, oracle.encode_host(found.born_host), found.store_timestamp,
             oracle.encode_host(found.store_host), found.reconsume_times, found.prepared_transaction_offset,
@@ -239,10 +239,9 @@ def test_damaged_records_are_judged_like_the_oracle() -> None:
         records, expected = judge(data)
         assert stop == expected or (expected == "none" and stop not in ("FULL", "LIMIT", "BLANK")), (seed, stop)
         expected_fields = [fields_of(found) for found in records]
-        assert [batch.fields(row) for row in range(len(batch))] == expected_fields, seed
         assert [made.as_tuple() for made in stored(batch, StoredFields)] == expected_fields, seed
         for row, found in enumerate(records):
-            assert parse_properties(batch.fields(row)[15]) == found.properties, seed
+            assert parse_properties(stored_at(batch, row, StoredFields).raw_properties) == found.properties, seed
         stops.add(stop)
     assert stops >= {"BLANK", "LIMIT", "ZERO", "TRUNCATED", "BAD_SIZE", "BAD_MAGIC", "BAD_PHY_OFFSET", "BAD_LENGTHS",
                      "BAD_BODY_CRC"}  # fmt: skip
@@ -271,7 +270,7 @@ def test_laxer_than_h1_a_topic_of_128_to_255_bytes_may_have_a_one_byte_length() 
     with pytest.raises(ValueError, match="negative"):
         oracle.decode_record(data)
     batch, stop = scan(data)
-    assert (stop, batch.fields(0)[0]) == ("LIMIT", topic)
+    assert (stop, stored_at(batch, 0, StoredFields).topic) == ("LIMIT", topic)
 
 
 @pytest.mark.parametrize("properties", [b"TAGS\1TagA\2DELAY\1x\2", b"TAGS\1TagA\2DELAY\1\xff\2",
@@ -330,7 +329,7 @@ def use(data: bytes, checks: int) -> None:
     table = QueueTable()
     batch, _ = scan(data, checks, queues=table)
     for row in range(len(batch)):
-        fields = batch.fields(row)
+        fields = stored_at(batch, row, StoredFields).as_tuple()
         assert fields[3] + fields[4] <= BASE + len(data)
         parse_properties(fields[15])
     batch.has_keys()
@@ -366,7 +365,7 @@ def test_rows_outside_a_batch_are_refused() -> None:
     batch, _ = scan(TWO)
     for row in (-1, 2, 2**31 - 1):
         with pytest.raises(IndexError):
-            batch.fields(row)
+            stored_at(batch, row, StoredFields)
     batch.release()
     assert len(batch) == 0
     with pytest.raises(ValueError, match="capacity"):

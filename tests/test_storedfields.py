@@ -15,7 +15,7 @@ import pytest
 
 import rmq
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._storedfields import StoredFields, are_of_queue, has_compressed, stored
+from rmq._core._storedfields import StoredFields, are_of_queue, has_compressed, stored, stored_at
 
 BASE = 4096
 HOSTS = ("10.0.0.1:1", "10.0.0.2:1", "[::1]:1")
@@ -44,7 +44,7 @@ def test_objects_of_neighbours_that_differ_in_any_way_have_each_its_own_fields()
             for topic in (topic, other)]  # fmt: skip
     batch = scanned(*rows)
     made = stored(batch, rmq.StoredMessage)
-    assert [message.as_tuple() for message in made] == [batch.fields(row) for row in range(len(batch))]
+    assert made == [stored_at(batch, row, rmq.StoredMessage) for row in range(len(batch))]
     assert [(message.topic, message.born_host, message.store_host) for message in made] == [
         (row["topic"], row["born_host"], row["store_host"]) for row in rows]  # fmt: skip
     assert made == [rmq.StoredMessage(message.as_tuple()) for message in made]
@@ -72,8 +72,15 @@ def test_no_rows_are_no_objects() -> None:
 
 @pytest.mark.parametrize("kind", [tuple, object, rmq.Message])
 def test_objects_of_another_class_are_refused(kind: Any) -> None:
-    with pytest.raises(TypeError, match="kind"):
-        stored(scanned({}), kind)
+    for call in (lambda batch: stored(batch, kind), lambda batch: stored_at(batch, 0, kind)):
+        with pytest.raises(TypeError, match="kind"):
+            call(scanned({}))
+
+
+@pytest.mark.parametrize("row", [-1, 1, 2**31 - 1])
+def test_a_row_that_is_not_there_is_an_index_error(row: int) -> None:
+    with pytest.raises(IndexError):
+        stored_at(scanned({}), row, StoredFields)
 
 
 def test_fields_outlive_the_batch_and_are_freed_with_their_message() -> None:

@@ -37,12 +37,10 @@ from rmq._core._record cimport (
     RecordRow,
     SCAN_FULL,
     SCAN_LIMIT,
-    born_host_of,
     find_properties,
     next_key,
     parse_record,
     row_has_key,
-    store_host_of,
 )
 from rmq._core._rowhash cimport RowHashes, hash_row
 
@@ -472,21 +470,3 @@ cdef class RecordBatch:
         if i < 0 or i >= self.count:
             raise IndexError(i)
         return self.rows[i].store_timestamp
-
-    def fields(self, int32_t i):
-        """The fields of row i as the tuple that StoredMessage takes, bytes copied. IndexError outside the rows."""
-        if i < 0 or i >= self.count:
-            raise IndexError(i)
-        cdef RecordRow *row = &self.rows[i]
-        cdef const char *base = <const char *>row.base
-        cdef int born_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_BORN_HOST_IPV6 else L.HOST_IPV4_SIZE
-        cdef int store_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
-        return (
-            decode_utf8(row.base + row.topic_position, row.topic_size), row.queue_id, row.queue_offset, row.phy_offset,
-            row.size, row.flag, row.sys_flag, row.born_timestamp,
-            PyBytes_FromStringAndSize(<const char *>born_host_of(row), born_size), row.store_timestamp,
-            PyBytes_FromStringAndSize(<const char *>store_host_of(row), store_size), row.reconsume_times,
-            row.prepared_transaction_offset, row.body_crc,
-            PyBytes_FromStringAndSize(base + row.body_position, row.body_size),
-            PyBytes_FromStringAndSize(base + row.properties_position, row.properties_size),
-        )

@@ -81,6 +81,15 @@ def stored(RecordBatch batch not None, type kind not None):
     return found
 
 
+def stored_at(RecordBatch batch not None, int32_t i, type kind not None):
+    """The object of row i alone. IndexError outside the rows."""
+    if i < 0 or i >= batch.count:
+        raise IndexError(i)
+    if not issubclass(kind, StoredFields):
+        raise TypeError("kind must be a subclass of StoredFields")
+    return _stored(kind, &batch.rows[i], NULL, None)
+
+
 def has_compressed(RecordBatch batch not None):
     """Whether the body of some row is compressed."""
     cdef int32_t i = 0

@@ -20,6 +20,7 @@ from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._message import check_directory
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import StoredFields, stored_at
 from rmq.mappedfile import data_end
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
 from rmq.segment import FileCache
@@ -330,8 +331,8 @@ class QueueFiles:
         try:
             if not self._ground.load(batch, phy_offset, checks=PARSE_PROPERTIES):
                 return None
-            fields = batch.fields(0)
-            return fields[4], fields[0], fields[1], fields[2]
+            found = stored_at(batch, 0, StoredFields)
+            return found.size, found.topic, found.queue_id, found.queue_offset
         finally:
             batch.release()
 

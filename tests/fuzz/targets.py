@@ -30,6 +30,7 @@ from rmq._core._javahash import hash_str_keys
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse_properties, resync, used_size
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import stored, stored_at
 from rmq.checkpoint import Checkpoint
 from rmq.geometry import settle_config
 from rmq.lock import holder_pid
@@ -132,8 +133,9 @@ def scan(data: bytes) -> None:
 
 
 def use(batch: RecordBatch, has_columns: bool) -> None:
-    for row in range(len(batch)):
-        batch.fields(row)
+    for row, message in enumerate(stored(batch, StoredMessage)):
+        if stored_at(batch, row, StoredMessage) != message:
+            raise Fault("a row alone is another message than among its neighbours")
     for name in ("phy_offset", "size", "queue", "queue_offset", "store_timestamp", "sys_flag"):
         batch.numbers(name)
     batch.has_inner_batches()
@@ -169,7 +171,8 @@ def compare_scan(data: bytes) -> None:
     segment = data[1:]
     batch = RecordBatch(512)
     batch.scan(segment, BASE, BASE, BASE + len(segment), checks=CHECK_BODY_CRC | PARSE_PROPERTIES)
-    rows = [batch.fields(row) for row in range(len(batch))]
+    messages = stored(batch, StoredMessage)
+    rows = [message.as_tuple() for message in messages]
     at, records = 0, []
     while at < len(segment):
         is_ours = len(records) < len(rows)
@@ -192,24 +195,23 @@ def compare_scan(data: bytes) -> None:
         if theirs is not None:
             equal("fields", ours, oracle_fields(theirs))
             equal("properties", parse_properties(ours[15]), theirs.properties)
-    compare_columns(batch, rows)
+    compare_columns(batch, messages)
 
 
 def oracle_fields(found: oracle.Record) -> tuple[Any, ...]:
-    """As RecordBatch.fields has them."""
+    """As StoredFields.as_tuple has them."""
     return (found.topic, found.queue_id, found.queue_offset, found.phy_offset, found.size, found.flag, found.sys_flag,
             found.born_timestamp, oracle.encode_host(found.born_host), found.store_timestamp,
             oracle.encode_host(found.store_host), found.reconsume_times, found.prepared_transaction_offset,
             found.body_crc, found.body, found.raw_properties)  # fmt: skip
 
 
-def compare_columns(batch: RecordBatch, rows: list[tuple[Any, ...]]) -> None:
+def compare_columns(batch: RecordBatch, messages: list[StoredMessage]) -> None:
     """Arrow columns are valid to the last bit and say what single messages say."""
     maker = BatchMaker([name for name in KINDS if name != "body"])
     maker.append(batch)
     [arrow] = maker.finish(TABLE_BYTES)
     arrow.validate(full=True)
-    messages = [StoredMessage(fields) for fields in rows]
     for name in arrow.schema.names:
         column = arrow[name]
         values = column.cast("int64").to_pylist() if "timestamp" in name else column.to_pylist()
@@ -289,10 +291,9 @@ def bodies(data: bytes) -> None:
     with suppress(rmq.CorruptFileError):
         if len(plain_body(raw, sys_flag, 5)) > max(2**20, len(raw)):
             raise Fault("a body larger than the limit")
-    fields = ("T", 0, 0, 5, 99, 0, sys_flag, 0, bytes(8), 0, bytes(8), 0, 0, 0, raw, data[-60:])
+    wrapper = StoredMessage(("T", 0, 0, 5, 99, 0, sys_flag, 0, bytes(8), 0, bytes(8), 0, 0, 0, raw, data[-60:]))
     with suppress(rmq.CorruptFileError):
-        for inner in inner_messages(fields) or [fields]:
-            message = StoredMessage(inner)
+        for message in inner_messages(wrapper) or [wrapper]:
             _ = message.properties, message.keys, message.tags, message.uniq_key, message.offset_msg_id, repr(message)
 
 
