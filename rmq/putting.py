@@ -39,6 +39,7 @@ class StoreWriter(StoreReader):
 
     _clock: Callable[[], int]
     _batch: PutBatch
+    _low: int  # phy offset for which the queues' first offsets were corrected last
     _flusher: Flusher
     _marks: Marks
     _put_lock: OwnedLock
@@ -194,7 +195,9 @@ class StoreWriter(StoreReader):
         self._check_writable()
         with self._flusher.paused() as end:
             retention = Retention(self._log, self._queues, self._index, rules)
-            return retention.clean(end, self._table, self._put_lock, self._flusher)
+            found = retention.clean(end, self._table, self._put_lock, self._flusher)
+            self._low = self._log.min_phy_offset
+            return found
 
 
 def _all_results(batch: PutBatch, timestamp: int) -> PutResults:

@@ -159,6 +159,12 @@ class QueueSet:
         return {key: (queue.first_offset, queue.max_offset) for key, queue in self.queues.items()
                 if queue.max_offset and key not in self._leaving}  # fmt: skip
 
+    def correct_min_offsets(self, min_phy_offset: int) -> int:
+        """Each queue begins with its first message in the log, which begins at a phy offset; that is returned."""
+        for queue in list(self.queues.values()):
+            queue.correct_min_offset(min_phy_offset)
+        return min_phy_offset
+
     def leave(self, *keys: tuple[str, int]) -> None:
         """The files of these are about to go, those of no others: no manifest may say that they must be there."""
         self._leaving = set(keys)

@@ -371,6 +371,5 @@ def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int,
     for queue in [queue for key, queue in store.queues.queues.items() if key in lost]:
         queue.cut(queue.max_offset)  # only now: what stood behind its end was the sign that it goes on
         store.queues.touch(queue)
-    for queue in store.queues.queues.values():
-        queue.correct_min_offset(low)
+    store.queues.correct_min_offsets(low)
     fill_table(store.queues, store.table)

@@ -204,7 +204,7 @@ class Store(StoreWriter):
         parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
         recover(parts, mark, read_manifest(self._paths) if meta is not None else None, crashed=crashed, repair=repair)
-        self._batch = PutBatch(rules)
+        self._batch, self._low = PutBatch(rules), self._log.min_phy_offset
         self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
                                 known_queues=0 if is_own else len(self._table))  # fmt: skip
@@ -233,6 +233,9 @@ class Store(StoreWriter):
             self._visible.derive()
             return self._queues
         self._flusher.check_not_nested()
+        if self._low != self._log.min_phy_offset:  # a cleaning was interrupted before it told all queues
+            with self._put_lock:
+                self._low = self._queues.correct_min_offsets(self._log.min_phy_offset)
         if self._flusher.try_dispatch():
             return self._queues
         with self._put_lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import shutil
 import struct
 import sys
 import threading
@@ -252,6 +253,25 @@ def test_an_interrupted_close_holds_the_lock_no_longer_than_the_store_lives(tmp_
             error.add_note(f"after an interrupt at {interrupter.where}")
             raise
     assert number > 300
+
+
+def test_an_interrupted_cleaning_leaves_queues_that_begin_with_the_log(tmp_path: Path) -> None:
+    config = workload.config(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_index_num=60)
+    with rmq.open(tmp_path / "whole", "x", config=config) as store:
+        store.put_many([rmq.Message("T", bytes(300), queue_id=number % 3, keys="k") for number in range(100)])
+    is_done, number = False, -4
+    while not is_done and number < 5000:
+        number += 5
+        shutil.copytree(tmp_path / "whole", tmp_path / "s")
+        with rmq.open(tmp_path / "s", "r+") as store:
+            interrupter = Interrupter(number)
+            is_done = interrupter.run(lambda store=store: store.clean(2 * 10**12, limit=3))
+            low = {queue: bounds[0] for queue, bounds in store.topics()["T"].items()}
+            found = {queue: store.pull("T", queue, low[queue], 1).messages[0].queue_offset for queue in low}
+            assert low == found, interrupter.where
+        shutil.rmtree(tmp_path / "s")
+    assert is_done
+    assert number > 200
 
 
 class Interrupting:
