@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -175,19 +176,28 @@ def _try_to_show(tree: Path, target: Path) -> None:
     if target.exists():
         tree.mkdir()
         try:
-            _take_after(tree, target)
-            os.rename(tree, target)
+            _rename_over(tree, target)
         except OSError as error:
             reason = "a rename cannot put the export here, as on a mount point: name a directory in it"
             raise OSError(error.errno, reason, str(target)) from error
 
 
-def _take_after(tree: Path, target: Path) -> None:
-    """Owner, mode and access list of the directory whose place another takes."""
+def _rename_over(tree: Path, target: Path) -> None:
+    """The tree at the target's place. An empty directory that is there hands its mode, access list and owner on, the
+    owner where the system lets us."""
+    if not target.exists():
+        os.rename(tree, target)
+        return
     old, new = target.stat(), tree.stat()
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        os.chown(tree, old.st_uid, old.st_gid)
+        with contextlib.suppress(PermissionError):
+            os.chown(tree, old.st_uid, old.st_gid)
     shutil.copystat(target, tree)
+    os.utime(tree)
+    mode = stat.S_IMODE(old.st_mode)
+    os.chmod(tree, mode | stat.S_IRWXU)  # a directory that may not be written cannot be moved
+    os.rename(tree, target)
+    os.chmod(target, mode)
 
 
 def _collected(run: Runner, tasks: list[ExportTask], progress: Progress | None) -> list[WrittenPart]:
@@ -218,9 +228,7 @@ def _publish(written: list[WrittenPart], tree: Path, target: Path) -> ExportResu
         os.rename(source, place)
     for directory in directories:
         sync_directory(directory)
-    if target.exists():
-        _take_after(tree, target)
-    os.rename(tree, target)
+    _rename_over(tree, target)
     sync_directory(target.parent)
     listed = tuple(file for _, file in files)
     return ExportResult(str(target), listed, sum(file.row_count for file in listed),

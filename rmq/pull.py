@@ -93,10 +93,11 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
                 ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
                 room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
         units = _first_of(room, chosen, (numbers, offsets, sizes))
-        page: Iterable[StoredMessage | None] | None = own_messages(log, of, *units, log_end, is_exact=is_exact)
-        if page is None or not len(units[0]):
-            # A unit of zeros is no removed message's, but a lost one.
-            gone = ((offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)) | (sizes == UNIT_PRE_BLANK_SIZE)
+        page: Iterable[StoredMessage | None] | None = None
+        if not len(units[0]) or units[2][0] != UNIT_PRE_BLANK_SIZE:  # they stand in front of others
+            page = own_messages(log, of, *units, log_end, is_exact=is_exact)
+        if page is None:
+            gone = _gone(log, offsets, sizes)
             removed = removed or bool(gone.any())
             units = _first_of(room, np.arange(len(gone))[chosen][~gone[chosen]], (numbers, offsets, sizes))
             page = _looked_at(log, queue, *units, log_end)
@@ -113,6 +114,7 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
                     break
             else:
                 has_strangers = True
+        removed = removed or (not messages and bool(_gone(log, offsets, sizes).any()))
         at = following
     if messages:
         status = PullStatus.FOUND
@@ -121,6 +123,13 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     else:
         status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, low, high, messages)
+
+
+def _gone(log: CommitLog, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Units of removed messages. One of zeros is none of these, but a lost one."""
+    is_below = (offsets >= 0) & (offsets < log.min_phy_offset) & (sizes > 0)
+    gone: npt.NDArray[np.bool_] = is_below | (sizes == UNIT_PRE_BLANK_SIZE)
+    return gone
 
 
 def _first_of(room: int, chosen: slice | npt.NDArray[np.int64], units: Units) -> Units:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
-from rmq._core._layout import SYS_FLAG_INNER_BATCH
+from rmq._core._layout import SYS_FLAG_COMPRESSED, SYS_FLAG_INNER_BATCH
 from rmq._core._record import PARSE_PROPERTIES, SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC, SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import are_of_queue, has_compressed, stored
@@ -187,7 +187,8 @@ def _stored(log: CommitLog, batch: RecordBatch) -> list[StoredMessage]:
     messages = stored(batch, StoredMessage)
     if has_compressed(batch) and (segment := log.segment_at(batch.phy_offset(0))) is not None:
         for message in messages:
-            message._segment = segment.path, segment.start
+            if message.sys_flag & SYS_FLAG_COMPRESSED:
+                message._segment = segment.path, segment.start
     return messages
 
 

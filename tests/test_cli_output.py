@@ -122,7 +122,7 @@ def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path
     (tmp_path / "x.csv").write_text("k\n1\n2\n")
     for words, more in ((("cat", store, "T"), ""), (("info", store), ""),
                         (("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T"),
-                         "; all 2 messages are stored")):  # fmt: skip
+                         "; stored: 2 messages")):  # fmt: skip
         with Path("/dev/full").open("wb") as sink:
             done = subprocess.run([*COMMAND, *map(str, words)], stdout=sink, stderr=subprocess.PIPE, check=False,
                                   env=environment())  # fmt: skip
@@ -139,3 +139,8 @@ def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: st
     name = "commitlog/00000000000000000000" if verb == "ingest" else "part-00000-0.parquet"
     assert done.returncode == 4
     assert f"{name}: File too large" in done.stderr
+
+
+def test_a_width_may_be_a_field(store: Path) -> None:
+    assert good("query", store, "T", "k1", "-f", "{keys:>{queue_offset}}|{keys:*>{size}}").out.endswith("*k1\n")
+    assert_error(call("query", store, "T", "k1", "-f", "{tags:>{nothing}}"), 2, "-f names no field 'nothing'")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import rmq
+from rmq import pull
 from rmq._core import _layout as L
 from rmq._core._consumequeue import pack_units, pre_blank_units, unpack_batch_units, unpack_units, valid_units
 from rmq._core._queuetable import QueueTable
@@ -327,3 +328,38 @@ def test_units_of_records_that_are_gone_are_below_the_minimum(tmp_path: Path) ->
             assert store.topics() == {"T": {0: (2, 4), 1: (1, 4)}}
             assert store.pull("T", 1, 0).status is rmq.PullStatus.OFFSET_TOO_SMALL
             assert [message.phy_offset for message in store.pull("T", 1, 1).messages] == [512, 792, 1164]
+
+
+def pre_blanked(path: Path, count: int) -> None:
+    """A store of "U", then "T" of tags BB, whose first units are pre-blank, as after a cleaning."""
+    with rmq.open(path, "x") as store:
+        store.put(rmq.Message("U", b"u"))
+        store.put_many([rmq.Message("T", b"t", tags="BB")] * 4)
+    with (path / f"consumequeue/T/0/{0:020d}").open("r+b") as file:
+        file.write(pre_blank_units(count))
+
+
+def test_units_of_removed_messages_are_told_whatever_the_tags_hash_says(tmp_path: Path) -> None:
+    """"Aa" and "BB" have one hash: a message was looked at, and is not asked for."""
+    pre_blanked(tmp_path / "s", 2)
+    with rmq.open(tmp_path / "s") as store:
+        low = store.topics()["T"][0][0]
+        assert low == 2
+        bounds = low, 4
+        queue = store._queues.queues["T", 0]
+        answer = pull.pull_units(store._log, queue, (0, 4), store.max_phy_offset, 0, 9, {"Aa"})
+        assert (answer.status.name, answer.next_queue_offset) == ("MESSAGE_WAS_REMOVING", 4)
+        answer = pull.pull_units(store._log, queue, bounds, store.max_phy_offset, 2, 9, {"Aa"})
+        assert answer.status.name == "NO_MATCHED_MESSAGE"
+
+
+def test_a_pre_blank_unit_points_to_no_record_not_even_a_damaged_one(tmp_path: Path) -> None:
+    """Its phy offset is 0, where the log's first record lies."""
+    pre_blanked(tmp_path / "s", 2)
+    with (tmp_path / f"s/commitlog/{0:020d}").open("r+b") as file:
+        file.seek(88)
+        file.write(b"x")  # the body of "U"
+    with rmq.open(tmp_path / "s") as store:
+        queue = store._queues.queues["T", 0]
+        answer = pull.pull_units(store._log, queue, (0, 4), store.max_phy_offset, 0, 9, None)
+        assert [message.queue_offset for message in answer.messages] == [2, 3]

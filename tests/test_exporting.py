@@ -407,7 +407,7 @@ def test_the_command_uses_processes_and_shows_a_bar_on_a_terminal_only(path: Pat
     assert same(read(tmp_path / "lake", topic=pa.string(), date=pa.string()), scanned(path))
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o2770, 0o755])
+@pytest.mark.parametrize("mode", [0o700, 0o2770, 0o755, 0o500])
 def test_an_empty_directory_keeps_its_mode_and_its_group(path: Path, tmp_path: Path, mode: int) -> None:
     target = tmp_path / "out"
     target.mkdir()
@@ -419,3 +419,18 @@ def test_an_empty_directory_keeps_its_mode_and_its_group(path: Path, tmp_path: P
     after = target.stat()
     assert after.st_ino != before.st_ino
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+def test_who_may_not_give_a_directory_away_exports_there_all_the_same(path: Path, tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    os.chown(target, 65534, -1) if os.getuid() == 0 else None
+    target.chmod(0o777)
+
+    def chown(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", chown)
+    assert rmq.export(path, target, processes=1).row_count
+    assert (target.stat().st_uid, target.stat().st_mode & 0o777) == (os.getuid(), 0o777)

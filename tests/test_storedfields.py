@@ -130,3 +130,19 @@ def test_units_are_judged_by_topic_queue_offset_and_size(change: dict[str, Any],
     sizes = (batch.numbers("size") + [0, given["sizes"]]).astype(np.int32)
     assert are_of_queue(batch, given["topic"], given["queue_id"], numbers, sizes) is answer
     assert not are_of_queue(batch, given["topic"], given["queue_id"], numbers, sizes[:1])
+
+
+def test_a_class_that_makes_something_else_is_a_type_error() -> None:
+    class Other(rmq.StoredMessage):
+        def __new__(cls, *_: Any) -> Any:
+            return 5
+
+    with pytest.raises(TypeError):
+        stored(scanned({}), Other)
+
+
+def test_a_message_that_is_made_again_forgets_what_was_derived() -> None:
+    one, two = stored(scanned({"raw_properties": b"TAGS\1a\2"}, {"raw_properties": b"TAGS\1b\2"}), rmq.StoredMessage)
+    assert one.tags == "a"
+    one.__init__(two.as_tuple())  # type: ignore[misc]
+    assert one.tags == "b"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a batch as objects, and whether they are the messages that units of a queue point to."""
-cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -14,13 +13,13 @@ from rmq._core._recordbatch cimport RecordBatch
 cdef tuple NO_ARGUMENTS = ()
 
 
-@cython.no_gc  # no field can lead back to its message
 cdef class StoredFields:
     def __init__(self, tuple fields not None, segment=None):
         """fields: in the order of as_tuple. segment: path and phy offset of the file, for errors."""
         (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
          self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
          self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties) = fields
+        self._body = self._properties = None
         self._segment = segment
 
     def as_tuple(self):
@@ -49,7 +48,7 @@ cdef inline bint _is_topic_of(const RecordRow *row, const RecordRow *other) noex
 
 cdef StoredFields _stored(type kind, const RecordRow *row, const RecordRow *row_before, StoredFields before):
     """The fields of a row, which shares topic and hosts with the message of the row before where these are the same."""
-    cdef StoredFields made = <StoredFields>(<PyTypeObject *>kind).tp_new(kind, <PyObject *>NO_ARGUMENTS, NULL)
+    cdef StoredFields made = <StoredFields?>(<PyTypeObject *>kind).tp_new(kind, <PyObject *>NO_ARGUMENTS, NULL)
     if before is not None and _is_topic_of(row, row_before):
         made.topic = before.topic
     else:
@@ -69,7 +68,9 @@ cdef StoredFields _stored(type kind, const RecordRow *row, const RecordRow *row_
 
 
 def stored(RecordBatch batch not None, type kind not None):
-    """An object of a subclass of StoredFields for each row, bytes copied; its __init__ is not called."""
+    """An object of a subclass of StoredFields for each row, bytes copied; its __init__ is not called. TypeError when
+    its __new__ makes another.
+    """
     cdef StoredFields made = None
     cdef list found = []
     cdef int32_t i

@@ -90,7 +90,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise
-        raise OSError(error.errno, f"{reason_of(error)}; all {counted(work.stored, 'message')} are stored") from error
+        raise OSError(error.errno, f"{reason_of(error)}; stored: {counted(work.stored, 'message')}") from error
     if work.skipped > SHOWN_ROWS:
         note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
     if interrupt.is_noted:

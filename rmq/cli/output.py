@@ -267,12 +267,20 @@ def _checked_template(template: str) -> tuple[str, set[str]]:
     r"""The line of -f with \n and \t as such, ended, and the fields in it; UsageError when it names what is none."""
     text = template.replace(r"\n", "\n").replace(r"\t", "\t")
     try:
-        names = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
+        names = set(_fields_in(text))
     except ValueError as error:
         raise click.UsageError(f"-f: {error}") from None
     if names - set(FIELDS):
         raise click.UsageError(f"-f names no field {min(names - set(FIELDS))!r}; there are: {' '.join(FIELDS)}")
     return text if text.endswith("\n") else text + "\n", names
+
+
+def _fields_in(text: str) -> Iterator[str]:
+    """Names of the fields of a template, those in the widths of others too."""
+    for _, name, spec, _ in Formatter().parse(text):
+        if name is not None:
+            yield re.split(r"[.\[]", name)[0]
+            yield from _fields_in(spec or "")
 
 
 def _pages(messages: Iterable[StoredMessage], size: int) -> Iterator[list[StoredMessage]]:
