@@ -21,8 +21,8 @@ from typing import Any
 from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.paths import StorePaths
 from rmq.segment import (
-    FILE_MODE,
     SMALL_FILE,
+    open_regular,
     read_file,
     sync_directories,
     sync_file,
@@ -44,9 +44,8 @@ class StoreLock:
 
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
         """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._descriptor = -1
-        self._descriptor = os.open(path, flags, FILE_MODE)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             self._take(path, holder)
             if os.pread(self._descriptor, 4, 0) != b"lock":

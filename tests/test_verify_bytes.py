@@ -175,14 +175,15 @@ def test_parts_that_are_not_verified_are_named(tmp_path: Path) -> None:
                                                                                         "consumequeue"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "lock", "rmq/marks", "rmq/meta.json", "rmq/manifest.json",
-                                  f"commitlog/{4096:020d}", f"consumequeue/T/0/{200:020d}"])  # fmt: skip
+@pytest.mark.parametrize("name", ["checkpoint", "lock", "abort", "rmq/owner", "rmq/marks", "rmq/meta.json",
+                                  "rmq/manifest.json", f"commitlog/{4096:020d}",
+                                  f"consumequeue/T/0/{200:020d}"])  # fmt: skip
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_pipe_or_directory_in_place_of_a_file_is_a_finding_and_never_waited_for(
     checked: Path, tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     shutil.copytree(checked, tmp_path / "s")
-    (tmp_path / "s" / name).unlink()
+    (tmp_path / "s" / name).unlink(missing_ok=True)
     make(tmp_path / "s" / name)
     found = rmq.verify(tmp_path / "s")
     assert not found.is_sound

@@ -176,6 +176,8 @@ def judge_markers(paths: StorePaths, report: Report, state: str) -> None:
                 report.note(path, 0, "missing", "a closed store has this file; it is made again")
     if state == "closed" and paths.owner.exists():
         report.note(paths.owner, 0, "leftover", "names a writer, but the store is closed")
+    for path in (paths.abort, paths.owner):
+        _is_there(path, report)
     if _is_there(paths.lock, report) and not _is_lock(paths.lock):
         report.note(paths.lock, 0, "name", "does not hold the text `lock`")
 
