@@ -47,7 +47,6 @@ class Checkpoint:
         """Durably, before queues and index are derived again: until `flush` the file vouches for none of them. The
         fields stay.
         """
-        self.is_withdrawn = True
         if self.exists:
             logics, index = self.logics_msg_timestamp, self.index_msg_timestamp
             self.logics_msg_timestamp = self.index_msg_timestamp = 0
@@ -55,6 +54,7 @@ class Checkpoint:
                 self.flush()
             finally:
                 self.logics_msg_timestamp, self.index_msg_timestamp, self.is_behind = logics, index, True
+        self.is_withdrawn = True
 
     def take_back(self, end: int, last_phy_offset: int, newest: int) -> None:
         """Of what was cut off the log nothing is said: it ends at `end`, its last record begins before (-1: not known)
@@ -75,6 +75,7 @@ class Checkpoint:
                 os.ftruncate(descriptor, CHECKPOINT_SIZE)
             write_fully(descriptor, struct.pack(f">{self._longs}q", *own[: self._longs]), 0)
             sync_file(descriptor)
+            self.is_withdrawn = False
         finally:
             os.close(descriptor)
         if not self.exists:

@@ -284,7 +284,7 @@ def test_ingest_puts_what_its_generator_makes(tmp_path: Path) -> None:
 def test_dataframes_agree_with_arithmetic(tmp_path: Path) -> None:
     output = output_of("dataframes.py", tmp_path)
     title, pandas, by_time, polars, duckdb = output.split("\n\n")
-    names = [name for name in rmq.StoredMessage.__dict__ if name in title]
+    names = [name for name in dir(rmq.StoredMessage) if name in title]
     assert title.startswith("1000 messages with the columns topic, queue_id, ")
     assert {"phy_offset", "body", "keys", "properties"} <= set(names)
     counts, sums = Counter[str](), Counter[str]()
