@@ -24,6 +24,7 @@ from commandline import assert_error, bodies, call, good
 
 import rmq
 from rmq.cli.bodies import json_objects
+from rmq.cli.inputs import Blocks
 from rmq.cli.sources import Source, Wanted
 
 TOPIC = ("--topic", "T")
@@ -354,14 +355,22 @@ def test_a_csv_that_is_left_unread_is_read_no_more(file: Put, monkeypatch: pytes
     monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 1000)
     monkeypatch.setattr("rmq.cli.sources.BATCH_ROWS", 10)
     path = file("x.csv", b"id,v\n" + b"12345,xxxxxxxxxxxxxxxx\n" * 5000)
-    for taken in range(1, 12):
-        source = Source(str(path), None, None, Wanted(("id",), None))
-        rows = source.rows()
+    read, late, is_left = Blocks.read, list[int](), False
+
+    def slow(blocks: Blocks, size: int) -> bytes:
+        time.sleep(0.01)
+        data = read(blocks, size)
+        if is_left:
+            late.append(len(data))
+        return data
+
+    monkeypatch.setattr(Blocks, "read", slow)
+    for taken in range(1, 6):
+        is_left = False
+        rows = Source(str(path), None, None, Wanted(("id",), None)).rows()
         for _ in range(taken):
             next(rows)
-        blocks, reads = source._blocks, list[int]()
         rows.close()
-        monkeypatch.setattr(blocks, "_read", lambda size, reads=reads: reads.append(size) or b"")
-        time.sleep(0.02)
-        assert reads == []
-        assert blocks.read(1) == b""
+        is_left = True
+        time.sleep(0.1)
+    assert late == []

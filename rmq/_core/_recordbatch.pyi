@@ -10,9 +10,6 @@ from rmq._core._queuetable import QueueTable
 
 _Buffer = bytes | bytearray | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 _Item = tuple[bytes | None, bytes]
-# topic, queue_id, queue_offset, phy_offset, size, flag, sys_flag, born_timestamp, born_host, store_timestamp,
-# store_host, reconsume_times, prepared_transaction_offset, body_crc, body, properties
-_Fields = tuple[str, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int, bytes, bytes]
 _Number = Literal["phy_offset", "size", "queue", "queue_offset", "store_timestamp", "sys_flag"]
 
 @final
