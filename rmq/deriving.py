@@ -22,6 +22,7 @@ from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.consumequeue import Holds
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.indexfile import ENTRY, IndexFile
@@ -93,7 +94,7 @@ class _Units:
         self.first = self.following = self.first_phy_offset = -1
         self.shifted = -1  # phy offset where queue offsets leave gaps: what is next one segment alone cannot tell
 
-    def append(self, first: int, data: bytes, lost_below: int | None = None) -> None:
+    def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None:
         if first < 0 or self.following not in (-1, first) or first * L.UNIT_SIZE > LARGEST_OFFSET - len(data):
             self.shifted = self.shifted if self.shifted >= 0 else _first_phy_offset(data)
         if self.shifted < 0:

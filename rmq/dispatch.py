@@ -20,8 +20,10 @@ from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
+from rmq._core._storedfields import are_of_queue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.consumequeue import Holds
 
 logger = logging.getLogger("rmq")
 
@@ -36,7 +38,7 @@ Queue = TypeVar("Queue", bound="UnitSink")
 class UnitSink(Protocol):
     """A queue, as ConsumeQueue."""
 
-    def append(self, first: int, data: bytes, lost_below: int | None = None) -> None: ...
+    def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None: ...
 
 
 class QueueSink(Protocol[Queue]):
@@ -140,12 +142,19 @@ class Dispatcher(Generic[Queue]):
             queue = self._queue(number)
             if queue is None:
                 continue
-            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below)
+            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below, self._holds)
             self._queues.touch(queue)
         has_unit = np.flatnonzero(batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0)  # ROLLBACK has this bit too
         if len(has_unit):
             self.last_unit_timestamp = batch.store_timestamp(int(has_unit[-1]))
         self.queue_phy_offset = batch.next_phy_offset
+
+    def _holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
+        """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""
+        queue_offsets = None if queue_offset is None else np.array([queue_offset], np.int64)
+        for batch, _ in self._log.load(np.array([phy_offset], np.int64), self._log.max_phy_offset, any_size=True):
+            return are_of_queue(batch, topic.encode(), queue_id, queue_offsets, np.array([size], np.int32))
+        return False
 
     def _add_entries(self, index: KeySink, batch: RecordBatch) -> None:
         row = batch.row_at(self.index_phy_offset)

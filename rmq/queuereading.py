@@ -10,12 +10,13 @@ import numpy as np
 
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
-from rmq.consumequeue import ConsumeQueue, Units
+from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.keys import checked_int, encoded, int64_offset
 from rmq.message import PullResult
 from rmq.openstore import OpenStore, while_open
 from rmq.pull import pull_from, search_from, tag_set
+from rmq.queueunits import Units
 from rmq.scan import teller
 
 _Answer = TypeVar("_Answer")
