@@ -234,8 +234,15 @@ def finish_rebuild(paths: StorePaths) -> None:
             os.rename(made, part)
             sync_directory(paths.root)
     if all(os.path.lexists(part) or not os.path.lexists(paths.replaced / part.name) for part in parts):
-        for leftover in (paths.rebuilt, paths.replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        remove_rebuild(paths)
+
+
+def remove_rebuild(paths: StorePaths) -> None:
+    """Remove what a rebuild left at its two names, as far as that can be."""
+    for leftover in (paths.rebuilt, paths.replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            leftover.unlink()  # no directory: somebody else's file, or a link
 
 
 def _free_name(paths: StorePaths, stem: str) -> Path:

@@ -26,7 +26,7 @@ from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
 from rmq.logend import NEVER, OnDisk, find_end, look_behind, was_left_alone
-from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, write_manifest
+from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
@@ -139,8 +139,7 @@ def _first_file(paths: StorePaths) -> str:
 def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> RebuildResult:
     staged, replaced = paths.rebuilt, paths.replaced
     finish_rebuild(paths)
-    for leftover in (staged, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
+    remove_rebuild(paths)
     with ExitStack() as stack:
         stack.callback(_clear, paths)
         source = _Source(paths, asked)

@@ -202,6 +202,32 @@ def test_directories_in_a_circle_are_not_followed(store: Path, place: str) -> No
         ask_all(store, mode)
 
 
+@pytest.mark.parametrize("name", ["rmq", "index", "consumequeue", "config"])
+def test_a_file_where_a_directory_belongs_is_a_finding(store: Path, name: str) -> None:
+    shutil.rmtree(store / name)
+    (store / name).write_bytes(b"")
+    found = rmq.verify(store, config=CONFIG)
+    assert (str(store / name), "name", "derived") in [(one.path, one.kind, one.severity) for one in found]
+    with pytest.raises(OSError, match=r"exists|directory"):
+        rmq.open(store, "r+", config=CONFIG)
+
+
+@pytest.mark.parametrize("name", ["rebuild", "replaced"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_stands_at_a_rebuild_s_names_is_removed_and_never_what_it_points_to(
+        store: Path, tmp_path: Path, name: str, is_link: bool) -> None:  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    place = store / "rmq" / name
+    for act in (lambda: rmq.rebuild(store, config=CONFIG), lambda: rmq.open(store, "r+", config=CONFIG).close()):
+        place.symlink_to(tmp_path / "elsewhere") if is_link else place.write_bytes(b"")
+        act()
+        assert not os.path.lexists(place)
+    ask_all(store)
+    assert (tmp_path / "elsewhere" / "kept").exists()
+    assert rmq.verify(store, config=CONFIG).is_sound
+
+
 def test_directories_of_a_store_may_be_links(store: Path, tmp_path: Path) -> None:
     for name in ("commitlog", "consumequeue", "index"):
         shutil.move(store / name, tmp_path / name)

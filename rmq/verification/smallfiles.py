@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -145,6 +146,9 @@ def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
 def judge_names(paths: StorePaths, report: Report, *, is_live: bool) -> None:
     """Names and modes below the root and in <store>/rmq/."""
     check_mode(paths.root, report)
+    for path in (paths.consume_queue, paths.index, paths.own, paths.config):
+        if os.path.lexists(path) and not path.is_dir():
+            report.derived(path, 0, "name", "no directory; a store does not open with it for writing")
     for entry in scan_directory(paths.root):
         path = Path(entry.path)
         check_mode(path, report)
