@@ -21,7 +21,7 @@ import numpy.typing as npt
 from rmq.config import StoreConfig
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
-from rmq.pool import Runner, cores, in_processes
+from rmq.pool import Runner, in_processes
 from rmq.scan import LostRange, checked_columns
 from rmq.segment import sync_directory, sync_file, telling
 from rmq.splits import SPLIT_BYTES
@@ -115,8 +115,7 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
     run = in_processes(processes)
     return run_export(run, path, target, partition_by=partition_by, compression=compression, progress=progress,
                       columns=columns, config=config, split_bytes=split_bytes,
-                      min_partitions=processes or cores(), topics=topics, begin=begin,
-                      end=end, on_damage=on_damage)  # fmt: skip
+                      min_partitions=processes, topics=topics, begin=begin, end=end, on_damage=on_damage)  # fmt: skip
 
 
 def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathLike[str], *,

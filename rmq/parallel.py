@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+WORTH_A_PROCESS = 1024 * 1024  # bytes of the log
+
 
 @dataclass(frozen=True)
 class ScanTask:
@@ -64,8 +66,10 @@ def _fail(path: Path, begin: int, end: int, reason: str) -> None:
 
 
 def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None, split_bytes: int = SPLIT_BYTES,
-              min_partitions: int = 1, **options: Any) -> list[ScanTask]:  # fmt: skip
+              min_partitions: int | None = 1, **options: Any) -> list[ScanTask]:  # fmt: skip
     """The parts of a store as it stands now, in log order; segments outside of the time range are left out.
+
+    min_partitions: None for one on each core, as far as each is worth a process.
 
     options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage of Store.scan, checked
     here.
@@ -83,6 +87,8 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
         # A damaged segment tells no time: the scan leaves out what is not wanted.
         times = (None, None) if options.get("on_damage") == "skip" else (options.get("begin"), options.get("end"))
         ranges = time_ranges(store, *times)
+    if min_partitions is None:
+        min_partitions = min(cores(), max(1, sum(last - first for first, last in ranges) // WORTH_A_PROCESS))
     splits = plan(os.path.abspath(store.path), ranges, split_bytes=int(split_bytes), min_partitions=min_partitions)
     return [ScanTask(split, config, options) for split in splits]
 
@@ -105,8 +111,9 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
     `Store.scan` with the same options (topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc,
     on_damage) gives, once; with a begin or end only while the store's clock went back by no more than an hour. What was
     cleaned away before it was read, or is gone with the end of the log, is damage.
-    processes: None for one on each core; 1: in this process, without any pickling. Else function must be importable
-    and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
+    processes: None for one on each core, fewer where there is less than 1 MiB of the log for each; one is this process,
+    without any pickling. Else function must be importable and its answers picklable, and a script needs
+    `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk
     from its segment's start.
     Raises as `rmq.open` and `Store.scan`, what function raises, ChildProcessError when a process died.
@@ -115,5 +122,5 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
         raise TypeError(f"function must be callable, got {type(function).__name__}")
     run = in_processes(processes)
     tasks = plan_scan(path, config=config, split_bytes=split_bytes,
-                      min_partitions=processes or cores(), **options)  # fmt: skip
+                      min_partitions=processes, **options)  # fmt: skip
     return run(_Call(function), tasks)

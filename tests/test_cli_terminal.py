@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,6 @@ from commandline import (
     on_terminal,
     run,
     start,
-    wait_until_idle,
 )
 from forks import in_child
 from rich.cells import cell_len
@@ -412,50 +409,6 @@ def test_ctrl_c_stops_ingest_and_the_count_is_what_is_kept(tmp_path: Path, form:
     stored = count_of(last, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages stored before; ")
     assert last.endswith(f"; --skip-rows {stored} goes on behind them")
     assert 0 < stored < 1_500_000
-    assert_holds_the_first(tmp_path / "s", stored)
-
-
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-@pytest.mark.parametrize("sent", [0, 300_000])
-def test_ctrl_c_stops_ingest_of_a_pipe_that_has_gone_silent(tmp_path: Path, form: str, sent: int) -> None:
-    process = start("ingest", tmp_path / "s", "-", "--format", form, "--topic", "T", stdin=subprocess.PIPE)
-    assert process.stdin
-    row = "{0},customer {0}\n" if form == "csv" else '{{"id":"{0}"}}\n'
-    head = "id,name\n" if form == "csv" else ""
-    process.stdin.write((head + "".join(map(row.format, range(sent)))).encode())
-    process.stdin.flush()
-    wait_until_idle(process)
-    process.send_signal(signal.SIGINT)
-    try:
-        assert process.wait(5) == 130
-    finally:
-        process.kill()
-    done = finish(process)
-    stored = count_of(done.err, r"^rmq: stopped by Ctrl-C; ([\d,]+) messages? stored before[;\n]")
-    assert_holds_the_first(tmp_path / "s", stored)
-
-
-def test_ctrl_c_stops_ingest_that_waits_for_the_writer_of_a_fifo(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "x.csv")
-    process = start("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T")
-    wait_until_idle(process)
-    process.send_signal(signal.SIGINT)
-    done = finish(process, patience=5)
-    assert (done.code, done.err.count("\n") <= 1) == (130, True), done
-
-
-def test_two_ctrl_cs_leave_a_store_that_opens(tmp_path: Path) -> None:
-    process = start("ingest", tmp_path / "s", table(tmp_path / "x.csv", 1_500_000), "--topic", "T")
-    while process.poll() is None and not list(tmp_path.glob("s/commitlog/*")):
-        time.sleep(0.01)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-    done = finish(process)
-    assert done.code in (130, -signal.SIGINT)
-    assert done.err.count("\n") <= 1
-    with rmq.open(tmp_path / "s", "r+") as store:
-        stored = sum(high for _, high in store.topics().get("T", {}).values())
     assert_holds_the_first(tmp_path / "s", stored)
 
 

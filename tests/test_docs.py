@@ -243,7 +243,7 @@ def test_cli_page_has_todays_help() -> None:
 def test_cli_page_lists_the_exit_codes() -> None:
     from rmq import cli
 
-    codes = {cli.NOT_FOUND, cli.USAGE, cli.DAMAGE, cli.FAILED, cli.INTERRUPTED, cli.PIPE_CLOSED}
+    codes = {cli.NOT_FOUND, cli.USAGE, cli.DAMAGE, cli.FAILED, cli.INTERRUPTED, cli.PIPE_CLOSED, cli.TERMINATED}
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "cli.md").read_text(encoding="utf-8"), re.M)
     assert {int(code) for code in rows} == {0, *codes}
 

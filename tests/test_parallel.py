@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import rmq
+import rmq.parallel
 from rmq.parallel import plan_scan
 from rmq.pool import in_processes
 from rmq.splits import time_ranges
@@ -111,6 +112,22 @@ def test_the_parts_run_in_processes_of_their_own(path: Path) -> None:
     assert os.getpid() not in found
     assert 1 <= len(found) <= 2
     assert set(rmq.scan_map(path, process_of, processes=1)) == {os.getpid()}
+
+
+@pytest.mark.slow
+def test_a_small_log_is_one_part_in_this_process_unless_processes_are_asked_for(path: Path) -> None:
+    assert list(rmq.scan_map(path, process_of)) == [os.getpid()]
+    assert len(list(rmq.scan_map(path, process_of, processes=3))) == 3
+
+
+def test_each_core_gets_a_part_that_is_worth_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq.parallel, "cores", lambda: 64)
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("T", bytes(10_000))] * 700)
+        size = store.max_phy_offset
+    tasks = plan_scan(tmp_path / "s", min_partitions=None)
+    assert len(tasks) == size // 2**20 == 6
+    assert sum(task.split.size for task in tasks) == size
 
 
 @pytest.mark.slow

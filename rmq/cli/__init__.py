@@ -8,7 +8,9 @@ import errno
 import gc
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,8 +23,9 @@ from rmq.errors import CorruptFileError, RmqError
 from rmq.version import __version__
 
 NOT_FOUND, USAGE, DAMAGE, FAILED = 1, 2, 3, 4
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
-PIPE_CLOSED = 141  # and one that SIGPIPE ended
+INTERRUPTED = 130  # as a shell reports a process that SIGINT ended,
+PIPE_CLOSED = 141  # SIGPIPE,
+TERMINATED = 143  # SIGTERM
 VERBS = {
     "info": "rmq.cli.info",
     "topics": "rmq.cli.info",
@@ -44,6 +47,32 @@ class Fault(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a verb as Ctrl-C does."""
+
+
+def stopped_by(error: BaseException) -> int:
+    """The exit code after Ctrl-C or SIGTERM; click raises its own error for these."""
+    return TERMINATED if isinstance(error.__cause__ or error, Terminated) else INTERRUPTED
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated, unless somebody else sees to it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _loaded(name: str) -> ModuleType:
@@ -103,7 +132,8 @@ class Verbs(click.Group):
         handler.setFormatter(_PlainFormatter("rmq: %(message)s"))
         logging.getLogger("rmq").addHandler(handler)
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with _terminable():
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
                 click.echo(error.format_message(), err=True)
@@ -117,8 +147,8 @@ class Verbs(click.Group):
         except Fault as error:
             complain(str(error))
             code = error.code
-        except (click.Abort, KeyboardInterrupt):
-            code = INTERRUPTED
+        except (click.Abort, KeyboardInterrupt) as error:
+            code = stopped_by(error)
         finally:
             logging.getLogger("rmq").removeHandler(handler)
         if not standalone_mode:
@@ -131,8 +161,8 @@ def _ending() -> Iterator[None]:
     """Errors as what they mean for a command: a line and an exit code."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        raise click.exceptions.Exit(stopped_by(error)) from None
     except CorruptFileError as error:
         raise Fault(str(error), DAMAGE) from error
     except RmqError as error:
@@ -210,5 +240,5 @@ def main() -> None:
     beside a running broker.
 
     Exit codes: 0 done or found, 1 not found, 2 wrong arguments or input, 3 damage found, 4 the system's or the store's
-    own error, 130 stopped by Ctrl-C.
+    own error, 130 stopped by Ctrl-C, 143 by SIGTERM.
     """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
 from rmq.arrays import flags, integers
-from rmq.cli import INTERRUPTED, USAGE, Fault, flush_stdout, reason_of
+from rmq.cli import INTERRUPTED, TERMINATED, USAGE, Fault, flush_stdout, reason_of
 from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import NamedPath, form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
@@ -93,6 +94,8 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
         raise OSError(error.errno, f"{reason_of(error)}; stored: {counted(work.stored, 'message')}") from error
     if work.skipped > SHOWN_ROWS:
         note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
+    if interrupt.noted is signal.SIGTERM:
+        raise Fault(f"stopped by SIGTERM{work.count()}", TERMINATED)
     if interrupt.is_noted:
         raise Fault(f"stopped by Ctrl-C{work.count()}", INTERRUPTED)
 

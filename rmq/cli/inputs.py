@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of an input file or of stdin, for readers that must also stop when Ctrl-C says so."""
+"""Bytes of an input file or of stdin, for readers that must also stop when Ctrl-C or SIGTERM says so."""
 
 from __future__ import annotations
 
@@ -19,25 +19,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from rmq.cli import Terminated
+
 
 class Interrupt:
-    """SIGINT is noted, not raised, so that it never falls between a put and its count; a second one is raised.
+    """SIGINT or SIGTERM is noted, not raised, so that it never falls between a put and its count; a second is raised.
 
     A pipe that is read meanwhile ends at once: `wake` can be read from then on.
     """
 
     def __init__(self) -> None:
-        self.is_noted = False
+        self.noted: signal.Signals | None = None
         self.wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def end_reading(self) -> None:
         """Pipes that are read end, as after Ctrl-C."""
         os.write(self._write, b"\0")
 
+    @property
+    def is_noted(self) -> bool:
+        return self.noted is not None
+
     def _handle(self, number: int, frame: Any) -> None:
         if self.is_noted:
-            raise KeyboardInterrupt
-        self.is_noted = True
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self.noted = signal.Signals(number)
 
     @contextmanager
     def installed(self) -> Iterator[Interrupt]:
@@ -45,7 +51,8 @@ class Interrupt:
             after.callback(os.close, self.wake)
             after.callback(os.close, self._write)
             if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
-                after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, self._handle))
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    after.callback(signal.signal, number, signal.signal(number, self._handle))
                 # Written to at once, also while the main thread waits in compiled code for the next block.
                 waker = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
                 after.callback(signal.set_wakeup_fd, waker)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs that Ctrl-C or SIGTERM stops: what is kept, what is cleaned up, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from commandline import finish, start, wait_until_idle
+from test_cli_terminal import CONFIG, assert_holds_the_first, count_of, table
+
+import rmq
+
+pytestmark = pytest.mark.slow
+
+STOPS = pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"),
+                                                             (signal.SIGTERM, 143, "SIGTERM")])  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("sent", [0, 300_000])
+@STOPS
+def test_ingest_of_a_pipe_that_has_gone_silent_stops(tmp_path: Path, form: str, sent: int, number: int, code: int,
+                                                     name: str) -> None:  # fmt: skip
+    process = start("ingest", tmp_path / "s", "-", "--format", form, "--topic", "T", stdin=subprocess.PIPE)
+    assert process.stdin
+    row = "{0},customer {0}\n" if form == "csv" else '{{"id":"{0}"}}\n'
+    head = "id,name\n" if form == "csv" else ""
+    process.stdin.write((head + "".join(map(row.format, range(sent)))).encode())
+    process.stdin.flush()
+    wait_until_idle(process)
+    process.send_signal(number)
+    try:
+        assert process.wait(5) == code
+    finally:
+        process.kill()
+    done = finish(process)
+    stored = count_of(done.err, rf"^rmq: stopped by {name}; ([\d,]+) messages? stored before[;\n]")
+    assert_holds_the_first(tmp_path / "s", stored)
+
+
+@STOPS
+def test_ingest_that_waits_for_the_writer_of_a_fifo_stops(tmp_path: Path, number: int, code: int, name: str) -> None:
+    os.mkfifo(tmp_path / "x.csv")
+    process = start("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T")
+    wait_until_idle(process)
+    process.send_signal(number)
+    done = finish(process, patience=5)
+    assert (done.code, done.err.count("\n") <= 1) == (code, True), done
+
+
+@STOPS
+def test_a_second_signal_leaves_a_store_that_opens(tmp_path: Path, number: int, code: int, name: str) -> None:
+    process = start("ingest", tmp_path / "s", table(tmp_path / "x.csv", 1_500_000), "--topic", "T")
+    while process.poll() is None and not list(tmp_path.glob("s/commitlog/*")):
+        time.sleep(0.01)
+    for _ in range(2):
+        process.send_signal(number)
+        time.sleep(0.05)
+    done = finish(process)
+    assert done.code in (code, -number)
+    assert done.err.count("\n") <= 1
+    with rmq.open(tmp_path / "s", "r+") as store:
+        stored = sum(high for _, high in store.topics().get("T", {}).values())
+    assert_holds_the_first(tmp_path / "s", stored)
+
+
+@STOPS
+def test_an_export_that_is_stopped_leaves_nothing(tmp_path: Path, number: int, code: int, name: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        for _ in range(12):
+            store.put_many([rmq.Message("T", os.urandom(1000))] * 20_000)
+    process = start("export", tmp_path / "s", tmp_path / "out", "--processes", "2")
+    while process.poll() is None and not list(tmp_path.glob(".rmq-export-*/*/*")):
+        time.sleep(0.01)
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.out, done.err) == (code, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize("arguments", [("cat", "--follow"), ("cat", "--follow", "-f", "{body}")])
+@STOPS
+def test_a_cat_that_follows_stops_without_a_word(tmp_path: Path, arguments: tuple[str, ...], number: int, code: int,
+                                                 name: str) -> None:  # fmt: skip
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"first"))
+    process = start(arguments[0], tmp_path / "s", "T", *arguments[1:])
+    wait_until_idle(process)
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.err) == (code, "")
+    assert "first" in done.out
