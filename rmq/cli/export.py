@@ -30,7 +30,8 @@ from rmq.exporting import export as export_store
               help=f"Of {', '.join(PARTITIONS)}; or none.")  # fmt: skip
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
 @click.option("--skip-damage", is_flag=True, help="Leave out what is damaged or missing, and export the rest.")
-@click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores, fewer for a small log.")
+@click.option("--processes", metavar="N", type=click.IntRange(1),
+              help="Default: the number of cores, fewer for a small log.")  # fmt: skip
 @form_option
 def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | None, end: int | None,
            columns: str | None, partition_by: str, compression: str, skip_damage: bool, processes: int | None,
