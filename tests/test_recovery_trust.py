@@ -180,7 +180,7 @@ def test_a_wrong_index_header_of_a_closed_store_is_made_right(tmp_path: Path, at
     assert rmq.verify(path).is_sound
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_last_unit_that_points_past_64_bits_is_derived_again(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path).close()
