@@ -21,17 +21,23 @@ cdef int64_t FOUND_LIMIT = 65536                # entries of one record that are
 cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
 
 
+cdef void *_with_room(void *items, int64_t count, int64_t *room, size_t size) noexcept nogil:
+    """The items, moved maybe, with room for one more of a size behind `count`; NULL: they stay as they are."""
+    cdef int64_t more = room[0] * 2 if room[0] else 64
+    if count < room[0]:
+        return items
+    items = realloc(items, <size_t>more * size)
+    if items != NULL:
+        room[0] = more
+    return items
+
+
 cdef bint add_fault(FaultList *list_, int64_t kind, int64_t file, int64_t number, int64_t phy_offset, int64_t a,
                   int64_t b) noexcept nogil:
-    cdef Fault *items
-    cdef int64_t room
-    if list_.count == list_.room:
-        room = list_.room * 2 if list_.room else 64
-        items = <Fault *>realloc(list_.items, <size_t>room * sizeof(Fault))
-        if items == NULL:
-            return False
-        list_.items = items
-        list_.room = room
+    cdef Fault *items = <Fault *>_with_room(list_.items, list_.count, &list_.room, sizeof(Fault))
+    if items == NULL:
+        return False
+    list_.items = items
     list_.items[list_.count].kind = kind
     list_.items[list_.count].file = file
     list_.items[list_.count].number = number
@@ -88,15 +94,10 @@ cdef class EntryCheck:
         free(self.faults.items)
 
     cdef bint _add_hash(self, int32_t key_hash) noexcept nogil:
-        cdef int32_t *hashes
-        cdef int64_t room
-        if self.key_count == self.key_room:
-            room = self.key_room * 2 if self.key_room else 64
-            hashes = <int32_t *>realloc(self.hashes, <size_t>room * sizeof(int32_t))
-            if hashes == NULL:
-                return False
-            self.hashes = hashes
-            self.key_room = room
+        cdef int32_t *items = <int32_t *>_with_room(self.hashes, self.key_count, &self.key_room, sizeof(int32_t))
+        if items == NULL:
+            return False
+        self.hashes = items
         self.hashes[self.key_count] = key_hash
         self.key_count += 1
         return True
@@ -128,15 +129,10 @@ cdef class EntryCheck:
 
     cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil:
         """Note an entry of the row at hand."""
-        cdef FoundEntry *found
-        cdef int64_t room
-        if self.found_count == self.found_room:
-            room = self.found_room * 2 if self.found_room else 64
-            found = <FoundEntry *>realloc(self.found, <size_t>room * sizeof(FoundEntry))
-            if found == NULL:
-                return False
-            self.found = found
-            self.found_room = room
+        cdef FoundEntry *items = <FoundEntry *>_with_room(self.found, self.found_count, &self.found_room, sizeof(FoundEntry))
+        if items == NULL:
+            return False
+        self.found = items
         self.found[self.found_count].key_hash = key_hash
         self.found[self.found_count].file = file
         self.found[self.found_count].number = number
