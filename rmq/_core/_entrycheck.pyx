@@ -129,7 +129,8 @@ cdef class EntryCheck:
 
     cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil:
         """Note an entry of the row at hand."""
-        cdef FoundEntry *items = <FoundEntry *>_with_room(self.found, self.found_count, &self.found_room, sizeof(FoundEntry))
+        cdef FoundEntry *items = <FoundEntry *>_with_room(self.found, self.found_count, &self.found_room,
+                                                          sizeof(FoundEntry))
         if items == NULL:
             return False
         self.found = items
