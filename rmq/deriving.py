@@ -24,7 +24,6 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import Holds
 from rmq.dispatch import Dispatcher
-from rmq.errors import CorruptFileError
 from rmq.indexfile import ENTRY, IndexFile
 from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
 from rmq.pool import Runner
@@ -52,16 +51,15 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """What a segment gave. runs: (topic, queue id) -> (first queue offset, next one, phy offset of the first).
+    """What a segment gave. runs: (topic, queue id) -> (first queue offset, next one).
 
-    shifted: phy offset of a record whose queue offset is not the next one, -1: none; then units must be made by one
-    dispatch of the whole log.
+    is_shifted: a record's queue offset is not the next one; then units must be made by one dispatch of the whole log.
     """
 
     keys: Path | None
     key_count: int = 0
-    runs: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
-    shifted: int = -1
+    runs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    is_shifted: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,15 +89,14 @@ class _Units:
     def __init__(self, directory: Path, segment_size: int, files: FileCache) -> None:
         self._directory, self._segment_size, self._files = directory, segment_size, files
         self.paths: set[Path] = set()
-        self.first = self.following = self.first_phy_offset = -1
-        self.shifted = -1  # phy offset where queue offsets leave gaps: what is next one segment alone cannot tell
+        self.first = self.following = -1
+        self.is_shifted = False  # queue offsets leave gaps: what is next one segment alone cannot tell
 
     def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None:
         if first < 0 or self.following not in (-1, first) or first * L.UNIT_SIZE > LARGEST_OFFSET - len(data):
-            self.shifted = self.shifted if self.shifted >= 0 else _first_phy_offset(data)
-        if self.shifted < 0:
-            if self.first < 0:
-                self.first, self.first_phy_offset = first, _first_phy_offset(data)
+            self.is_shifted = True
+        if not self.is_shifted:
+            self.first = first if self.first < 0 else self.first
             self.following = first + len(data) // L.UNIT_SIZE
             self.write(first, data)
 
@@ -114,10 +111,6 @@ class _Units:
             size = min(len(view), start + self._segment_size - position)
             self._files.write(path, position - start, view[:size])
             view, position = view[size:], position + size
-
-
-def _first_phy_offset(units: bytes) -> int:
-    return int.from_bytes(units[L.UNIT_PHY_OFFSET_OFFSET : L.UNIT_SIZE_OFFSET], "big")
 
 
 def _make_file(path: Path, size: int) -> None:
@@ -203,10 +196,9 @@ def derive_segment(task: SegmentTask) -> SegmentPart:
         log.close()
         if keys is not None:
             keys.close()
-    runs = {key: (queue.first, queue.following, queue.first_phy_offset) for key, queue in units.queues.items()
-            if queue.first >= 0}  # fmt: skip
-    shifted = min((queue.shifted for queue in units.queues.values() if queue.shifted >= 0), default=-1)
-    return SegmentPart(path, 0 if keys is None else keys.count, runs, shifted)
+    runs = {key: (queue.first, queue.following) for key, queue in units.queues.items() if queue.first >= 0}
+    is_shifted = any(queue.is_shifted for queue in units.queues.values())
+    return SegmentPart(path, 0 if keys is None else keys.count, runs, is_shifted)
 
 
 def build_index_file(task: IndexTask) -> bytes:
@@ -240,9 +232,8 @@ def derive(commit_logs: Sequence[Path], starts: Sequence[int], end: int, target:
     """Queues and index of the log's records below `end` under a directory: consumequeue/ and index/, on disk.
 
     starts: of the log's segments, the first to the one with the last record. target must be seen by all tasks.
-    is_exact: as of ConsumeQueue; a record whose queue offset does not follow is damage then. Raises CorruptFileError
-    where the log is damaged, OSError of the disk. Memory: about 50 MiB for each task, whatever the sizes, beside the
-    mapped files. Disk: 20 bytes for each key until it is done.
+    is_exact: as of ConsumeQueue. Raises CorruptFileError where the log is damaged, OSError of the disk. Memory: about
+    50 MiB for each task, whatever the sizes, beside the mapped files. Disk: 20 bytes for each key until it is done.
     """
     derived, queues = Derived(), target / "consumequeue"
     # A task that runs twice may write on when its answer is used: into what is gone, or the same bytes.
@@ -254,16 +245,9 @@ def derive(commit_logs: Sequence[Path], starts: Sequence[int], end: int, target:
                          staged if indexes else None, config)
              for begin, following in pairwise([*starts, end])]  # fmt: skip
     parts = list(run(derive_segment, tasks))
-    shifted = _shifted(parts)
-    if shifted >= 0 and is_exact:
-        position = shifted % config.mapped_file_size_commit_log
-        paths = [directory / segment_name(shifted - position) for directory in commit_logs]
-        raise CorruptFileError(next((path for path in paths if path.exists()), paths[0]), position,
-                               "the record's queue offset does not follow those of its queue before it, so that no "
-                               "queue can be derived of which all messages are where they were")  # fmt: skip
-    if shifted >= 0:
+    if _are_shifted(parts):
         make_directory(queues)
-        _dispatch_queues(commit_logs, starts, end, queues, config, derived)
+        _dispatch_queues(commit_logs, starts, end, queues, config, derived, is_exact=is_exact)
     else:
         os.rename(units, queues)
         _finish_queues(parts, queues, config, derived)
@@ -278,17 +262,15 @@ def derive(commit_logs: Sequence[Path], starts: Sequence[int], end: int, target:
     return derived
 
 
-def _shifted(parts: Sequence[SegmentPart]) -> int:
-    """Phy offset of a record whose queue offset is not the next one of its queue, -1: none."""
+def _are_shifted(parts: Sequence[SegmentPart]) -> bool:
+    """Whether some record's queue offset is not the next one of its queue."""
     ends: dict[tuple[str, int], int] = {}
     for part in parts:
-        for key, (first, following, phy_offset) in part.runs.items():
+        for key, (first, following) in part.runs.items():
             if ends.setdefault(key, first) != first:
-                return phy_offset
+                return True
             ends[key] = following
-        if part.shifted >= 0:
-            return part.shifted
-    return -1
+    return any(part.is_shifted for part in parts)
 
 
 def _finish_queues(parts: Sequence[SegmentPart], queues: Path, config: StoreConfig, derived: Derived) -> None:
@@ -296,7 +278,7 @@ def _finish_queues(parts: Sequence[SegmentPart], queues: Path, config: StoreConf
     firsts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], int] = {}
     for part in parts:
-        for key, (first, following, _) in part.runs.items():
+        for key, (first, following) in part.runs.items():
             firsts.setdefault(key, first)
             ends[key] = following
     units = config.mapped_file_size_consume_queue // L.UNIT_SIZE
@@ -315,10 +297,10 @@ def _finish_queues(parts: Sequence[SegmentPart], queues: Path, config: StoreConf
 
 
 def _dispatch_queues(commit_logs: Sequence[Path], starts: Sequence[int], end: int, queues: Path, config: StoreConfig,
-                     derived: Derived) -> None:  # fmt: skip
+                     derived: Derived, *, is_exact: bool) -> None:  # fmt: skip
     """All queues by one dispatch of the whole log, as recovery makes them."""
     log = CommitLog(list(commit_logs), config.mapped_file_size_commit_log, writable=False)
-    made = QueueSet(queues, config.mapped_file_size_consume_queue, writable=True, is_exact=False)
+    made = QueueSet(queues, config.mapped_file_size_consume_queue, writable=True, is_exact=is_exact)
     dirty: set[Path] = set()
     try:
         dispatcher = Dispatcher(log, made, None, config)
