@@ -17,7 +17,8 @@ from setting import Setting
 import rmq
 from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
-from rmq.columns import put_chunks, put_rules
+from rmq.chunks import put_chunks
+from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 from rmq.dispatch import Dispatcher
 from rmq.index import Index

@@ -18,7 +18,8 @@ from sample import START
 import rmq
 from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
-from rmq.columns import put_chunks, put_rules
+from rmq.chunks import put_chunks
+from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 
 TOPIC = "BenchTopic"

@@ -17,7 +17,7 @@ from sample import CONFIG, SEGMENT, SIZES, START, TOPIC, Fresh, messages, random
 from rmq._core._putbatch import PutBatch
 from rmq._core._putrow import PutRules
 from rmq._core._queuetable import QueueTable
-from rmq.columns import put_chunks
+from rmq.chunks import put_chunks
 from rmq.commitlog import CommitLog
 
 COUNTS = {100: 20_000, 1024: 20_000, 4096: 10_000}

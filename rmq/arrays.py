@@ -64,6 +64,19 @@ def text_column(array: pa.Array, width: int = 0) -> TextColumn:
                       first=array.offset, count=count)  # fmt: skip
 
 
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """A type with large text and bytes in the place of views, of which Arrow takes no items."""
+    import pyarrow as pa
+
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (pa.list_ if pa.types.is_list(kind) else pa.large_list)(_without_views(kind.value_type))
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
 def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int, int]:
     """The column whose items are meant (another one where nulls hid items); item numbers at which the rows start and
     the last ends, counted from the first item that is used; the number of that item, and how many are used. A null row
@@ -71,7 +84,7 @@ def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int,
     """
     offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
     if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
-        column = column.take(np.arange(len(column)))
+        column = column.cast(_without_views(column.type)).take(np.arange(len(column)))
         offsets = integers(column.offsets).astype(np.int64)
     items = len(column.keys if hasattr(column, "keys") else column.values)
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():

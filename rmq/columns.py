@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What put_many takes, in chunks: messages or Arrow tables, whose names, types and nulls are settled here."""
+"""Arrow tables as put_many takes them: names, types and nulls of their columns are settled here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._columns import KINDS
-from rmq._core._message import Message, check_topic, parse_host
+from rmq._core._message import check_topic, parse_host
 from rmq._core._putbatch import PutBatch
 from rmq._core._putrow import PutRules
 from rmq._core._textcolumn import TextColumn
 from rmq.arrays import EMPTY, flags, integers, list_starts, offset_size, text_column
 from rmq.config import StoreConfig
-from rmq.errors import IllegalMessageError, MessageTypeError
+from rmq.errors import IllegalMessageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +32,6 @@ _BYTES = ("body", "raw_body", "raw_properties")  # what may be binary
 _INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # what pandas adds for an index without a name
 _TICKS_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 _PLAIN_FLAGS = ~(L.SYS_FLAG_COMPRESSED | L.SYS_FLAG_COMPRESSION_MASK)
-CHUNK_ROWS = 8192
-CHUNK_BYTES = 64 * 1024 * 1024  # of bodies that an iterator gave and that wait for their chunk to be full
-Chunk = tuple[int, Callable[[PutBatch], None]]
 
 
 def put_rules(config: StoreConfig) -> PutRules:
@@ -44,43 +39,6 @@ def put_rules(config: StoreConfig) -> PutRules:
     return PutRules(max_message_size=config.max_message_size, max_record_size=config.max_record_size,
                     allow_v2=config.allows_v2_records, append_crc=config.enabled_append_prop_crc,
                     drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip
-
-
-def is_tabular(messages: Any) -> bool:
-    """Whether put_many takes it as Arrow."""
-    return hasattr(messages, "__arrow_c_stream__") or hasattr(messages, "__arrow_c_array__")
-
-
-def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
-    """Arrow record batches of anything with an Arrow C interface, one at a time."""
-    import pyarrow as pa
-
-    if isinstance(table, pa.RecordBatch):
-        yield table
-    elif isinstance(table, pa.Table | pa.RecordBatchReader):
-        yield from table.to_reader() if isinstance(table, pa.Table) else table  # errors of a scan pass as they are
-    elif isinstance(table, pa.StructArray):  # C's interface has no slices and no nulls of rows
-        yield pa.RecordBatch.from_struct_array(table)
-    elif isinstance(table, pa.ChunkedArray):
-        yield from chain.from_iterable(map(_batches_of, table.chunks))
-    elif hasattr(table, "__arrow_c_stream__"):
-        yield from _imported(pa.RecordBatchReader.from_stream, table)
-    elif hasattr(table, "__arrow_c_array__"):
-        yield _imported(pa.record_batch, table)
-    else:
-        raise MessageTypeError(f"expected Arrow data as before, got {type(table).__name__}", row=0)
-
-
-def _imported(load: Callable[[Any], Any], table: Any) -> Any:
-    import pyarrow as pa
-
-    try:
-        return load(table)
-    except pa.ArrowInvalid as error:
-        if "non-struct" not in str(error):  # of one column, which has no name
-            raise
-        got = type(table).__name__
-        raise TypeError(f"messages must be Arrow data with named columns, got {got}: {error}") from None
 
 
 class ColumnReader:
@@ -126,6 +84,30 @@ class ColumnReader:
             raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")
         metadata = schema.metadata or {}
         self._is_plain = "raw_body" not in names and metadata.get(b"rmq.body") == b"plain"
+
+    def chunk_ends(self, batch: pa.RecordBatch, rows: int, limit: int) -> Iterator[int]:
+        """Where chunks of so many rows end; sooner where dictionaries would make more bytes than the limit of them."""
+        sizes = [self._sizes(batch.column(place), field) for field, place in self._places.items()
+                 if self._is_heavy(batch.column(place), min(rows, batch.num_rows), limit)]  # fmt: skip
+        first = 0
+        while first < batch.num_rows:
+            end = min(first + rows, batch.num_rows)
+            for column in sizes:
+                end = first + max(1, int(np.cumsum(column[first:end]).searchsorted(limit, "right")))
+            yield end
+            first = end
+
+    def _is_heavy(self, column: pa.Array, rows: int, limit: int) -> bool:
+        import pyarrow as pa
+
+        return bool(pa.types.is_dictionary(column.type) and column.dictionary.nbytes * rows > limit)
+
+    def _sizes(self, column: pa.DictionaryArray, field: str) -> npt.NDArray[np.int64]:
+        """Bytes of each row."""
+        import pyarrow.compute as pc
+
+        sizes = pc.binary_length(_as_text(column.dictionary, field)).cast("int64").take(column.indices)
+        return integers(sizes.fill_null(0))
 
     def load(self, batch: pa.RecordBatch, into: PutBatch) -> None:
         """Check all rows of one record batch and take them. IllegalMessageError with .row."""
@@ -315,86 +297,6 @@ def _as_text(column: pa.Array, field: str) -> pa.Array:
         wanted = "binary or string" if binary else "string or list of string" if field == "keys" else "string"
         raise TypeError(f"column {field!r} must be {wanted}, got {column.type}")
     wide = pa.large_string() if is_text else pa.large_binary()
-    if pa.types.is_dictionary(column.type):
-        values = column.dictionary
-        if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # of which Arrow cannot take items
-            values = values.cast(wide)
-        column = values.take(column.indices)
+    if pa.types.is_dictionary(column.type):  # the rows together may have more than 32 bits of bytes
+        return column.dictionary.cast(wide).take(column.indices)
     return column.cast(wide)
-
-
-def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
-               columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
-    """(rows, loader) for each chunk of what put_many was given; a table's columns are checked before its first."""
-    is_plain = topic is None and queue_id is None and columns is None
-    if is_plain and type(messages) is list and messages and type(messages[0]) is Message:  # as most are, at once
-        return _list_chunks(messages)
-    if is_tabular(messages):
-        return _table_chunks([messages], topic, queue_id, columns)
-    _check_iterable(messages, "Message or Arrow data")
-    source = iter(messages)
-    head = list(islice(source, 1))
-    items = chain(head, source)
-    if head and is_tabular(head[0]):
-        return _table_chunks(items, topic, queue_id, columns)
-    if head and not is_plain:
-        raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
-    return _list_chunks(messages if type(messages) is list else items)
-
-
-def _check_iterable(messages: Any, of: str) -> None:
-    if isinstance(messages, Message | str | bytes) or not isinstance(messages, Iterable):
-        raise TypeError(f"messages must be an iterable of {of}, got {type(messages).__name__}")
-
-
-def _list_chunks(source: list[Message] | Iterator[Message]) -> Iterator[Chunk]:
-    for chunk in _collected(source):
-        yield len(chunk), lambda batch, chunk=chunk: batch.load(chunk)  # type: ignore[misc]
-
-
-def _collected(source: list[Message] | Iterator[Message]) -> Iterator[list[Message]]:
-    """CHUNK_ROWS messages at a time; of an iterator fewer with CHUNK_BYTES: nobody else may hold them."""
-    first, size = 0, 0
-    while isinstance(source, list) and (chunk := source[first : first + CHUNK_ROWS]):
-        first += len(chunk)
-        yield chunk
-    chunk = []
-    for message in () if isinstance(source, list) else source:
-        chunk.append(message)
-        size += len(message.body) if type(message) is Message else 0  # another is an error, told by its row
-        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None,
-                  columns: Mapping[str, str] | None) -> Iterator[Chunk]:  # fmt: skip
-    reader, schema = None, None
-    for table in chain.from_iterable(map(_batches_of, tables)):
-        if reader is None or not table.schema.equals(schema, check_metadata=True):
-            reader, schema = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns), table.schema
-        for first in range(0, table.num_rows, CHUNK_ROWS):
-            chunk = table.slice(first, CHUNK_ROWS)
-            yield chunk.num_rows, partial(reader.load, chunk)
-
-
-def batch_items(messages: Iterable[Message]) -> list[Message]:
-    """The messages of a batch of RocketMQ's. IllegalMessageError unless they have one queue, no transaction, no delay.
-    """
-    _check_iterable(messages, "Message")
-    items = list(messages)
-    for row, message in enumerate(items):
-        if not isinstance(message, Message):
-            raise MessageTypeError(f"expected Message, got {type(message).__name__}", row=row)
-        wrong = ""
-        if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
-            wrong = "a batch has one topic and one queue"
-        elif message.sys_flag & L.SYS_FLAG_TRANSACTION_MASK:
-            wrong = "a batch holds no transactional messages"
-        elif message.is_delayed:
-            wrong = "a batch holds no delayed messages"
-        if wrong:
-            raise IllegalMessageError(wrong, row=row)
-    return items

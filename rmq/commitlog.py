@@ -54,6 +54,12 @@ class CommitLog(LogFiles):
 
     # ---- append ----
 
+    def trim(self, batch: PutBatch) -> None:
+        """Leave of a batch what one append may take: its segments are all mapped until they are synced."""
+        room = self.unsynced_limit * self.segment_size
+        if batch.records_size > room:
+            batch.keep(max(1, batch.fit(0, room)[0]))
+
     def append(self, batch: PutBatch, store_timestamp: int, queues: QueueTable, *,
                whole: bool = False) -> int:  # fmt: skip
         """Encode all rows at the end of the log; returns the new end. Nothing is written when it raises.

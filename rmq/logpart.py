@@ -21,7 +21,8 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_ZERO
 from rmq._core._recordbatch import RecordBatch
-from rmq.columns import put_chunks, put_rules
+from rmq.chunks import put_chunks
+from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.logscan import CHECK_CRC
@@ -57,14 +58,18 @@ class PartWriter:
         """As Store.put_many with results=False."""
         stored = 0
         for count, load in put_chunks(messages, topic, None, columns):
-            try:
-                load(self._batch)
-                self._log.append(self._batch, self._timestamp, self._table)
-            finally:
-                self._batch.release()
+            first = 0
+            while first < count:  # once, unless that is too much for one append
+                try:
+                    load(self._batch, first)
+                    self._log.trim(self._batch)
+                    self._log.append(self._batch, self._timestamp, self._table)
+                    first += len(self._batch)
+                finally:
+                    self._batch.release()
+                if len(self._log.unsynced) > 1:
+                    self._sync()
             stored += count
-            if len(self._log.unsynced) > 1:
-                self._sync()
         return stored
 
     def _sync(self) -> None:

@@ -16,7 +16,7 @@ from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
-from rmq.columns import batch_items, put_chunks
+from rmq.chunks import batch_items, put_chunks
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
 from rmq.geometry import check_writable
@@ -98,11 +98,13 @@ class StoreWriter(StoreReader):
         """Append many messages: an iterable of Message, anything Arrow with message columns, an iterable of such.
 
         Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller; of an iterator 64
-        MiB of bodies) with one store timestamp and contiguous. A chunk is checked whole before its first byte is
-        written: a bad row raises with .row and .stored (messages stored before; every error has it), nothing of its
-        chunk is kept. topic, queue_id: for every row; columns: message field -> column name. results=False: the count.
+        MiB of bodies; no more segments than may be mapped) with one store timestamp and contiguous. A chunk is checked
+        whole before its first byte is written: a bad row raises with .row and .stored (messages stored before; every
+        error has it), nothing of its chunk is kept. topic, queue_id: for every row; columns: message field -> column
+        name. results=False: the count.
         Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
+        answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
         parts: list[PutResults] = []
         stored = 0
         try:
@@ -110,10 +112,13 @@ class StoreWriter(StoreReader):
             if isinstance(messages, StoreReader):
                 messages = messages.scan()  # whose errors pass as they are
             for count, load in put_chunks(messages, topic, queue_id, columns):
-                part = self._put_chunk(load, _all_results if results else _no_results)
-                stored += count
-                if part is not None:
-                    parts.append(part)
+                first = 0
+                while first < count:  # once, unless that is too much for one append
+                    part = self._put_chunk(partial(load, first=first), answer_of)
+                    put = len(part) if isinstance(part, PutResults) else part
+                    first, stored = first + put, stored + put
+                    if isinstance(part, PutResults):
+                        parts.append(part)
             return PutResults.joined(parts) if results else stored
         except Exception as error:
             if isinstance(error, RowError) and error.row is not None:
@@ -135,6 +140,8 @@ class StoreWriter(StoreReader):
                 if whole and batch.packed_size() > self.config.max_message_size:
                     raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
                                                f"{self.config.max_message_size}")  # fmt: skip
+                if not whole:
+                    self._log.trim(batch)
                 timestamp = to_ms(self._clock(), "clock")
                 end = self._log.append(batch, timestamp, self._table, whole=whole)
                 waits, count = batch.waits, batch.count
@@ -204,5 +211,5 @@ def _all_results(batch: PutBatch, timestamp: int) -> PutResults:
     return PutResults((*batch.results(), timestamp))
 
 
-def _no_results(batch: PutBatch, timestamp: int) -> None:
-    return None
+def _row_count(batch: PutBatch, timestamp: int) -> int:
+    return batch.count

@@ -4,8 +4,9 @@ tables; errors between two tables."""
 
 from __future__ import annotations
 
+import ctypes
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,9 @@ def test_a_struct_that_is_null_is_a_row_without_a_body(store: rmq.Store) -> None
 # ---- items that no row shows ---------------------------------------------------------------------------------------
 
 KEY_LISTS = pa.array([["a"], ["b", "c"], ["d"]])
-KEYS_AS = {"list": KEY_LISTS, "large list": KEY_LISTS.cast(pa.large_list(pa.large_string()))}
+KEYS_AS = {"list": KEY_LISTS, "large list": KEY_LISTS.cast(pa.large_list(pa.large_string())),
+           "list of views": KEY_LISTS.cast(pa.list_(pa.string_view())),  # as of Polars, after a join
+           "large list of views": KEY_LISTS.cast(pa.large_list(pa.string_view()))}  # fmt: skip
 
 
 def hidden(column: pa.Array, row: int) -> pa.Array:
@@ -205,9 +208,11 @@ def test_a_null_list_with_items_beneath_it_has_no_keys(store: rmq.Store, kind: s
 
 @pytest.mark.parametrize("begin", [0, 1])
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_a_null_map_with_items_beneath_it_has_no_properties(store: rmq.Store, row: int, begin: int) -> None:
+@pytest.mark.parametrize("text", [pa.string(), pa.string_view()], ids=str)
+def test_a_null_map_with_items_beneath_it_has_no_properties(store: rmq.Store, text: pa.DataType, row: int,
+                                                            begin: int) -> None:  # fmt: skip
     wanted = [[("p", "1")], [("q", "2"), ("r", "3")], [("s", "4")]]
-    maps = hidden(pa.array(wanted, pa.map_(pa.string(), pa.string())), row)
+    maps = hidden(pa.array(wanted, pa.map_(pa.string(), pa.string())).cast(pa.map_(text, text)), row)
     wanted[row] = []
     store.put_many(pa.table({"body": [b""] * 3, "properties": maps}).slice(begin), topic="T")
     assert column(store, "properties") == wanted[begin:]
@@ -220,6 +225,44 @@ def test_keys_of_a_null_struct_are_no_other_row_s(store: rmq.Store) -> None:
     store.put_many(pa.table({"body": [b""] * 3, "keys": keys, "tags": tags}), topic="T")
     assert column(store, "keys") == [[], ["b", "c"], ["d"]]
     assert column(store, "tags") == [None, "y", "z"]
+
+
+def test_lists_of_views_beside_raw_properties_that_are_null_are_looked_at(store: rmq.Store) -> None:
+    keys = hidden(KEYS_AS["list of views"], 1)
+    table = pa.table({"body": [b""] * 3, "keys": keys, "raw_properties": [b"", None, b""]})
+    assert store.put_many(table, topic="T", results=False) == 3
+    with pytest.raises(rmq.IllegalMessageError, match="row 0: raw_properties is null and keys is not"):
+        store.put_many(table.set_column(2, "raw_properties", pa.array([None, None, b""])), topic="T")
+
+
+class Patched:
+    """A batch as another library hands it over, one of its arrays changed."""
+
+    def __init__(self, batch: pa.RecordBatch, change: Callable[[Any], None]) -> None:
+        self._batch, self._change = batch, change
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> Any:
+        schema, array = self._batch.__arrow_c_array__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        children = (ctypes.c_int64 * 7).from_address(pointer(array, b"arrow_array"))[6]
+        self._change(ctypes.cast(children, ctypes.POINTER(ctypes.POINTER(ctypes.c_int64))))
+        return schema, array
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+@pytest.mark.parametrize("name", ["topic", "body", "keys", "born_host", "flag"])
+def test_a_column_that_is_shorter_than_its_table_is_refused(store: rmq.Store, name: str, length: int) -> None:
+    columns = {"topic": ["a", "b", "c", "d", "e"], "body": [b"0"] * 5, "keys": [["k"]] * 5,
+               "born_host": ["1.2.3.4:5"] * 5, "flag": [1] * 5}  # fmt: skip
+    place = [*columns].index(name)
+
+    def shorten(children: Any) -> None:
+        children[place][0] = length
+
+    with pytest.raises(ValueError, match=f"rows in column {place} did not match"):
+        store.put_many(Patched(pa.RecordBatch.from_pydict(columns), shorten))
+    assert store.max_phy_offset == 0
 
 
 def test_lists_of_one_size_are_keys(store: rmq.Store) -> None:

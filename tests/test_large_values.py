@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmq
-from rmq import columns, pull, query
+from rmq import chunks, mappedfile, pull, query
+from rmq.errors import MessageTypeError
 
 BODY = bytes(1 << 20)
 COUNT = 24
@@ -97,7 +101,7 @@ def test_info_holds_one_body_at_a_time(store: rmq.Store) -> None:
 @pytest.mark.parametrize("results", [True, False])
 def test_put_many_holds_so_many_bytes_of_an_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      results: bool) -> None:  # fmt: skip
-    monkeypatch.setattr(columns, "CHUNK_BYTES", 4 << 20)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 20)
 
     def put() -> Any:
         return store.put_many((rmq.Message("T", bytes(1 << 20)) for _ in range(COUNT)), results=results)
@@ -107,6 +111,59 @@ def test_put_many_holds_so_many_bytes_of_an_iterator(tmp_path: Path, monkeypatch
         assert store.put_many(iter(()), results=False) == 0
         phy_offsets = store.scan(columns=["phy_offset", "store_timestamp"]).read_all()
     assert len(phy_offsets) == 2 * COUNT
+
+
+@pytest.mark.parametrize(("sizes", "chunks_of"), [((400, 0), [3, 3, 3, 1]), ((1200, 0), [1] * 10), ((0, 1), [10])])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string()], ids=str)
+def test_put_many_holds_so_many_bytes_of_a_dictionary_s_rows(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, sizes: tuple[int, ...],
+        chunks_of: list[int]) -> None:  # fmt: skip
+    """Each chunk has a store timestamp of its own."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1200)
+    words = pa.array([b"x" * size for size in sizes], pa.binary()).cast(kind if kind != pa.string() else pa.binary())
+    bodies = pa.DictionaryArray.from_arrays(pa.array([0] * 10), words.cast(kind))
+    clock = count(1_700_000_000_000)
+    with rmq.open(tmp_path / "store", "x", config=CONFIG, clock=lambda: next(clock)) as store:
+        put = store.put_many(pa.table({"body": bodies}), topic="T")
+        assert store.scan(columns=["body"]).read_all()["body"].to_pylist() == [b"x" * sizes[0]] * 10
+    assert [len([*group]) for _, group in groupby(put, key=lambda result: result.store_timestamp)] == chunks_of
+
+
+def test_a_dictionary_may_stand_for_more_than_two_gib(tmp_path: Path) -> None:
+    """What its rows stand for together is never made: a chunk ends sooner."""
+    bodies = pa.DictionaryArray.from_arrays(pa.array([0] * 8192, pa.int16()), pa.array([bytes(5 << 20)]))
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store, pytest.raises(rmq.MessageTooLargeError) as error:
+        store.put_many(pa.table({"body": bodies}), topic="T")
+    assert (error.value.row, error.value.stored) == (0, 0)
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+@pytest.mark.parametrize("results", [False, True])
+def test_more_segments_than_may_be_mapped_are_filled_in_several_appends(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_table: bool, results: bool) -> None:  # fmt: skip
+    monkeypatch.setattr(mappedfile, "room_for_files", lambda limit: 8)
+    bodies = [b"%d" % number + bytes(1000) for number in range(500)]
+    config = rmq.StoreConfig(mapped_file_size_commit_log=8192, max_hash_slot_num=100, max_index_num=1000)
+    clock = count(1_700_000_000_000)
+    with rmq.open(tmp_path / "store", "x", config=config, clock=lambda: next(clock)) as store:
+        before = set(os.listdir("/proc/self/fd"))
+        messages = [rmq.Message("T", body, keys="k") for body in bodies]
+        put = store.put_many(pa.table({"body": bodies, "keys": ["k"] * 500}) if as_table else messages,
+                             topic="T" if as_table else None, results=results)  # fmt: skip
+        assert len(set(os.listdir("/proc/self/fd")) - before) <= 16
+        rows = store.scan(columns=["body", "queue_offset", "phy_offset", "store_timestamp"]).read_all()
+        assert rows["body"].to_pylist() == bodies
+        assert rows["queue_offset"].to_pylist() == [*range(500)]
+        assert len(store.query("T", "k", limit=None)) == 500
+        assert len(set(rows["store_timestamp"].to_pylist())) > 15
+        if isinstance(put, rmq.PutResults):
+            assert [result.phy_offset for result in put] == rows["phy_offset"].to_pylist()
+        else:
+            assert put == 500
+        with pytest.raises(MessageTypeError) as error:
+            store.put_many([*messages, "no message"])  # the whole chunk is looked at before its first part is put
+        assert (error.value.row, error.value.stored) == (500, 0)
+        assert store.info().message_count == 500
 
 
 @pytest.mark.parametrize("count", [0, 1, 8191, 8192, 8193, 20_000])

@@ -244,6 +244,17 @@ def test_a_message_is_made_once() -> None:
         failed.__init__("T", b"")  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("count", [-1, 0, 4])
+def test_a_batch_keeps_rows_that_it_has(count: int) -> None:
+    batch = put_batch()
+    batch.load([rmq.Message("T", b"x" * size) for size in range(3)])
+    with pytest.raises(ValueError, match=f"cannot keep {count} of 3 rows"):
+        batch.keep(count)
+    sizes = [batch.fit(row, 1 << 20)[1] for row in range(3)]
+    batch.keep(2)
+    assert (len(batch), batch.records_size) == (2, sizes[0] - sizes[2])
+
+
 def test_messages_are_equal_when_their_properties_stand_in_one_order() -> None:
     one, same = (rmq.Message("T", b"", properties={"A": "1", "B": "2"}) for _ in range(2))
     other = rmq.Message("T", b"", properties={"B": "2", "A": "1"})

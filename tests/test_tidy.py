@@ -28,7 +28,7 @@ LAYERS = (
     {"_core"},
     {"arrays"},
     {"segment", "message", "columns", "keys"},
-    {"mappedfile", "checkpoint", "lock", "topics", "objects", "objectcache"},
+    {"mappedfile", "checkpoint", "lock", "topics", "objects", "objectcache", "chunks"},
     {"sidecar", "queuefiles"},
     {"logsegment", "queueunits", "batchconsumequeue", "indexfile", "marks"},
     {"logfiles", "consumequeue", "index"},

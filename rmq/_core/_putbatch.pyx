@@ -386,6 +386,17 @@ cdef class PutBatch:
             i += 1
         return i - start, used
 
+    def keep(self, int32_t count):
+        """Only the first rows are put. ValueError unless there are as many, and one."""
+        cdef int32_t i
+        if not 0 < count <= self.count:
+            raise ValueError(f"cannot keep {count} of {self.count} rows")
+        for i in range(count, self.count):
+            self.records_size -= self._size(i)
+        self.count = count
+        if self._has_columns:
+            self._columns.count = count
+
     def encode(self, segment, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                int64_t store_timestamp, QueueTable queues not None):
         """Write rows [start, stop) at `position` of a segment (writable bytes); returns the position behind them.

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmq._core._putbatch import PutBatch
-from rmq.columns import put_chunks, put_rules
+from rmq.chunks import put_chunks
+from rmq.columns import put_rules
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.paths import is_elsewhere, local_path
