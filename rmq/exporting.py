@@ -122,13 +122,18 @@ def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathL
                partition_by: Iterable[str], compression: str, columns: Iterable[str] | None,
                progress: Progress | None = None, **options: Any) -> ExportResult:  # fmt: skip
     """`export` by any Runner. options: of plan_scan."""
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, got {type(progress).__name__}")
+    config = options.get("config")
+    if config is not None and not isinstance(config, StoreConfig):
+        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     chosen, wanted = checked_partitions(partition_by), checked_columns(columns)
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}")
     kept = tuple(name for name in wanted if name not in chosen)
     if not kept:
         raise ValueError("columns: none is left beside those of partition_by")
-    place = checked_target(target, path, options.get("config"))
+    place = checked_target(target, path, config)
     read = dict.fromkeys([*kept, *(PARTITIONS[name] for name in chosen)])
     scans = plan_scan(path, columns=list(read), batch_rows=BATCH_ROWS, **options)
     temporary = place.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
@@ -148,7 +153,7 @@ def checked_partitions(partition_by: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(f"partition_by must be a sequence of names, got {type(partition_by).__name__}")
     names = tuple(partition_by)
     for name in names:
-        if name not in PARTITIONS:
+        if not isinstance(name, str) or name not in PARTITIONS:
             raise ValueError(f"partition_by: no {name!r}; there are: {', '.join(PARTITIONS)}")
     if len(set(names)) != len(names):
         raise ValueError("partition_by repeats a name")

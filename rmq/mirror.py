@@ -8,115 +8,34 @@ in blocks; a place that was not fetched is never read, it is no part of what Fet
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
-import re
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
-from rmq.geometry import KEPT
 from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
-from rmq.marks import FORMAT
 from rmq.objectcache import CacheFullError, ObjectCache, default_directory
-from rmq.objects import Listed, Location, ObjectChangedError, Objects, ObjectStoreError
-from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME
+from rmq.objects import Listed, ObjectChangedError, Objects, ObjectStoreError
+from rmq.paths import LARGEST_OFFSET
 from rmq.putting import system_clock
+from rmq.snapshot import FILES, MANIFEST, Snapshot
 from rmq.store import Store
 
 BLOCK = 256 * 1024  # bytes that are fetched for a record
 WINDOW = 32 * 1024 * 1024  # bytes that are fetched for a scan
 LOG_BYTES = 256 * 1024 * 1024  # of fetched blocks that a store keeps
 QUEUE_FILES = 8  # fetched at a time
-
-Part = Literal["log", "queues", "index"]
-FILES: dict[Part, re.Pattern[str]] = {
-    "log": re.compile(r"commitlog/[^/]+"),
-    "queues": re.compile(r"(batch)?consumequeue/[^/]+/\d{1,10}/\d{20}", re.ASCII),
-    "index": re.compile(r"index/\d{17}", re.ASCII),
-}
-SMALL = re.compile(r"checkpoint|abort(\.bak)?|rmq/(meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
-SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+")  # files whose names tell of other formats
-META, MANIFEST = "rmq/meta.json", "rmq/manifest.json"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A store elsewhere as it was listed. Picklable: whoever opens it sees the same one, or ObjectChangedError.
-
-    parts: what of it is there. small: contents of its small files. end: of its log, when somebody has looked.
-    """
-
-    location: Location
-    files: tuple[Listed, ...]
-    small: tuple[tuple[str, bytes], ...]
-    signs: tuple[str, ...] = ()
-    parts: frozenset[Part] = frozenset(FILES)
-    end: int | None = None
-
-    @classmethod
-    def take(cls, location: Location) -> Snapshot:
-        """List a store. Raises ObjectStoreError. Cost: a request for 1,000 objects, two for each small one."""
-        objects = Objects(location)
-        try:
-            listed = [item for item in objects.listing() if _is_plain(item.name)]
-            files = tuple(item for item in listed if any(form.fullmatch(item.name) for form in FILES.values()))
-            few = [item for item in listed if SMALL.fullmatch(item.name)]
-            small = tuple(zip((item.name for item in few), objects.read_all(few), strict=True))
-            signs = tuple(item.name for item in listed if item not in files and SIGN.fullmatch(item.name))
-            return cls(location, files, small, signs)
-        finally:
-            objects.close()
-
-    @property
-    def is_store(self) -> bool:
-        return any(FILES["log"].fullmatch(item.name) for item in self.files)
-
-    def require_store(self) -> Snapshot:
-        """Itself; ObjectStoreError when no store was listed. Of a range of a known log all segments may be gone."""
-        if not self.is_store and not self.signs and self.end is None:
-            raise ObjectStoreError(self.location.uri, "no message store: there is no object below commitlog/")
-        return self
-
-    def of(self, *parts: Part, end: int | None = None) -> Snapshot:
-        """The log and these parts of it."""
-        kept = frozenset({"log", *parts})
-        return dataclasses.replace(self, files=self._files(kept), parts=kept, end=end)
-
-    def _files(self, parts: Iterable[Part]) -> tuple[Listed, ...]:
-        return tuple(item for item in self.files if any(FILES[part].fullmatch(item.name) for part in parts))
-
-    def range(self, begin: int, end: int, store: Store) -> Snapshot:
-        """The segments that hold a range of the log of a store that was opened from it, and nothing else.
-
-        The one behind them too, by which a reader knows that a blank record in front of it closes its segment.
-        """
-        size = store.config.mapped_file_size_commit_log
-        named = ((item, Path(item.name).name) for item in self._files(["log"]))
-        inside = tuple(item for item, name in named
-                       if SEGMENT_NAME.fullmatch(name) and begin - size < int(name) <= end)  # fmt: skip
-        small = dict(self.small)
-        kept = {name: getattr(store.config, name) for name in KEPT}
-        meta = small.get(META) or json.dumps({"format": FORMAT, "origin": "rocketmq", **kept}).encode()
-        return Snapshot(self.location, inside, ((META, meta),), (), frozenset({"log"}), store.max_phy_offset)
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name stays below the root."""
-    return "\0" not in name and all(part not in ("", ".", "..") and len(os.fsencode(part)) < 256
-                                    for part in name.split("/"))  # fmt: skip
 
 
 class Mirror:
@@ -224,7 +143,10 @@ class Mirror:
     def file(self, size: int) -> tuple[int, MappedFile]:
         """A file without a name, of zeros: a descriptor to write, and its map to read."""
         path = self.directory / f"fetched-{uuid.uuid4().hex}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # no segment is gone: whoever cleans temporary files has been here
+            raise ObjectStoreError(self.snapshot.location.uri, f"{self.directory} was removed") from None
         try:
             with self._on_disk():
                 os.ftruncate(descriptor, size)
@@ -264,6 +186,9 @@ class FetchedSegment(Segment):
         with self._mirror.lock:
             file = self._with([(place, self._head_end(place)) for place in places])
             return self._with([(place, self._record_end(file, place)) for place in places])
+
+    def at_once(self, records: int) -> int:
+        return min(records, max(1, LOG_BYTES // BLOCK))
 
     def reach(self, begin: int, end: int, records: int) -> int:
         step = WINDOW if records > 1 else BLOCK

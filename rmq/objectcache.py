@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rmq.errors import RmqError
+from rmq.segment import sync_file
 
 
 class CacheFullError(RmqError):
@@ -58,14 +59,17 @@ class ObjectCache:
                 with contextlib.suppress(FileNotFoundError):
                     os.link(path, target)
                     os.utime(path)
-                    if _is_named(descriptor, part):
-                        _remove(part)
-                    return
+                    if target.stat().st_size == size:
+                        if _is_named(descriptor, part):
+                            _remove(part)
+                        return
+                    target.unlink()  # somebody cut it: it is fetched anew
                 if not _is_named(descriptor, part):
                     continue  # whoever had it locked was done with it
                 try:
                     self._make_room(descriptor, size)
                     fetch(descriptor)
+                    sync_file(descriptor)  # its name may be on disk before its bytes
                     os.link(part, target)
                     os.replace(part, path)
                 except BaseException:
@@ -97,7 +101,7 @@ class ObjectCache:
     @contextlib.contextmanager
     def directory(self) -> Iterator[Path]:
         """A directory of this process's own; removed at the end, or by the next one when the process was killed."""
-        for lock in self._open.glob("*.lock"):
+        for lock in filter(Path.is_file, self._open.glob("*.lock")):
             _removed(lock, lock.with_suffix(""))  # of a process that was killed
         while True:
             path = self._open / uuid.uuid4().hex

@@ -243,6 +243,8 @@ class Visible:
     def refresh(self) -> int:
         """See what is there now; returns the end of the log."""
         with self._lock:
+            if not self._follows:
+                return self.end
             self._log.refresh()
             self._holder = lock_holder(self._paths.lock)
             writer = self.writer_now()

@@ -47,6 +47,36 @@ def test_an_object_is_fetched_once(cache: ObjectCache, tmp_path: Path) -> None:
     assert objects(tmp_path) == ["a", "b"]
 
 
+@pytest.mark.parametrize("size", [0, 2, 4])
+def test_a_file_that_was_cut_or_grew_is_fetched_anew(cache: ObjectCache, tmp_path: Path, size: int) -> None:
+    cache.place("a", 3, tmp_path / "one", writer(b"aaa"))
+    [kept] = (tmp_path / "cache" / "objects").iterdir()
+    os.truncate(kept, size)
+    cache.place("a", 3, tmp_path / "two", writer(b"aaa"))
+    assert (tmp_path / "two").read_bytes() == b"a" * 3
+    assert (tmp_path / "one").stat().st_size == size  # whoever has it keeps it
+    assert len(list((tmp_path / "cache" / "objects").iterdir())) == 1
+
+
+def test_an_object_is_on_disk_before_it_has_its_name(cache: ObjectCache, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Power loss may not leave zeros under it."""
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("sync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("name"), replace(*paths)))
+    cache.place("a", 3, tmp_path / "one", writer(b"aaa"))
+    assert done == ["sync", "name"]
+
+
+def test_a_directory_among_the_locks_is_left_alone(cache: ObjectCache, tmp_path: Path) -> None:
+    strange = tmp_path / "cache" / "open" / "strange.lock"
+    strange.mkdir()
+    with cache.directory() as own:
+        assert own.is_dir()
+    assert strange.is_dir()
+
+
 def test_the_one_not_used_for_longest_goes(cache: ObjectCache, tmp_path: Path) -> None:
     for number, name in enumerate("abc"):
         cache.place(name, 300, tmp_path / name, writer(name.encode() * 300))

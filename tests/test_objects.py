@@ -20,10 +20,11 @@ from objectstore import COUNT, Bucket, make_store
 
 import rmq
 from rmq.cli import main
-from rmq.mirror import MirroredStore, Snapshot
+from rmq.mirror import MirroredStore
 from rmq.objects import Location, ObjectChangedError, Objects, ObjectStoreError
 from rmq.paths import is_elsewhere, local_path
 from rmq.rebuilding import rebuild_sidecars
+from rmq.snapshot import Snapshot
 
 SEGMENT = 65536
 

@@ -43,6 +43,7 @@ LAYERS = (
     {"reading"},
     {"putting"},
     {"store"},
+    {"snapshot"},
     {"parallel", "rebuilding", "mirror", "windows"},
     {"exporting"},
     {"cli", "spark", "groups", "console"},

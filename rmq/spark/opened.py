@@ -16,10 +16,11 @@ from rmq._core import _layout as L
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.geometry import check_readable
-from rmq.mirror import MirroredStore, Snapshot, told
+from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
 from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path
+from rmq.snapshot import Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__

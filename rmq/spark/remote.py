@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from rmq.mirror import MirroredStore, Part, Snapshot
+from rmq.mirror import MirroredStore
 from rmq.objects import Location
+from rmq.snapshot import Part, Snapshot
 from rmq.spark.opened import planning
 from rmq.spark.options import OF_OBJECT_STORES, ReadOptions
 from rmq.spark.partitions import KeysPartition, SplitPartition, config_of

@@ -17,9 +17,10 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 import rmq
 import rmq.spark
-from rmq.mirror import MirroredStore, Snapshot
+from rmq.mirror import MirroredStore
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location, ObjectStoreError
+from rmq.snapshot import Snapshot
 from rmq.spark.opened import ExecutorError, for_lookups, opened, using
 from rmq.spark.options import ReadOptions, WriteOptions
 from rmq.spark.partitions import read_partition
