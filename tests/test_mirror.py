@@ -143,8 +143,8 @@ def test_what_cleans_temporary_files_takes_no_message(bucket: Bucket, original: 
             there.scan(on_damage="skip", lost=lost).read_all()
 
 
-def test_a_look_up_of_many_records_holds_no_more_of_the_log_than_may(bucket: Bucket,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_look_up_of_many_records_holds_no_more_of_the_log_than_may(
+        bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """A whole segment is more."""
     held, holds = [], mirror.Mirror.holds
 
