@@ -9,6 +9,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -47,7 +48,8 @@ def bulk_load(df: DataFrame, path: str | os.PathLike[str], *, topic: str | None 
     check_new(staging.path)
 
     def stage_rows(batches: Iterator[pa.RecordBatch]) -> Staged | None:
-        return stage(staging, *_numbers(), batches, task.put, config, timestamp)
+        partition, attempt = _numbers()
+        return stage(staging, partition, attempt, batches, partial(task.put, turn=partition), config, timestamp)
 
     def place_parts(batches: Iterator[pa.RecordBatch]) -> list[Placed]:
         found = [pickle.loads(item) for batch in batches for item in batch.column(0).to_pylist()]

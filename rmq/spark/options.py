@@ -207,7 +207,8 @@ WRITE_OPTIONS = (
            _chosen("shards", "single")),
     Option("topic", None, "topic of all rows, when there is no column `topic`", _text),
     Option("columns", None, 'columns by field of a message, as {"keys": "order_id"}; others by their names', _mapping),
-    Option("queues", 1, "queues over which rows go in turn, when there is no column `queue_id`", _number(1, 2**31 - 1)),
+    Option("queues", 1, "queues over which rows go in turn, a task beginning with its number, when there is no column "
+           "`queue_id`", _number(1, 2**31 - 1)),
     Option("segmentBytes", None, "size of a segment of new stores; RocketMQ's default is 1 GiB",
            _number(4096, 2**31 - 1)),
     Option("buildIndex", True, "whether new stores have an index", _bool),
@@ -279,6 +280,11 @@ class WriteOptions:
         if missing:
             raise ValueError(f"option columns: the frame has no column {', '.join(missing)}; it has {', '.join(names)}")
         taken = set(asked.values())
+        for field in asked.keys() & set(names) - taken:
+            raise ValueError(f"the frame's column {field} stands beside {asked[field]}, which option columns maps to "
+                             "that field")  # fmt: skip
+        if "body" in asked and "raw_body" in {*asked, *names}:
+            raise ValueError("option columns maps body, and the frame has raw_body, which would be stored in its place")
         found = asked | {name: name for name in names if name in _FIELDS and name not in taken and name not in asked}
         if "raw_body" in found:
             found.pop("body", None)

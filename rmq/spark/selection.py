@@ -175,6 +175,15 @@ def starts(store: Store, queues: Bounds, options: ReadOptions) -> Offsets:
     return _places(store, queues, options, "startingOffsets", options["startingOffsets"])
 
 
+def may_move(queues: Bounds, places: Offsets, options: ReadOptions) -> bool:
+    """Whether `starts` may find later places when the store has grown: some lie at an end, and are not numbers."""
+    times, given = options["startingOffsetsByTimestamp"], options["startingOffsets"]
+    if times is None:
+        return given == "latest" or any(LATEST in numbers.values() for numbers in _explicit(None, given).values())
+    return any(places[topic][queue] == high for topic, numbers in queues.items()
+               for queue, (_, high) in numbers.items())  # fmt: skip
+
+
 def _bounds(store: Store, options: ReadOptions) -> Bounds:
     queues = chosen_queues(store, options)
     first = _places(store, queues, options, "startingOffsets", options["startingOffsets"])
@@ -209,7 +218,9 @@ def _places(store: Store, queues: Bounds, options: ReadOptions, name: str, given
             default = low if name == "startingOffsets" else high
             if times is not None:
                 time = times.get(topic, {}).get(queue)
-                place = default if time is None else store.search_offset(topic, queue, time, on_damage=on_damage)
+                # Behind `high` there may be messages by now, or of an append under way.
+                place = default if time is None else min(high, store.search_offset(topic, queue, time,
+                                                                                   on_damage=on_damage))  # fmt: skip
             elif isinstance(given, str):
                 place = low if given == "earliest" else high
             else:

@@ -33,7 +33,7 @@ from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, may_be_null, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
-from rmq.spark.stream import StreamReader
+from rmq.spark.stream import RefusedStream, StreamReader
 from rmq.spark.write import BatchWriter, StreamWriter
 from rmq.version import __version__
 
@@ -76,10 +76,13 @@ class RmqDataSource(DataSource):
         return StreamWriter(self._given, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        asked = self.asked
-        check_subset(schema, asked)
-        asked.check_stream()
-        return StreamReader(asked, schema)
+        try:
+            asked = self.asked
+            check_subset(schema, asked)
+            asked.check_stream()
+            return StreamReader(asked, schema)
+        except Exception as error:
+            return RefusedStream(error)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         asked = self.asked

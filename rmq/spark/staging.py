@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 OWN = Path("rmq", "spark")
 A_DAY = 86400.0
+BATCHES_KEPT = 100  # as spark.sql.streaming.minBatchesToRetain
 MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
 _SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
+_BATCH = re.compile(r"[\w-]+-\d{10,}", re.ASCII)  # a stream's job
 _STAGED = re.compile(r"\d{5,10}\.\d{1,10}\.\w{1,32}", re.ASCII)
 _STORES_OWN = re.compile(rb"\x02?(?:__CRC32#\x01\d{10}\x02)?\Z")  # the last separator, the whole record's CRC
 SAME_ROW = ["topic", "queue_id", "flag", "born_timestamp", "body_crc", "raw_body", "raw_properties"]
@@ -186,8 +188,18 @@ class Staging:
                         store.put_many(missing.select(PUT_COLUMNS), results=False)
         store.flush()
         self._mark(False, [], rows)
+        self._forget_batches()
         self.intent.unlink()
         sync_directory(self._commits)
+
+    def _forget_batches(self) -> None:
+        """Markers of a stream's batches that it never tries again go, where they name no shards."""
+        query, _, batch = self.job.rpartition("-")
+        if not _BATCH.fullmatch(self.job):
+            return
+        for marker in self._commits.glob(f"{query}-*.json"):
+            if _BATCH.fullmatch(marker.stem) and int(marker.stem.rpartition("-")[2]) <= int(batch) - BATCHES_KEPT:
+                marker.unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Remove what this job has staged, unless its append is under way."""
@@ -264,18 +276,26 @@ def _comparable(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def commits(path: Path) -> list[Commit]:
-    """What has happened in a directory, in its order."""
-    known = _markers(path)
+    """What has happened in a directory, in its order. Cost: reads each marker once."""
+    read: dict[Path, Commit] = {}
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            found = [Commit.read(marker) for marker in known]
-            if known == _markers(path):  # else a job came meanwhile, whose overwrite takes others away
-                return sorted(found, key=lambda commit: commit.number)
         known = _markers(path)
+        with contextlib.suppress(FileNotFoundError):  # a job came meanwhile, whose overwrite takes others away
+            _read_markers(known, read)
+            newer = _markers(path) - known
+            last = max((read[marker].number for marker in known), default=0)
+            _read_markers(newer, read)
+            if all(read[marker].number > last for marker in newer) and known <= _markers(path):
+                return sorted((read[marker] for marker in known), key=lambda commit: commit.number)
 
 
-def _markers(path: Path) -> list[Path]:
-    return sorted((path / OWN / "commits").glob("*.json"))
+def _read_markers(markers: set[Path], into: dict[Path, Commit]) -> None:
+    for marker in markers - into.keys():
+        into[marker] = Commit.read(marker)
+
+
+def _markers(path: Path) -> set[Path]:
+    return set((path / OWN / "commits").glob("*.json"))
 
 
 def last_overwrite(known: list[Commit]) -> int:
@@ -304,7 +324,9 @@ def pending_begin(path: str) -> int | None:
     places = []
     for intent in (Path(path) / OWN / "commits").glob("*.intent"):
         with contextlib.suppress(FileNotFoundError):
-            places.append(Intent.read(intent).begin)
+            begin = Intent.read(intent).begin
+            if not intent.with_suffix(".json").exists():  # else it has happened
+                places.append(begin)
     return min(places, default=None)
 
 

@@ -6,10 +6,12 @@ A batch takes the messages of all queues up to one place of the log, so that it 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import os
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +27,8 @@ from rmq.spark.selection import (
     Selection,
     chooses,
     chosen_queues,
-    first_behind,
     log_range,
+    may_move,
     phy_offset_of,
     starts,
 )
@@ -51,6 +53,33 @@ except ImportError:  # 4.1 knows no limits and asks for all there is
 
     class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
 
+
+
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be: raised in a call, for what a constructor raises PySpark's runner hides by its own."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+
 Spans = dict[tuple[str, int], range]  # queue offsets by topic and queue id
 ROWS_TOGETHER = 1_000_000  # whose units are looked at together
 
@@ -74,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target_end: dict[str, Offsets] | None = None
         self._prefixes = {path: os.path.abspath(path) if asked.has_store_column else "" for path in asked.paths}
-        self._is_pinned = asked["startingOffsets"] != "latest"
+        self._is_pinned = True  # whether another look, after a failure, would find the same start
 
     # ---- offsets ----
 
@@ -85,13 +114,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _starts(self, path: str) -> Offsets:
         with store_of(path, self._asked) as store:
-            return starts(store, chosen_queues(store, self._asked), self._asked)
+            queues = chosen_queues(store, self._asked)
+            places = starts(store, queues, self._asked)
+            self._is_pinned = self._is_pinned and not may_move(queues, places, self._asked)
+            return places
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if not self._is_pinned and start is not None and start == self._initial:
-            self._is_pinned = True  # an empty batch 0 writes `latest` down in the checkpoint
+            self._is_pinned = True  # an empty batch 0 writes it down in the checkpoint
             return start
         ends = self._target_end or self._available()
+        if self._target_end and start is not None and start == self._initial:
+            ends = _at_least(ends, self._of_json(start))  # which was looked for behind the target
         if start is None:
             return self._as_json(ends)
         reached = {}
@@ -171,6 +205,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None: ...
 
 
+def _at_least(ends: dict[str, Offsets], places: dict[str, Offsets]) -> dict[str, Offsets]:
+    """Ends, those that lie before a place moved there."""
+    return {path: {topic: {queue: max(end, places[path].get(topic, {}).get(queue, 0)) for queue, end in numbers.items()}
+                   for topic, numbers in topics.items()} for path, topics in ends.items()}  # fmt: skip
+
+
 def ends_of(queues: Bounds) -> Offsets:
     return {topic: {queue: high for queue, (_, high) in numbers.items()} for topic, numbers in queues.items()}
 
@@ -193,15 +233,16 @@ def places_left(path: str, start: Offsets, ends: Offsets, asked: ReadOptions) ->
 
 
 def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fail: bool) -> Bounds:
-    """Per queue [first, last) of a batch. A queue that is not in `start` is new: all of it is wanted.
+    """Per queue [first, last) of a batch. A queue that is not in `start` is new: all of it is wanted; of a store of
+    which none is, what there is.
 
     DataLossError when the store has not all of that any more and `fail`; else what is left.
     """
     bounds: Bounds = {}
     for topic, numbers in end.items():
         for queue, last in numbers.items():
-            first = start.get(topic, {}).get(queue, 0)
             low, high = queues.get(topic, {}).get(queue, (0, 0))
+            first = start.get(topic, {}).get(queue, 0 if start else low)
             if first >= last:
                 continue
             if fail and (first < low or last > high):
@@ -224,15 +265,31 @@ def limited_offsets(store: Store, start: Offsets, end: Offsets, limit: ReadLimit
     if not wanted or not isinstance(limit, ReadMaxBytes | ReadMaxRows):
         return end
     if isinstance(limit, ReadMaxBytes):
-        first = min(phy_offset_of(store, *key, span.start) for key, span in wanted.items())
-        place = first + max(1, limit.max_bytes)
-        reached = {key: first_behind(store, key, span, place) for key, span in wanted.items()}
+        reached = _within_bytes(store, wanted, limit.max_bytes)
     else:
         reached = _behind_rows(store, wanted, max(1, limit.max_rows))
     limited = {topic: dict(numbers) for topic, numbers in end.items()}
     for (topic, queue), offset in reached.items():
         limited[topic][queue] = offset
     return limited
+
+
+def _within_bytes(store: Store, spans: Spans, size: int) -> dict[tuple[str, int], int]:
+    """Where each queue stands behind the messages that end within so many bytes of the first one's begin in the log,
+    or behind that one. Several queues may share a message."""
+    begins = {key: phy_offset_of(store, *key, span.start) for key, span in spans.items()}
+    first = min(begins.values())
+    reached = {key: span.start + bisect.bisect_right(span, first + size, key=partial(_end_of, store, key))
+               for key, span in spans.items()}  # fmt: skip
+    if all(offset == spans[key].start for key, offset in reached.items()):
+        reached = {key: span.start + (begins[key] == first) for key, span in spans.items()}
+    return reached
+
+
+def _end_of(store: Store, queue: tuple[str, int], offset: int) -> int:
+    """Where a message ends in the log; behind everything when the queue does not have it."""
+    phy_offsets, sizes, _ = store.units(*queue, offset, 1)
+    return int(phy_offsets[0]) + int(sizes[0]) if len(phy_offsets) else FOREVER
 
 
 def _behind_rows(store: Store, spans: Spans, rows: int) -> dict[tuple[str, int], int]:

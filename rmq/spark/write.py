@@ -41,7 +41,8 @@ class Task:
         self.asked = asked
         self.columns = asked.columns_of(schema.fieldNames())
 
-    def run(self, job: str, batches: Iterator[pa.RecordBatch]) -> TaskMessage:
+    def run(self, job: str, batches: Iterator[pa.RecordBatch], turn: int = 0) -> TaskMessage:
+        """turn: that of the first row of partition 0, see `put`."""
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()
@@ -55,7 +56,7 @@ class Task:
         place = directory / f"{name}.tmp"
         try:
             with open_store(place, "x", config=self._config()) as store:
-                rows = self.put(partial(store.put_many, results=False), chain([first], filled))
+                rows = self.put(partial(store.put_many, results=False), chain([first], filled), turn + partition)
             os.rename(place, directory / name)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
@@ -63,11 +64,11 @@ class Task:
         sync_directory(directory)
         return TaskMessage(job, Written(partition, name, rows))
 
-    def put(self, put_many: Callable[..., object], batches: Iterable[pa.RecordBatch]) -> int:
-        """Put the rows of all batches; returns how many."""
+    def put(self, put_many: Callable[..., object], batches: Iterable[pa.RecordBatch], turn: int) -> int:
+        """Put the rows of all batches; returns how many. turn: which queue the first row goes to, of those in turn."""
         rows = 0
         for batch in batches:
-            put_many(self._messages(batch, rows), topic=self._topic)
+            put_many(self._messages(batch, turn + rows), topic=self._topic)
             rows += len(batch)
         return rows
 
@@ -79,12 +80,12 @@ class Task:
     def _topic(self) -> str | None:
         return None if "topic" in self.columns else self.asked["topic"]
 
-    def _messages(self, batch: pa.RecordBatch, done: int) -> pa.RecordBatch:
+    def _messages(self, batch: pa.RecordBatch, turn: int) -> pa.RecordBatch:
         """Fields of messages only, by their names; rows without a queue of their own go to `queues` queues in turn."""
         batch = pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns.values()],
                                            names=list(self.columns))  # fmt: skip
         if "queue_id" not in self.columns:
-            numbers = np.arange(done, done + len(batch)) % self.asked["queues"]
+            numbers = np.arange(turn, turn + len(batch)) % self.asked["queues"]
             batch = batch.append_column("queue_id", pa.array(numbers, pa.int32()))
         return batch.replace_schema_metadata(PLAIN)
 
@@ -128,7 +129,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
             raise ValueError(f"Spark names no query and batch ({QUERY_ID}, {BATCH_ID})")
-        return self._task.run(f"{query}-{int(batch):010d}", iterator)
+        return self._task.run(f"{query}-{int(batch):010d}", iterator, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for job in _jobs(messages):

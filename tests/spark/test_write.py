@@ -124,6 +124,16 @@ def test_columns_are_mapped_and_a_topic_and_queues_given(spark: Any, tmp_path: P
     assert [round(row["born_timestamp"].timestamp() * 1000) - TIME for row in found] == list(range(10))
 
 
+@pytest.mark.parametrize("mode", ["shards", "single"])
+def test_rows_of_small_partitions_go_to_all_queues(spark: Any, tmp_path: Path, mode: str) -> None:
+    made = spark.range(16).selectExpr("cast(id AS STRING) body").repartition(16)
+    write(made, tmp_path / "out", mode=mode, topic="t", queues="4")
+    queues = sorted(row["queue_id"] for row in scanned(tmp_path / "out", "queue_id"))
+    filled = made.selectExpr("spark_partition_id() AS at").groupBy("at").count().collect()
+    assert queues == sorted((row["at"] + turn) % 4 for row in filled for turn in range(row["count"]))
+    assert len(set(queues)) > 2
+
+
 def test_without_an_index_a_store_has_none(spark: Any, tmp_path: Path) -> None:
     write(frame(spark, 3), tmp_path / "out", buildIndex="false")
     root = Path(roots(str(tmp_path / "out"))[0])
@@ -136,6 +146,8 @@ def test_without_an_index_a_store_has_none(spark: Any, tmp_path: Path) -> None:
     ("*, 1 AS nix", {}, "the frame's column nix is no field of a message"),
     ("*", {"columns": '{"keys": "nix"}'}, "the frame has no column nix"),
     ("*", {"columns": '{"nix": "body"}'}, "no field nix"),
+    ("*, body AS other", {"columns": '{"body": "other"}'}, "the frame's column body stands beside other"),
+    ("topic, body AS raw_body, 'x' AS other", {"columns": '{"body": "other"}'}, "the frame has raw_body"),
     ("*", {"mode": "nix"}, "option mode: 'nix' is none of shards, single"),
     ("*", {"subscribe": "t"}, "no option 'subscribe'"),
     ("cast(NULL AS STRING) topic, body", {}, "topic"),
