@@ -285,7 +285,8 @@ def commits(path: Path) -> list[Commit]:
             newer = _markers(path) - known
             last = max((read[marker].number for marker in known), default=0)
             _read_markers(newer, read)
-            if all(read[marker].number > last for marker in newer) and known <= _markers(path):
+            are_later = all(read[marker].number > last and not read[marker].overwrite for marker in newer)
+            if are_later and known <= _markers(path):
                 return sorted((read[marker] for marker in known), key=lambda commit: commit.number)
 
 
