@@ -119,7 +119,6 @@ def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None
     for table in chain.from_iterable(map(_batches_of, tables)):
         if reader is None or not table.schema.equals(schema, check_metadata=True):
             reader, schema = ColumnReader(table.schema, topic=topic, queue_id=queue_id, columns=columns), table.schema
-        table.validate()  # buffers of others may be shorter than they say
         first = 0
         for end in reader.chunk_ends(table, CHUNK_ROWS, CHUNK_BYTES):
             chunk = table.slice(first, end - first)
@@ -128,7 +127,7 @@ def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None
 
 
 def _load_rows(reader: ColumnReader, chunk: pa.RecordBatch, batch: PutBatch, first: int = 0) -> None:
-    reader.load(chunk.slice(first), batch)
+    reader.load(chunk.slice(first) if first else chunk, batch)
 
 
 def batch_items(messages: Iterable[Message]) -> list[Message]:

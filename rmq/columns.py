@@ -47,6 +47,8 @@ class ColumnReader:
     def __init__(self, schema: pa.Schema, *, topic: str | None, queue_id: int | None,
                  columns: Mapping[str, str] | None) -> None:  # fmt: skip
         """columns: message field -> column name, for those that are named otherwise."""
+        from pyarrow.types import is_dictionary
+
         found, types = schema.names, schema.types
         if columns is not None and not isinstance(columns, Mapping):
             raise TypeError(f"columns must be a mapping, got {type(columns).__name__}")
@@ -66,6 +68,7 @@ class ColumnReader:
             raise ValueError("column names repeat")
         self._places = {field: found.index(name) for field, name in names.items()}
         self._numbered = [field for field in _NUMBERS if field in self._places]
+        self._coded = [field for field, place in self._places.items() if is_dictionary(types[place])]
         self._widths = {field: 0 if field in _NUMBERS else offset_size(types[place], field in _BYTES)
                         for field, place in self._places.items()}  # fmt: skip
         self._topic = topic
@@ -87,27 +90,19 @@ class ColumnReader:
 
     def chunk_ends(self, batch: pa.RecordBatch, rows: int, limit: int) -> Iterator[int]:
         """Where chunks of so many rows end; sooner where dictionaries would make more bytes than the limit of them."""
-        sizes = [self._sizes(batch.column(place), field) for field, place in self._places.items()
-                 if self._is_heavy(batch.column(place), min(rows, batch.num_rows), limit)]  # fmt: skip
-        first = 0
-        while first < batch.num_rows:
-            end = min(first + rows, batch.num_rows)
+        count, first = batch.num_rows, 0
+        if not self._coded:
+            yield from [*range(rows, count, rows), count] if count else ()
+            return
+        coded = [(batch.column(self._places[field]), field) for field in self._coded]
+        sizes = [_sizes(column, field) for column, field in coded
+                 if column.dictionary.nbytes * min(rows, count) > limit]  # fmt: skip
+        while first < count:
+            end = min(first + rows, count)
             for column in sizes:
                 end = first + max(1, int(np.cumsum(column[first:end]).searchsorted(limit, "right")))
             yield end
             first = end
-
-    def _is_heavy(self, column: pa.Array, rows: int, limit: int) -> bool:
-        import pyarrow as pa
-
-        return bool(pa.types.is_dictionary(column.type) and column.dictionary.nbytes * rows > limit)
-
-    def _sizes(self, column: pa.DictionaryArray, field: str) -> npt.NDArray[np.int64]:
-        """Bytes of each row."""
-        import pyarrow.compute as pc
-
-        sizes = pc.binary_length(_as_text(column.dictionary, field)).cast("int64").take(column.indices)
-        return integers(sizes.fill_null(0))
 
     def load(self, batch: pa.RecordBatch, into: PutBatch) -> None:
         """Check all rows of one record batch and take them. IllegalMessageError with .row."""
@@ -141,7 +136,7 @@ class ColumnReader:
         """Where raw_properties is null, nothing may stand beside it: it would be left out."""
         import pyarrow as pa
 
-        raw = _as_text(batch.column(self._places["raw_properties"]), "raw_properties")
+        raw = _as_text(self._known(batch, "raw_properties"), "raw_properties")
         if not raw.null_count:
             return
         missing = flags(raw.is_null())
@@ -158,14 +153,19 @@ class ColumnReader:
                                           "or the other", row=row)  # fmt: skip
 
     def _column(self, batch: pa.RecordBatch, field: str) -> pa.Array | None:
-        place = self._places.get(field)
-        return None if place is None else batch.column(place)
+        return self._known(batch, field) if field in self._places else None
+
+    def _known(self, batch: pa.RecordBatch, field: str) -> pa.Array:
+        """A column that is there. ValueError for one of other rows than the batch: it comes from another library."""
+        column = batch.column(self._places[field])
+        if len(column) != batch.num_rows:
+            raise ValueError(f"column {field!r} has {len(column)} rows, the table {batch.num_rows}")
+        return column
 
     def _text(self, batch: pa.RecordBatch, field: str) -> TextColumn | None:
-        place = self._places.get(field)
-        if place is None:
+        if field not in self._places:
             return None
-        column, width = batch.column(place), self._widths[field]
+        column, width = self._known(batch, field), self._widths[field]
         return text_column(column if width else _as_text(column, field), width)
 
     def _keys(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, npt.NDArray[np.int64] | None]:
@@ -173,7 +173,7 @@ class ColumnReader:
             return self._text(batch, "keys"), None
         import pyarrow as pa
 
-        column = batch.column(self._places["keys"])
+        column = self._known(batch, "keys")
         if pa.types.is_fixed_size_list(column.type):
             column = column.cast(pa.large_list(column.type.value_type))
         if _is_list(column.type):
@@ -210,7 +210,7 @@ class ColumnReader:
         for field in self._numbered:
             if field in numbers:
                 continue
-            column = batch.column(self._places[field])
+            column = self._known(batch, field)
             kind, ticks = column.type, 1
             if pa.types.is_timestamp(kind) and field == "born_timestamp":
                 if kind.tz is None:
@@ -246,6 +246,14 @@ class ColumnReader:
                     raise IllegalMessageError(str(error), row=row) from None
             hosts[field] = parsed, integers(coded.indices.fill_null(-1).cast("int64"))
         return hosts
+
+
+def _sizes(column: pa.DictionaryArray, field: str) -> npt.NDArray[np.int64]:
+    """Bytes of each row."""
+    import pyarrow.compute as pc
+
+    sizes = pc.binary_length(_as_text(column.dictionary, field)).cast("int64").take(column.indices)
+    return integers(sizes.fill_null(0))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -297,6 +305,9 @@ def _as_text(column: pa.Array, field: str) -> pa.Array:
         wanted = "binary or string" if binary else "string or list of string" if field == "keys" else "string"
         raise TypeError(f"column {field!r} must be {wanted}, got {column.type}")
     wide = pa.large_string() if is_text else pa.large_binary()
-    if pa.types.is_dictionary(column.type):  # the rows together may have more than 32 bits of bytes
-        return column.dictionary.cast(wide).take(column.indices)
+    if pa.types.is_dictionary(column.type):
+        values = column.dictionary
+        if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # of which Arrow cannot take items
+            values = values.cast(wide)
+        column = values.take(column.indices)
     return column.cast(wide)

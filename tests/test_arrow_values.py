@@ -260,7 +260,7 @@ def test_a_column_that_is_shorter_than_its_table_is_refused(store: rmq.Store, na
     def shorten(children: Any) -> None:
         children[place][0] = length
 
-    with pytest.raises(ValueError, match=f"rows in column {place} did not match"):
+    with pytest.raises(ValueError, match=f"column '{name}' has {length} rows, the table 5"):
         store.put_many(Patched(pa.RecordBatch.from_pydict(columns), shorten))
     assert store.max_phy_offset == 0
 
