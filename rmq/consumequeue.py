@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +20,15 @@ from rmq.queueunits import QueueUnits
 
 logger = logging.getLogger("rmq")
 
-# Whether a message of a topic, queue id and queue offset (None: any) has its record at a phy offset, of a size.
-Holds = Callable[[str, int, int | None, int, int], bool]
+
+class Told(Protocol):
+    """What a dispatch knows of the log."""
+
+    def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
+        """Whether there is a message of a queue and queue offset (None: any) at a phy offset, of a size."""
+
+    def may_fill(self, count: int) -> bool:
+        """Whether so many places more may be filled whose messages are missing."""
 
 
 class QueueGapError(RmqError):
@@ -33,19 +40,21 @@ class ConsumeQueue(QueueUnits):
 
     # ---- write ----
 
-    def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None:
+    def append(self, first: int, data: bytes, lost_below: int | None = None, told: Told | None = None) -> None:
         """Add units with consecutive queue offsets from `first`. What is there and equal is left alone.
 
         When units before `first` are missing: QueueGapError. With `lost_below` (the phy offset from which on all is
         dispatched) an empty queue, or an exact one of earlier records only, gets pre-blank units in front; any other
         goes on at its end, as RocketMQ's does. So does a single record of an exact queue whose place another one has.
-        holds: tells what the log has. OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
+        OSError of the disk. Source: ConsumeQueue#putMessagePositionInfo.
         """
         with self._lock:
             if not self.is_exact:
                 first, data = self._place_in_shifted(first, data)
-                if not data:
-                    return
+            elif lost_below is not None and not 0 <= first < self.max_offset:
+                first, data = self._without_older(first, data, told)
+            if not data:
+                return
             if first < 0 or first > self.max_offset:
                 if lost_below is None:
                     raise QueueGapError(f"{self.directory}: units {self.max_offset} to {first - 1} are missing")
@@ -53,9 +62,10 @@ class ConsumeQueue(QueueUnits):
                     self.cut(0) if self._writable else self.forget_files()
                 if first < 0 or self.max_offset or first * UNIT_SIZE > LARGEST_OFFSET - self.files.segment_size:
                     logger.warning("%s: record has queue offset %d, %d is next", self.directory, first, self.max_offset)
-                    first, data = self._place_behind(first, data, holds)
+                    data = self._filler(first, data, told) + data
+                    first = self.max_offset
             if 0 <= first < self.max_offset:
-                first, data = self._place_among(first, data, lost_below is not None, holds)
+                first, data = self._place_among(first, data, lost_below is not None, told)
             if not data:
                 return
             if self._writable:
@@ -67,64 +77,73 @@ class ConsumeQueue(QueueUnits):
                 self._tail[(first - self._tail_start) * UNIT_SIZE :] = data  # by place: it may come again
             self.max_offset = first + len(data) // UNIT_SIZE
 
-    def _place_behind(self, first: int, data: bytes, holds: Holds | None) -> tuple[int, bytes]:
-        """Where units go that do not follow the queue's end, and which.
-
-        Units of an exact queue that follow each other keep their places, where the log had room for the messages that
-        are missing before them: copies of the first of them stand for these.
-        """
-        if not self.is_exact:
-            return self.max_offset, data
-        # A record before the last one has its unit, or its place was never here.
+    def _without_older(self, first: int, data: bytes, told: Told | None) -> tuple[int, bytes]:
+        """A record of an exact queue before its last one has its unit, or its place was never here."""
         done = int(np.searchsorted(unpack_units(data)[0], self.end_phy_offset()))
-        data = data[done * UNIT_SIZE :]
-        missing = first + done - self.max_offset
-        if not data or missing <= 0:
-            return self.max_offset, data
-        phy_offset, before = int(unpack_units(data)[0][0]), self.max_offset - 1
-        filler = b""
-        if missing <= (phy_offset - self.end_phy_offset(2)) // RECORD_FIXED_SIZE and \
-                self._says(before, before + missing, holds):  # fmt: skip
-            filler = self._read(before, 1)  # it came alone, so that it went to the end
-        elif missing <= (phy_offset - self.end_phy_offset()) // RECORD_FIXED_SIZE and len(data) > UNIT_SIZE:
-            filler = data[:UNIT_SIZE]
-        return self.max_offset, filler * missing + data if filler else data
+        if done and self._says(self.max_offset - 1, None, told):
+            return first + done, data[done * UNIT_SIZE :]
+        return first, data
 
-    def _place_among(self, first: int, data: bytes, is_dispatched: bool, holds: Holds | None) -> tuple[int, bytes]:
+    def _filler(self, first: int, data: bytes, told: Told | None) -> bytes:
+        """What stands for messages that are missing before units of an exact queue that follow each other, so that
+        these keep their places: copies of the first. Empty where the log had no room for so many messages.
+        """
+        missing, before = first - self.max_offset, self.max_offset - 1
+        phy_offset = int(unpack_units(data)[0][0])
+        if told is None or not self.is_exact or missing <= 0:
+            return b""
+        if missing <= (phy_offset - self.end_phy_offset(2)) // RECORD_FIXED_SIZE and \
+                self._says(before, before + missing, told):  # fmt: skip
+            unit = self._read(before, 1)  # it came alone, so that it went to the end
+        elif missing <= (phy_offset - self.end_phy_offset()) // RECORD_FIXED_SIZE and len(data) > UNIT_SIZE:
+            unit = data[:UNIT_SIZE]
+        else:
+            return b""
+        return unit * missing if told.may_fill(missing) else b""
+
+    def _place_among(self, first: int, data: bytes, is_dispatched: bool, told: Told | None) -> tuple[int, bytes]:
         """What of units that begin before the queue's end is still to be put, and where; what it replaces is cut off.
 
-        is_dispatched: units in memory are judged, too. In an exact queue the first record that says a place has it.
+        is_dispatched: units in memory are judged, too. Of records that say one place of an exact queue a later one has
+        it when another follows it: a broker made the topic anew. Else it is wrong, and goes to the end.
         """
         is_newer = self._is_newer(first, data)
-        if is_newer and not self._writable and not self._says(self.max_offset - 1, None, holds):
+        if is_newer and not self._writable and not self._says(self.max_offset - 1, None, told):
             self.forget_files()  # the queue had ended and begins again
             return first, data
         if not self._judges or (self._tail and not is_dispatched and not is_newer):
             done = min(len(data) // UNIT_SIZE, self.max_offset - first)
             return first + done, data[done * UNIT_SIZE :]
+        last = self.max_offset - 1
+        if is_newer and first - 1 != last and self._says(last, first - 1, told):
+            first, data = first - 1, self._read(last, 1) + data  # it had come alone, and another follows it now
+            self.cut(first)
+            return first, data
         while data and first < self.max_offset:
             equal = _equal_units(self._read(first, len(data) // UNIT_SIZE), data)
             first, data = first + equal, data[equal * UNIT_SIZE :]
             if not data or first == self.max_offset:
                 break
-            if not self._says(first, first, holds):
+            is_newer = self._is_newer(first, data)
+            is_held = self._says(first, first, told)
+            if is_newer and is_held and len(data) == UNIT_SIZE:
+                return self.max_offset, data
+            if is_newer or not is_held:
                 self.cut(first)
-                break
-            if len(data) == UNIT_SIZE:
-                return self.max_offset, data if self._is_newer(first, data) else b""
+                return first, data
             first, data = first + 1, data[UNIT_SIZE:]
-        return first, data
+        return self._without_older(first, data, told) if data else (first, data)
 
     def _is_newer(self, first: int, data: bytes) -> bool:
         """Whether units are of later records than the queue's last one. Size 0: a recovery's cut."""
         last, size, _ = self.read(self.max_offset - 1, 1)
         return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
 
-    def _says(self, number: int, queue_offset: int | None, holds: Holds | None) -> bool:
+    def _says(self, number: int, queue_offset: int | None, told: Told | None) -> bool:
         """Whether a unit of an exact queue is of a record of it that says a queue offset (None: any)."""
         phy_offset, size, _ = self.read(number, 1)
-        return self.is_exact and holds is not None and len(size) > 0 and \
-            holds(self.topic, self.queue_id, queue_offset, int(phy_offset[0]), int(size[0]))
+        return self.is_exact and told is not None and len(size) > 0 and \
+            told.holds(self.topic, self.queue_id, queue_offset, int(phy_offset[0]), int(size[0]))
 
     def _place_in_shifted(self, first: int, data: bytes) -> tuple[int, bytes]:
         """Where units of records from queue offset `first` on belong in a broker's queue, whose numbers may differ: at

@@ -22,7 +22,7 @@ from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import Holds
+from rmq.consumequeue import Told
 from rmq.dispatch import Dispatcher
 from rmq.indexfile import ENTRY, IndexFile
 from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
@@ -92,7 +92,7 @@ class _Units:
         self.first = self.following = -1
         self.is_shifted = False  # queue offsets leave gaps: what is next one segment alone cannot tell
 
-    def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None:
+    def append(self, first: int, data: bytes, lost_below: int | None = None, told: Told | None = None) -> None:
         if first < 0 or self.following not in (-1, first) or first * L.UNIT_SIZE > LARGEST_OFFSET - len(data):
             self.is_shifted = True
         if not self.is_shifted:

@@ -23,13 +23,14 @@ from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import are_of_queue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.consumequeue import Holds
+from rmq.consumequeue import Told
 
 logger = logging.getLogger("rmq")
 
 # Of a batch: units, then entries are made of records that the cache still holds.
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 * 1024 * 1024
+FILL_LIMIT = 1 << 20  # places, 20 MB of units
 
 
 Queue = TypeVar("Queue", bound="UnitSink")
@@ -38,7 +39,7 @@ Queue = TypeVar("Queue", bound="UnitSink")
 class UnitSink(Protocol):
     """A queue, as ConsumeQueue."""
 
-    def append(self, first: int, data: bytes, lost_below: int | None = None, holds: Holds | None = None) -> None: ...
+    def append(self, first: int, data: bytes, lost_below: int | None = None, told: Told | None = None) -> None: ...
 
 
 class QueueSink(Protocol[Queue]):
@@ -69,6 +70,7 @@ class Dispatcher(Generic[Queue]):
         self._is_putting = False  # into the index; still so when that was interrupted
         self.fills_gaps = False  # whether records before the first dispatched one are gone for good
         self.last_unit_timestamp = 0  # store timestamp of the last record that got a unit
+        self._filled = 0  # places whose messages are missing
         self._log = log
         self._queues = queues
         self._index = index
@@ -142,19 +144,27 @@ class Dispatcher(Generic[Queue]):
             queue = self._queue(number)
             if queue is None:
                 continue
-            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below, self._holds)
+            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below, self)
             self._queues.touch(queue)
         has_unit = np.flatnonzero(batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0)  # ROLLBACK has this bit too
         if len(has_unit):
             self.last_unit_timestamp = batch.store_timestamp(int(has_unit[-1]))
         self.queue_phy_offset = batch.next_phy_offset
 
-    def _holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
+    def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
         """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""
+        segment = self._log.segment_at(phy_offset)
+        if segment is None or not segment.path.exists():  # cleaned away: a map shows it still
+            return False
         queue_offsets = None if queue_offset is None else np.array([queue_offset], np.int64)
         for batch, _ in self._log.load(np.array([phy_offset], np.int64), self._log.max_phy_offset, any_size=True):
             return are_of_queue(batch, topic.encode(), queue_id, queue_offsets, np.array([size], np.int32))
         return False
+
+    def may_fill(self, count: int) -> bool:
+        """Whether so many places more may be filled whose messages are missing."""
+        self._filled += count
+        return self._filled <= FILL_LIMIT
 
     def _add_entries(self, index: KeySink, batch: RecordBatch) -> None:
         row = batch.row_at(self.index_phy_offset)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import os
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -22,11 +23,12 @@ from rmq._core._queuetable import QueueTable
 from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, StoreClosedError
-from rmq.mappedfile import MappedFile
-from rmq.segment import EXHAUSTED, remove_file
+from rmq.mappedfile import MappedFile, data_end
+from rmq.segment import EXHAUSTED, opened, remove_file
 
 logger = logging.getLogger("rmq")
 
+LOOK = 1024 * 1024  # bytes that are looked at at a time
 BLANK_HEADER = struct.Struct(">ii")
 RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 RESERVE_AHEAD = 64 * 1024 * 1024
@@ -301,7 +303,14 @@ class FollowingSegment:
 
     def _made(self, start: int) -> Segment:
         segment = self._make(start)
-        segment.create()
+        try:
+            segment.create()
+        except FileExistsError:
+            if not _is_blank(segment.path):
+                raise
+            os.unlink(segment.path)  # of an earlier try, of which a signal ended the cleaning up
+            segment = self._make(start)
+            segment.create()
         return segment
 
     def remove(self) -> None:
@@ -311,6 +320,13 @@ class FollowingSegment:
         if segment is not None:
             segment.close()
             remove_file(segment.path)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a file holds nothing but zeros."""
+    with opened(path) as descriptor:
+        size = data_end(path, os.fstat(descriptor).st_size)
+        return all(used_size(os.pread(descriptor, LOOK, at), 0) == 0 for at in range(0, size, LOOK))
 
 
 class SegmentMaps:

@@ -66,6 +66,11 @@ def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]
             while len(running) < workers * AHEAD and (item := next(left, _NOTHING)) is not _NOTHING:
                 running.append(pool.submit(_told, task, item))  # type: ignore[arg-type]
             yield running.popleft().result()
+    except KeyboardInterrupt:
+        # A second one would leave them waiting for tasks for ever, and this process for them.
+        for process in (getattr(pool, "_processes", None) or {}).values():
+            process.kill()
+        raise
     except BrokenProcessPool:
         raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
                                 "`if __name__ == \"__main__\":`") from None  # fmt: skip

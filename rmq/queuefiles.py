@@ -35,6 +35,7 @@ class QueueFiles:
         self._cache = cache
         self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
         self._dirty: set[Path] = set()  # files, and directories with new names
+        self._zeros: int | None = None  # byte of the queue from which on all is zero, when that is known
 
     def look(self, *, is_last: bool) -> None:
         """List the files. CorruptFileError where one is missing; is_last: so it is, and nobody has just removed it."""
@@ -106,6 +107,8 @@ class QueueFiles:
             if start not in self.starts:
                 self._create(path, start)
             size = min(len(view), start + self.segment_size - position)
+            if self._zeros is not None:
+                self._zeros = max(self._zeros, position + size)
             self._cache.write(path, position - start, view[:size])
             self._dirty.add(path)
             view, position = view[size:], position + size
@@ -141,12 +144,14 @@ class QueueFiles:
             self._remove(start)
             self.starts.remove(start)
         for start in self.starts:
-            if start + self.segment_size > position:
-                size = start + self.segment_size - position
-                rest = self._cache.read(self.path(start), position - start, size)
+            end = start + self.segment_size
+            if end > position:
+                size = (end if self._zeros is None else min(end, self._zeros)) - position
+                rest = self._cache.read(self.path(start), position - start, size) if size > 0 else b""
                 if used := len(rest.rstrip(b"\0")):
                     self._cache.write(self.path(start), position - start, bytes(used))
                     self._dirty.add(self.path(start))
+        self._zeros = position if self._zeros is None else min(position, self._zeros)
 
     def remove_strangers(self) -> None:
         """Remove the files that are not the queue's own; a reader forgets them."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commandline import finish, start, wait_until_idle
+from commandline import COMMAND, finish, start, wait_until_idle
 from test_cli_terminal import CONFIG, assert_holds_the_first, count_of, table
 
 import rmq
@@ -81,6 +81,44 @@ def test_an_export_that_is_stopped_leaves_nothing(tmp_path: Path, number: int, c
     done = finish(process)
     assert (done.code, done.out, done.err) == (code, "", "")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@STOPS
+def test_a_second_signal_ends_an_export_and_its_processes(tmp_path: Path, number: int, code: int, name: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        for _ in range(12):
+            store.put_many([rmq.Message("T", os.urandom(1000))] * 20_000)
+    for pause in (0.0, 0.02, 0.1):
+        process = start("export", tmp_path / "s", tmp_path / "out", "--processes", "2")
+        while process.poll() is None and not list(tmp_path.glob(".rmq-export-*/*/*")):
+            time.sleep(0.01)
+        process.send_signal(number)
+        time.sleep(pause)
+        process.send_signal(number)
+        assert finish(process, patience=20).code in (code, -number)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["ingest", "cat"])
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, verb: str) -> None:
+    """As shells have it of what they start in the background."""
+    rmq.open(tmp_path / "s", "x", config=CONFIG).close()
+    ignoring = ("sh", "-c", "trap '' TERM INT; exec \"$@\"", "sh", *COMMAND)
+    arguments = ("-", "--format", "csv") if verb == "ingest" else ("T",)
+    process = start(verb, tmp_path / "s", *arguments, *(["--topic", "T"] if verb == "ingest" else ["--follow"]),
+                    command=ignoring, stdin=subprocess.PIPE)  # fmt: skip
+    wait_until_idle(process)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+    time.sleep(0.3)
+    assert process.poll() is None
+    if verb == "ingest":
+        done = finish(process, b"id\n1\n2\n")
+        assert done.code == 0, done
+        assert count_of(done.out, r'"stored": (\d+)') == 2
+    else:
+        process.kill()
+        finish(process)
 
 
 @pytest.mark.parametrize("arguments", [("cat", "--follow"), ("cat", "--follow", "-f", "{body}")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from test_queue_gaps import CONFIG
 
 import rmq
 import rmq.dispatch
+import rmq.visible
 from rmq._core import _layout as L
 
 COUNT = 25
@@ -96,14 +98,14 @@ def test_a_wrong_queue_offset_moves_no_other_message(tmp_path: Path, batch_rows:
 @pytest.mark.parametrize("repair", [False, True], ids=["", "repair"])
 @pytest.mark.parametrize("others", QUEUES)
 def test_a_wrong_queue_id_moves_no_other_message(tmp_path: Path, batch_rows: int, others: int, repair: bool) -> None:
-    """Of it and the one whose place it says the first in the log has the place: nothing tells which is right."""
+    """Of it and the one whose place it says the later in the log has the place: nothing tells which is right."""
     path = tmp_path / "s"
     places = put_all(path)
     shutil.rmtree(path / "consumequeue")
     own = 1 - others
     write(path, places[own, 12] + L.RECORD_QUEUE_ID_OFFSET, ">i", others)
     theirs: list[bytes | None] = list(BODIES[others])
-    theirs[12] = BODIES[min(QUEUES)][12]
+    theirs[12] = BODIES[max(QUEUES)][12]
     check(path, {own: altered(BODIES[own], 12), others: theirs}, repair=repair)
 
 
@@ -128,3 +130,107 @@ def test_a_reader_that_passes_over_damage_keeps_the_places_behind_it(tmp_path: P
     with rmq.open(path, config=CONFIG) as store:
         assert queue_of(store, 0) == [*BODIES[0][:11], None, None, None, *BODIES[0][14:]]
         assert queue_of(store, 1) == BODIES[1]
+
+
+# ---- a topic that a broker deleted and made again in a store of ours -------------------------------------------
+
+
+def made_again(path: Path, old: int, new: int, *, has_files: bool) -> None:
+    """Messages of the deleted topic stand in the log before those of the new one, which begin at 0."""
+    with rmq.open(path.with_name("live"), "x", config=CONFIG) as store:
+        placed = [store.put(rmq.Message("T", b"%s %d" % (kind, number)))
+                  for kind, count in ((b"old", old), (b"new", new)) for number in range(count)]  # fmt: skip
+        store.flush()
+        shutil.copytree(path.with_name("live"), path)
+    for number, result in enumerate(placed[old:]):
+        write(path, result.phy_offset + L.RECORD_QUEUE_OFFSET_OFFSET, ">q", number)
+    shutil.rmtree(path / "consumequeue")
+    if has_files:
+        (path / "consumequeue/T/0").mkdir(parents=True)
+        units = b"".join(struct.pack(">qiq", put.phy_offset, put.size, 0) for put in placed[old:])
+        for first in range(0, len(units), 200):
+            (path / "consumequeue/T/0" / f"{first:020d}").write_bytes(units[first : first + 200].ljust(200, b"\0"))
+
+
+@pytest.mark.parametrize("has_files", [False, True], ids=["queues lost", ""])
+@pytest.mark.parametrize(("old", "new"), [(10, 4), (4, 10), (1, 2), (1, 12), (12, 2), (25, 25)])
+def test_a_topic_that_was_deleted_and_made_again_has_its_new_messages_only(
+        tmp_path: Path, batch_rows: int, old: int, new: int, has_files: bool) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    made_again(path, old, new, has_files=has_files)
+    expected = [b"new %d" % number for number in range(new)]
+    for mode, options in (("r", {}), ("r+", {}), ("r", {}), ("r+", {}), ("r+", {"repair": True}), ("r", {})):
+        with rmq.open(path, mode, config=CONFIG, **options) as store:  # type: ignore[arg-type]
+            assert queue_of(store, 0) == expected, mode
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        assert store.put(rmq.Message("T", b"more")).queue_offset == new
+
+
+def test_an_older_record_gets_no_second_place_when_all_is_dispatched_again(tmp_path: Path) -> None:
+    """Edge: it says the place behind the last unit that is on disk."""
+    path = tmp_path / "s"
+    with rmq.open(tmp_path / "live", "x", config=CONFIG) as store:
+        placed = [store.put(rmq.Message("T", b"%d" % number)) for number in range(8)]
+        store.put(rmq.Message("T", b"other", queue_id=1))
+        store.flush()
+        for number in range(8, 14):
+            store.put(rmq.Message("T", b"%d" % number))
+        shutil.copytree(tmp_path / "live", path)
+    write(path, placed[2].phy_offset + L.RECORD_QUEUE_OFFSET_OFFSET, ">q", 8)
+    shutil.rmtree(path / "consumequeue/T/1")
+    expected = [b"%d" % number if number != 2 else None for number in range(14)]
+    for mode, options in (("r", {}), ("r+", {}), ("r", {}), ("r+", {"repair": True}), ("r", {})):
+        with rmq.open(path, mode, config=CONFIG, **options) as store:  # type: ignore[arg-type]
+            assert queue_of(store, 0) == expected
+
+
+def test_a_reader_sees_a_queue_begin_again_though_it_has_the_removed_messages_mapped(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The writer cleans and puts between the reader's look at the log and at its mark."""
+    writer = rmq.open(tmp_path / "s", "x", config=CONFIG)
+    for number in range(3):
+        writer.put(rmq.Message("A", b"old %d" % number))
+    for _ in range(50):
+        writer.put(rmq.Message("B", b"x" * 100))
+    writer.flush()
+    reader = rmq.open(tmp_path / "s")
+    assert reader.topics()["A"] == {0: (0, 3)}
+    assert reader.pull("A", 0, 0, 9).messages[0].body == b"old 0"
+    looks, real = iter([True]), rmq.visible.lock_holder
+
+    def look(path: Path) -> object:
+        if next(looks, False):
+            writer.clean(int(time.time() * 1000) + 10**10, limit=None, expired_queues=True)
+            writer.put(rmq.Message("A", b"new 0"))
+        return real(path)
+
+    monkeypatch.setattr(rmq.visible, "lock_holder", look)
+    for number in range(1, 4):
+        assert reader.topics()["A"] == {0: (0, number)}
+        pulled = reader.pull("A", 0, 0, 9).messages
+        assert [message.body for message in pulled] == [b"new %d" % n for n in range(number)]
+        writer.put(rmq.Message("A", b"new %d" % number))
+    reader.close()
+    writer.close()
+
+
+def test_places_that_are_filled_are_few_whatever_many_queues_say(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Each alone would have had room for its messages."""
+    monkeypatch.setattr(rmq.dispatch, "FILL_LIMIT", 100)
+    path = tmp_path / "s"
+    with rmq.open(tmp_path / "live", "x", config=CONFIG) as store:
+        first = [store.put(rmq.Message(f"T{queue}", b"first")) for queue in range(9)]
+        store.put_many([rmq.Message("other", b"x" * 3000)] * 9)
+        later = [[store.put(rmq.Message(f"T{queue}", b"later")) for _ in range(2)] for queue in range(9)]
+        store.flush()
+        shutil.copytree(tmp_path / "live", path)
+    assert first
+    for pair in later:
+        for number, result in enumerate(pair):
+            write(path, result.phy_offset + L.RECORD_QUEUE_OFFSET_OFFSET, ">q", 61 + number)
+    shutil.rmtree(path / "consumequeue")
+    for mode in ("r", "r+"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            ends = sorted(store.topics()[f"T{queue}"][0][1] for queue in range(9))
+            assert ends == [3] * 8 + [63]

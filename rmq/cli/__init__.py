@@ -58,7 +58,7 @@ def stopped_by(error: BaseException) -> int:
     return TERMINATED if isinstance(error.__cause__ or error, Terminated) else INTERRUPTED
 
 
-def _terminate(number: int, frame: Any) -> None:
+def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
@@ -68,7 +68,7 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:

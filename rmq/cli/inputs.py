@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from rmq.cli import Terminated
+from rmq.cli import Terminated, terminate
 
 
 class Interrupt:
@@ -51,8 +51,9 @@ class Interrupt:
             after.callback(os.close, self.wake)
             after.callback(os.close, self._write)
             if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    after.callback(signal.signal, number, signal.signal(number, self._handle))
+                for number, known in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, terminate)):
+                    if signal.getsignal(number) is known:  # else somebody else sees to it, or it is ignored
+                        after.callback(signal.signal, number, signal.signal(number, self._handle))
                 # Written to at once, also while the main thread waits in compiled code for the next block.
                 waker = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
                 after.callback(signal.set_wakeup_fd, waker)
