@@ -382,33 +382,6 @@ def test_the_next_segment_is_there_before_it_is_needed_and_goes_at_close(tmp_pat
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("size", [SEGMENT, 5])
-def test_a_blank_file_in_the_place_of_the_next_segment_is_a_leftover(tmp_path: Path, size: int) -> None:
-    """As when a signal ends the cleaning up behind a disk that was full."""
-    with opened(tmp_path) as store:
-        store.put(message(0))
-        (tmp_path / "commitlog" / f"{SEGMENT:020d}").write_bytes(bytes(size))
-        for number in range(1, 3000):
-            store.put(message(number))
-        assert store.max_phy_offset > SEGMENT
-    with opened(tmp_path, "r") as store:
-        assert store.info().message_count == 3000
-
-
-def test_a_file_with_bytes_in_the_place_of_the_next_segment_is_left_alone(tmp_path: Path) -> None:
-    foreign = tmp_path / "commitlog" / f"{SEGMENT:020d}"
-    with opened(tmp_path) as store:
-        store.put(message(0))
-        foreign.write_bytes(bytes(5000) + b"x")
-        for number in range(1, 1400):
-            store.put(message(number))
-        with pytest.raises(FileExistsError):
-            store.put_many([message(number) for number in range(1400, 3000)])
-        assert foreign.read_bytes() == bytes(5000) + b"x"
-        foreign.unlink()
-        store.put(message(1))
-
-
 def test_a_killed_writer_may_leave_the_next_segment(tmp_path: Path) -> None:
     path = tmp_path / "s"
     store = opened(path)
