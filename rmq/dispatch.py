@@ -92,6 +92,8 @@ class Dispatcher(Generic[Queue]):
                 begin = min(begin, self.index_phy_offset)
             if begin >= end:
                 return
+            if self.queue_phy_offset <= self._log.min_phy_offset:
+                self._filled = 0
             if self._is_putting and self._index is not None:
                 phy_offset, keys = self._index.end()
                 if phy_offset >= self.index_phy_offset:
@@ -163,8 +165,10 @@ class Dispatcher(Generic[Queue]):
 
     def may_fill(self, count: int) -> bool:
         """Whether so many places more may be filled whose messages are missing."""
+        if self._filled + count > FILL_LIMIT:
+            return False
         self._filled += count
-        return self._filled <= FILL_LIMIT
+        return True
 
     def _add_entries(self, index: KeySink, batch: RecordBatch) -> None:
         row = batch.row_at(self.index_phy_offset)

@@ -7,6 +7,7 @@ import shutil
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_queue_gaps import CONFIG
@@ -212,6 +213,13 @@ def test_a_reader_sees_a_queue_begin_again_though_it_has_the_removed_messages_ma
         writer.put(rmq.Message("A", b"new %d" % number))
     reader.close()
     writer.close()
+
+
+def test_a_gap_that_is_too_wide_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq.dispatch, "FILL_LIMIT", 100)
+    nothing: Any = None
+    dispatcher: rmq.dispatch.Dispatcher[Any] = rmq.dispatch.Dispatcher(nothing, nothing, None, rmq.StoreConfig())
+    assert [dispatcher.may_fill(count) for count in (60, 41, 40, 1)] == [True, False, True, False]
 
 
 def test_places_that_are_filled_are_few_whatever_many_queues_say(tmp_path: Path,
