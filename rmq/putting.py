@@ -97,11 +97,11 @@ class StoreWriter(StoreReader):
                  columns: Mapping[str, str] | None = None, results: bool = True) -> PutResults | int:  # fmt: skip
         """Append many messages: an iterable of Message, anything Arrow with message columns, an iterable of such.
 
-        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller; of an iterator 64
-        MiB of bodies; no more segments than may be mapped) with one store timestamp and contiguous. A chunk is checked
-        whole before its first byte is written: a bad row raises with .row and .stored (messages stored before; every
-        error has it), nothing of its chunk is kept. topic, queue_id: for every row; columns: message field -> column
-        name. results=False: the count.
+        Equals successive puts, each chunk (an Arrow batch or 8,192 messages, whichever is smaller; of an iterator, and
+        of what dictionaries stand for, 64 MiB; no more segments than may be mapped) with one store timestamp and
+        contiguous. A chunk is checked whole before its first byte is written: a bad row raises with .row and .stored
+        (messages stored before; every error has it), nothing of its chunk is kept. topic, queue_id: for every row;
+        columns: message field -> column name. results=False: the count.
         Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
         answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
