@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._record import used_size
+from rmq._core._record import SCAN_TRUNCATED, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, UnsupportedFormatError
@@ -102,12 +102,21 @@ class WindowedSegment(Segment):
         return data
 
     def _record_size(self, begin: int) -> int:
-        """Bytes that the record at a phy offset says it has; 0: there is none for sure."""
+        """Bytes that the record at a phy offset says it has; 0: there is none for sure, as its first block shows."""
         head = self._bytes(begin, min(begin + BLANK_HEADER.size, self.end))
         if len(head) < BLANK_HEADER.size:
             return 0
         size, magic = BLANK_HEADER.unpack(head)
-        return size if magic in RECORD_MAGICS and 0 < size <= self.end - begin else 0
+        if magic not in RECORD_MAGICS or not 0 < size <= self.end - begin:
+            return 0
+        return size if size <= BLOCK or self._seems_whole(begin) else 0
+
+    def _seems_whole(self, begin: int) -> bool:
+        """Whether nothing is wrong with the first block of the record at a phy offset, which is longer."""
+        first, one = Window(begin, self._bytes(begin, begin + BLOCK), self.end - begin - BLOCK), RecordBatch(1)
+        found = one.scan(first.map, begin, begin, begin + BLOCK, behind=first.behind) == SCAN_TRUNCATED
+        one.release()
+        return found
 
     def _is_own(self, place: int) -> bool:
         """Whether what may be a record at a phy offset says so too."""

@@ -214,3 +214,24 @@ def test_without_an_index_no_file_of_it_is_mapped(tmp_path: Path) -> None:
         assert store.lookup(("t", 0, 1)).queue_offset == 1
         with pytest.raises(rmq.UnsupportedFormatError, match="opened without its index"):
             store.query("t", "all")
+
+
+@pytest.mark.parametrize("window", [300], indirect=True)
+def test_a_size_that_the_lengths_belie_makes_no_window(tmp_path: Path, window: int,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    path, sizes = tmp_path / "s", []
+    with rmq.open(path, "x", config=CONFIG) as store:
+        for _ in range(9):
+            store.put(rmq.Message("t", b"body", keys=["all"], queue_id=0))
+        third = store.pull("t", 0, 2, 1).messages[0].phy_offset
+    log = path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[third : third + 4] = (SEGMENT - third).to_bytes(4, "big")
+    log.write_bytes(data)
+    expected = answers(lambda: rmq.open(path))
+    assert "do not add up" in expected[0]
+    read = WindowedSegment._bytes
+    monkeypatch.setattr(WindowedSegment, "_bytes",
+                        lambda segment, begin, end: (sizes.append(end - begin), read(segment, begin, end))[1])
+    assert answers(lambda: windowed(path)) == expected
+    assert max(sizes) <= window

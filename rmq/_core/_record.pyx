@@ -235,11 +235,13 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
                       RecordRow *row) noexcept nogil:
     """Validate the record at base and fill *row. Returns SCAN_FULL for a whole record, else why there is none.
 
+    SCAN_TRUNCATED: nothing is wrong with what is there of it.
     REQUIRES: room bytes readable at base; segment_room = bytes from base to the end of the segment.
     Source: CommitLog#checkMessageAndReturnSize, and stricter: own offset, lengths, sectors.
     """
     cdef int32_t size, magic, fixed, topic_field
     cdef int64_t at
+    cdef bint is_cut
     if room < L.BLANK_HEADER_SIZE:
         return SCAN_TRUNCATED
     size = load_i32(base)
@@ -252,7 +254,8 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
         return SCAN_BAD_MAGIC
     if size < L.RECORD_FIXED_SIZE or size > segment_room:
         return SCAN_BAD_SIZE
-    if size > room:
+    is_cut = size > room
+    if is_cut and room < L.RECORD_FIXED_SIZE:
         return SCAN_TRUNCATED
     rmq_acquire_fence()
     row.base = base
@@ -272,6 +275,8 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
     topic_field = L.RECORD_TOPIC_SIZE_V2_SIZE if magic == L.RECORD_MAGIC_V2 else L.RECORD_TOPIC_SIZE_V1_SIZE
     if size < L.RECORD_FIXED_SIZE + fixed + topic_field - L.RECORD_TOPIC_SIZE_V1_SIZE:
         return SCAN_BAD_LENGTHS
+    if is_cut and room < L.RECORD_FIXED_SIZE + fixed:
+        return SCAN_TRUNCATED
     row.reconsume_times = load_i32(base + L.RECORD_RECONSUME_TIMES_OFFSET + fixed)
     row.prepared_transaction_offset = load_i64(base + L.RECORD_PREPARED_TRANSACTION_OFFSET_OFFSET + fixed)
     row.body_size = load_i32(base + L.RECORD_BODY_SIZE_OFFSET + fixed)
@@ -279,16 +284,22 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
     at = <int64_t>row.body_position + row.body_size
     if row.body_size < 0 or at + topic_field + L.RECORD_PROPERTIES_SIZE_SIZE > size:
         return SCAN_BAD_LENGTHS
+    if is_cut and at + topic_field > room:
+        return SCAN_TRUNCATED
     row.topic_size = <int32_t>load_u16(base + at) if topic_field == L.RECORD_TOPIC_SIZE_V2_SIZE else base[at]
     at += topic_field
     row.topic_position = <int32_t>at
     at += row.topic_size
     if at + L.RECORD_PROPERTIES_SIZE_SIZE > size:
         return SCAN_BAD_LENGTHS
+    if is_cut and at + L.RECORD_PROPERTIES_SIZE_SIZE > room:
+        return SCAN_TRUNCATED
     row.properties_size = load_u16(base + at)
     row.properties_position = <int32_t>at + L.RECORD_PROPERTIES_SIZE_SIZE
     if <int64_t>row.properties_position + row.properties_size != size or row.properties_size > L.PROPERTIES_SIZE_LIMIT:
         return SCAN_BAD_LENGTHS
+    if is_cut:
+        return SCAN_TRUNCATED
     if checks & CHECK_BODY_CRC and row.body_size > 0:
         if crc_of(base + row.body_position, row.body_size) != row.body_crc:
             return SCAN_BAD_BODY_CRC
