@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
-from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.errors import StoreClosedError
 from rmq.groupcommit import GroupCommit
 from rmq.indexfile import IndexFile
 from rmq.logsegment import Segment
@@ -60,7 +60,7 @@ class Flusher:
         self._group = GroupCommit(store.log.position)
         self._flushed = store.log.position
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
-        self._dispatch_failure: OSError | CorruptFileError | None = None
+        self._dispatch_failure: Exception | None = None
         # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
         self._segments: list[Segment] = []
         self._queue_files: set[Path] = set()
@@ -127,14 +127,12 @@ class Flusher:
         """dispatch, its failure kept for the next put. Call under the put lock."""
         try:
             self.dispatch()
-        except CorruptFileError as error:
-            self._dispatch_failure = error
-            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
-        except OSError as error:
-            self._note(error)
-            self._is_untold = self.failure is not None
+        except Exception as error:
+            if isinstance(error, OSError):
+                self._note(error)
+                self._is_untold = self.failure is not None
             self._dispatch_failure = error  # these messages are stored; the next put tries again first
-            logger.error("%s: queues and index cannot follow: %s", self._store.paths.root, error)
+            logger.error("%s: queues and index cannot follow: %r", self._store.paths.root, error)
 
     def _dispatch_from(self, due: int) -> None:
         tail = self._store.log.tail
@@ -208,8 +206,9 @@ class Flusher:
                 files = [segment.file for segment in self._segments]
                 self._marks.show(end)
                 self._fill_checkpoint(end, timestamp)
-                mark, manifest = self._mark(end), self._manifest(closing)
-                known, topics = self._known_queues, self._new_topics()
+                mark, version = self._mark(end), self._version(closing)
+                manifest = None if version == self._written else self._manifest()
+                known, topics = len(store.table), self._new_topics()
             try:
                 self._sync_segments(files)
                 store.queues.sync(self._queue_files)
@@ -223,12 +222,12 @@ class Flusher:
                 self._segments, self._queue_files, self._index_files = [], set(), []
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
+                    self._written = version
                 if topics:
                     merge_topics(store.paths.topics_json, topics)
-            except BaseException as error:
-                if isinstance(error, OSError):
-                    self._note(error)
-                self._written, self._known_queues = (-1, -1, -1, -1), known  # the next flush writes them
+                self._known_queues = known
+            except OSError as error:
+                self._note(error)
                 raise
             if closing:
                 store.log.following.remove()
@@ -257,8 +256,9 @@ class Flusher:
             except OSError:
                 if self.failure is not None:
                     raise
-            with self._log_lock:
-                yield self._flushed
+            with self._log_lock:  # a sync under way may still look at segments that go
+                end = self._flushed
+            yield end
 
     def sync_directory(self, path: Path) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""
@@ -327,14 +327,14 @@ class Flusher:
                     index_name=int(last.path.name) if last else 0,
                     index_header=last.view.header() if last else Mark.index_header)  # fmt: skip
 
-    def _manifest(self, closing: bool) -> Manifest | None:
-        """A manifest when the set of files changed, and on close, when its offsets are worth most."""
+    def _version(self, closing: bool) -> tuple[int, int, int, int]:
+        """What a manifest speaks of: the set of files, and on close, when its offsets are worth most, the log's end."""
         store = self._store
-        version = (store.queues.cache.changes, len(store.index.files), store.log.min_phy_offset,
-                   store.log.position if closing else -1)  # fmt: skip
-        if version[:3] == self._written[:3] and (not closing or version == self._written):
-            return None
-        self._written = version
+        return (store.queues.cache.changes, len(store.index.files), store.log.min_phy_offset,
+                store.log.position if closing else self._written[3])  # fmt: skip
+
+    def _manifest(self) -> Manifest:
+        store = self._store
         names = tuple(file.path.name for file in store.index.files)
         return Manifest(store.log.min_phy_offset, store.queues.extents(), names)
 
@@ -346,7 +346,6 @@ class Flusher:
             name, queue_id = table.queue(number)
             topic = name.decode(errors="replace")
             fresh[topic] = max(fresh.get(topic, 0), queue_id + 1)
-        self._known_queues = len(table)
         return fresh
 
     # ---- now and then ----
@@ -373,9 +372,9 @@ class Flusher:
             return
         try:
             self.flush()
-        except (OSError, CorruptFileError) as error:
+        except Exception as error:  # the next one tries again
             self._is_untold = self.failure is not None
-            logger.error("%s: timed flush failed: %s", self._store.paths.root, error)
+            logger.error("%s: timed flush failed: %r", self._store.paths.root, error)
 
 
 def _passes(error: OSError) -> bool:

@@ -45,9 +45,9 @@ class KeyReader(OpenStore):
         begin, end: store timestamp, inclusive, int ms or aware datetime. limit >= 1, None: all; .truncated tells when
         it cut. Exact: hash collisions never show, each message comes once. Ranges that no index file covers are
         scanned; complete=False leaves them out, and .complete tells.
-        Raises StoreClosedError, CorruptFileError, TypeError, ValueError. Cost: one chain per index file, one record
-        read per candidate, less those whose entries tell another time. Source: RocketMQ
-        DefaultMessageStore#queryMessage.
+        Raises StoreClosedError, CorruptFileError, UnsupportedFormatError (an index of RocksDB), TypeError, ValueError.
+        Cost: one chain per index file, one record read per candidate, less those whose entries tell another time.
+        Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         name = self._checked_query(topic, [key], limit)
         first, last = time_range(begin, end)
@@ -116,10 +116,10 @@ class KeyReader(OpenStore):
         """RocketMQ's raw index answers for each key: list<int64> of phy offsets, newest first, keys not compared.
 
         max_num is capped at max_msgs_num_batch. The files as they are: after power loss, until the store is opened for
-        writing, lost entries may hide older ones. Raises StoreClosedError, CorruptFileError, TypeError, ValueError,
-        OSError (no room to write entries: disk full). Cost: one chain per key and index file. Source: RocketMQ
-        IndexService#queryOffset.
+        writing, lost entries may hide older ones. Raises as query, and OSError (no room to write entries: disk full).
+        Cost: one chain per key and index file. Source: RocketMQ IndexService#queryOffset.
         """
+        self._check_index()
         encoded(topic, "topic")
         self._follow_index()
         first, last = to_ms(begin, "begin"), to_ms(end, "end")

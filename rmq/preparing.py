@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 
 from rmq.commitlog import CommitLog
-from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.logsegment import RESERVE_AHEAD, Segment
 from rmq.sleeper import Sleeper
 
@@ -76,8 +75,8 @@ class Preparer:
                 if self.step():
                     self._dispatch()
                     continue
-            except (OSError, CorruptFileError, StoreClosedError) as error:
-                logger.warning("the log is not prepared: %s", error)
+            except Exception as error:  # the put that needs it meets it again
+                logger.warning("the log is not prepared: %r", error)
             if self.due_at != NEVER:
                 ahead = (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
                 self.due_at = min(position + ahead, self._log.max_phy_offset)  # where the next segment begins

@@ -145,6 +145,7 @@ def _looked_at(log: CommitLog, queue: ConsumeQueue, queue_offsets: npt.NDArray[n
     for number, phy_offset, size in zip(queue_offsets.tolist(), phy_offsets.tolist(), sizes.tolist(), strict=True):
         if phy_offset not in found and 0 <= phy_offset < log.min_phy_offset and size > 0:
             yield None
+            return
         yield _own_message(log, queue, number, (phy_offset, size), found.get(phy_offset), log_end)
 
 

@@ -29,6 +29,8 @@ from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MOST_BATCH_BYTES = 2**30  # offsets of a column are int32, and what ends a batch goes beyond
+
 
 class StoreReader(KeyReader, QueueReader):
     """Reads a store whose parts a subclass has opened. Thread-safe."""
@@ -132,8 +134,8 @@ class StoreReader(KeyReader, QueueReader):
         topics: those only. keys: those that query_many finds by one of them, but without the index. begin, end: store
         timestamp, inclusive. begin_phy_offset, end_phy_offset: records that start in [begin, end). columns: names of
         StoredMessage, raw_* only when asked for. A batch has at most batch_rows rows and ends soon after batch_bytes
-        bytes. check_crc: a body whose CRC differs is damage. The end of the log is taken now. Memory: about two
-        batches; up to 32 MiB stay for the next ones.
+        bytes, 1 GiB at most. check_crc: a body whose CRC differs is damage. The end of the log is taken now. Memory:
+        about two batches; up to 32 MiB stay for the next ones.
 
         on_damage: "raise" gives what lies before the first damage, then raises CorruptFileError; "skip" goes on at the
         next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
@@ -159,8 +161,9 @@ class StoreReader(KeyReader, QueueReader):
         start, stop = (align(max(low, place), log_end) for place in (start, stop))
         maker, checks = BatchMaker(names), wanted.checks | (CHECK_CRC if check_crc else 0)
         batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=int(batch_rows),
-                                 batch_bytes=int(batch_bytes), checks=checks, skip_removed=skip_removed, tell=tell,
-                                 keep=None if wanted.is_all else wanted.keep, keys=wanted.keys)  # fmt: skip
+                                 batch_bytes=min(int(batch_bytes), MOST_BATCH_BYTES), checks=checks,
+                                 skip_removed=skip_removed, tell=tell, keep=None if wanted.is_all else wanted.keep,
+                                 keys=wanted.keys)  # fmt: skip
         return pa.RecordBatchReader.from_batches(maker.schema, self._while_open(batches))
 
     def _align(self, place: int, log_end: int) -> int:

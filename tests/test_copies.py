@@ -78,6 +78,18 @@ def test_the_crc_behind_a_value_without_its_end_is_left_out_too(tmp_path: Path) 
             assert store.lookup(place.phy_offset).raw_properties == raw
 
 
+@pytest.mark.parametrize("tail", [b"\x01hello-world", b"\x01hello-worl\x02", b"\x01012345678-\x02", b"\x0101234567890"])
+def test_what_readers_take_for_a_damaged_crc_is_refused(tmp_path: Path, tail: bytes) -> None:
+    message = rmq.Message("T", b"abc", raw_properties=b"A\x01b\x02__CRC32#" + tail)
+    table = pa.table({"body": [b"abc"], "raw_properties": [message.raw_properties]})
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for put in (lambda: store.put(message), lambda: store.put_many([message]), lambda: store.put_batch([message]),
+                    lambda: store.put_many(table, topic="T")):  # fmt: skip
+            with pytest.raises(rmq.IllegalMessageError, match="end with __CRC32# and no ten digits"):
+                put()
+        assert store.topics() == {}
+
+
 @pytest.mark.parametrize("given", ["a scan", "a list of scans", "the store"])
 def test_damage_of_the_store_that_is_read_is_told_by_the_put(tmp_path: Path, given: str) -> None:
     with rmq.open(tmp_path / "from", "x", config=CONFIG) as source:

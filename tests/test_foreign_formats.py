@@ -174,6 +174,19 @@ def test_queues_in_rocksdb_leave_the_log_readable(tmp_path: Path, folder: str) -
     refused(path, "RocksDB")
 
 
+def test_an_index_in_rocksdb_leaves_all_but_keys_readable(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    builder.record(raw_properties=b"KEYS\1k\2")
+    builder.file("index/CURRENT", b"MANIFEST-000001\n", 0)
+    builder.file("index/MANIFEST-000001", b"", 0)
+    with rmq.open(builder.finish()) as store:
+        assert pa.table(store)["body"].to_pylist() == [b"body"]
+        for use in (lambda: store.query("T", "k"), lambda: store.query_many("T", ["k"]),
+                    lambda: store.select_phy_offset_many("T", ["k"])):  # fmt: skip
+            with pytest.raises(rmq.UnsupportedFormatError, match="RocksDB"):
+                use()
+
+
 @pytest.mark.parametrize("mode", ["r", *WRITING])
 def test_a_store_of_dledger_alone_is_not_read(tmp_path: Path, mode: str) -> None:
     folder = tmp_path / "store" / "dledger-n0" / "data"

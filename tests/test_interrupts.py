@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import shutil
 import struct
@@ -202,6 +203,22 @@ def test_what_an_interrupted_flush_left_is_on_disk_after_the_next(
         image = disk.image(tmp_path / "s", tmp_path / "image")
         assert oracle.check_store(image, 100, 500) == []
         assert oracle.read_records(image) == oracle.read_records(tmp_path / "s")
+
+
+def test_topics_of_an_interrupted_flush_are_written_by_the_next(tmp_path: Path) -> None:
+    number, is_done = 0, False
+    while not is_done:
+        number += 1
+        path = tmp_path / str(number)
+        with rmq.open(path, "a", config=workload.config(flush_interval_commit_log=FAR)) as store:
+            store.put(rmq.Message("T", b""))
+            interrupter = Interrupter(number)
+            is_done = interrupter.run(store.flush)
+            store.flush()
+            topics = json.loads((path / "config/topics.json").read_text())["topicConfigTable"]
+            queues = json.loads((path / "rmq/manifest.json").read_text())["queues"]
+            assert ["T"] == list(topics) == [topic for topic, *_ in queues], interrupter.where
+        shutil.rmtree(path)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end

@@ -123,6 +123,10 @@ def test_rows_that_are_too_large_say_which() -> None:
         loaded(few, 2, topic=topic, body=column([b"b" * 50] * 2), tags=column([b"", b"t" * 194]))
     with pytest.raises(IllegalMessageError, match="row 0: properties have 32768 bytes, more than 32767"):
         loaded(put_batch(), 1, topic=topic, body=column([b""]), tags=column([b"t" * 32762]))
+    huge = column([b"t" * 2**27])
+    for append_crc, size in ((False, 2**27 + 6), (True, 2**27 + 26)):
+        with pytest.raises(IllegalMessageError, match=f"row 0: properties have {size} bytes, more than 32767"):
+            loaded(put_batch(append_crc=append_crc), 1, topic=topic, body=column([b""]), tags=huge)
     with pytest.raises(IllegalMessageError, match="row 1: a key is empty"):
         loaded(few, 2, topic=topic, body=column([b""] * 2), keys=column([b"a", b""]))
     with pytest.raises(IllegalMessageError, match="row 0: topic is null or empty"):

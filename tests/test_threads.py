@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -461,3 +462,27 @@ def test_a_pass_over_an_index_file_holds_up_no_other_thread(tmp_path: Path, call
             thread.join()
         assert answers == [True if call == "fits" else ""]
         assert went_on
+
+
+def test_a_synced_put_does_not_wait_for_a_cleaning(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "a", config=workload.config(flush_disk_type="SYNC_FLUSH")) as store:
+        store.put_many([message(number) for number in range(300)])
+        is_cleaning, is_put = threading.Event(), threading.Event()
+
+        def disk_usage(path: Any) -> Any:
+            is_cleaning.set()
+            assert is_put.wait(60)
+            return shutil.disk_usage(path)
+
+        def clean() -> None:
+            removed.append(store.clean(file_reserved_time=0, limit=None, disk_usage=disk_usage).removed)
+
+        removed: list[Any] = []
+        thread = threading.Thread(target=clean)
+        thread.start()
+        assert is_cleaning.wait(60)
+        store.put(message(300))
+        is_put.set()
+        thread.join()
+        assert any(removed)
+        assert store.max_phy_offset > store.min_phy_offset > 0

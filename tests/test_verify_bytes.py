@@ -158,6 +158,20 @@ def test_units_of_light_queues_may_point_to_any_topic_s_messages(tmp_path: Path)
     assert (found.path, found.offset, found.kind) == (str(file), 20, "unit")
 
 
+def test_an_entry_of_a_negative_hash_is_none_of_the_right_ones(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        for number in range(3):
+            store.put(rmq.Message("T", b"x", keys=[f"k{number}"]))
+    assert rmq.verify(tmp_path / "s").entry_count == 3
+    (index,) = (tmp_path / "s/index").iterdir()
+    with index.open("r+b") as file:
+        file.seek(40 + SIZES["max_hash_slot_num"] * 4 + 2 * 20)
+        file.write(struct.pack(">i", -5))
+    found = rmq.verify(tmp_path / "s")
+    assert found.entry_count == 2
+    assert not found.is_sound
+
+
 def test_parts_that_are_not_verified_are_named(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
         store.put(rmq.Message("T", b"x", keys=["k"]))

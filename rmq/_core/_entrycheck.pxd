@@ -41,6 +41,7 @@ cdef struct FoundEntry:
     int32_t key_hash
     int32_t number
     int64_t file
+    bint is_right               # its hash is that of a key of the row
 
 
 @cython.final

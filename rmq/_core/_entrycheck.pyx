@@ -137,6 +137,7 @@ cdef class EntryCheck:
         self.found[self.found_count].key_hash = key_hash
         self.found[self.found_count].file = file
         self.found[self.found_count].number = number
+        self.found[self.found_count].is_right = False
         self.found_count += 1
         return True
 
@@ -182,7 +183,7 @@ cdef class EntryCheck:
                 return False
         self._mark()
         for k in range(self.found_count):
-            if self.found[k].key_hash < 0:
+            if self.found[k].is_right:
                 self.right += 1
             elif not add_fault(&self.faults, FAULT_NO_KEY, self.found[k].file, self.found[k].number, row.phy_offset,
                              self.found[k].key_hash, 0):
@@ -203,12 +204,12 @@ cdef class EntryCheck:
         return True
 
     cdef void _mark(self) noexcept nogil:
-        """Tell the entries that have one of the hashes from the others: their hash becomes negative."""
+        """Tell the entries that have one of the hashes from the others."""
         cdef int64_t i, k
         for i in range(self.key_count):
             for k in range(self.found_count):
                 if self.found[k].key_hash == self.hashes[i]:
-                    self.found[k].key_hash = -1 - self.found[k].key_hash
+                    self.found[k].is_right = True
 
     cdef bint _end_run(self) noexcept nogil:
         self.has_run = False

@@ -17,7 +17,8 @@ from rmq._core._message cimport Message, shares_header, waits
 from rmq._core._propertyrows cimport PropertyRows
 from rmq._core._putrow cimport (
     HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
-    refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    refuse_large, refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    take_body_size,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
 from rmq._core._record cimport CRC_NAME, SECTOR_SIZE, PutRow, encode_record, rmq_texts
@@ -258,10 +259,7 @@ cdef class PutBatch:
                     with gil:
                         check_row_topic(i, row)
                 row.body = text_at(body, i, &size)
-                if size < 0 or size > 0x7FFFFFFF:
-                    with gil:
-                        raise fault(i, "body is null or over 2 GiB")
-                row.body_size = <int32_t>size
+                take_body_size(i, row, size)
                 properties.add(i, row)
             for i in range(count):
                 row = &self.rows[i]
@@ -332,18 +330,13 @@ cdef class PutBatch:
                     set_alike(row)
                     row.properties, row.properties_size = NULL, first.properties_size
                 row.body = bodies + body_starts[i]
-                size = body_starts[i + 1] - body_starts[i]
+                size = -1 if may_miss and body.missing[i] else body_starts[i + 1] - body_starts[i]
                 properties_size = rmq_texts_size(&texts, i)
-                if size > body_limit or properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT or \
-                        first.size + size + properties_size > record_limit or \
-                        (may_miss and body.missing[i]):
-                    if size > 0x7FFFFFFF or (may_miss and body.missing[i]):
-                        with gil:
-                            raise fault(i, "body is null or over 2 GiB")
+                if size < 0 or size > body_limit or first.size + size + properties_size > record_limit or \
+                        properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT:
                     if not has_numbers:
                         row[0] = first
-                    row.body_size, row.properties_size = <int32_t>size, <int32_t>min(properties_size, 0x7FFFFFF)
-                    settle(self.rules, i, row, units, False, False)   # raises
+                    refuse_large(self.rules, i, row, size, properties_size, units)
                 row.body_size = <int32_t>size
                 row.properties_size += <int32_t>properties_size
                 row.size = <int32_t>(first.size + size + properties_size)

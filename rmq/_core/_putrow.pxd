@@ -11,6 +11,7 @@ from rmq._core._record cimport PutRow
 
 cdef extern from "property.h" nogil:
     bint rmq_ends_with_crc(const uint8_t *p, int64_t n) noexcept
+    bint rmq_ends_with_whole_crc(const uint8_t *p, int64_t n) noexcept
 
 cdef enum:
     REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
@@ -36,6 +37,9 @@ cdef void set_rows(PutRow *rows, Py_ssize_t count, bytes host) noexcept
 cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1
 cdef int set_hosts(PutRow *rows, Py_ssize_t count, dict hosts, bytes own) except -1
 cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, bint raw, bint batch) except -1 nogil
+cdef int take_body_size(Py_ssize_t i, PutRow *row, int64_t size) except -1 nogil
+cdef int refuse_large(PutRules rules, Py_ssize_t i, PutRow *row, int64_t body_size, int64_t properties_size,
+                      int64_t topic_units) except -1 nogil
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
 cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1

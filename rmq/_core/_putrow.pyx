@@ -118,6 +118,9 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
             raise fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
     row.append_crc = rules.append_crc
     if row.properties != NULL and rmq_ends_with_crc(row.properties, row.properties_size):
+        if not rmq_ends_with_whole_crc(row.properties, row.properties_size):
+            with gil:
+                raise fault(i, "properties end with __CRC32# and no ten digits: readers take that for a damaged record")
         row.properties_size -= L.PROPERTY_CRC_SIZE      # of the record that they were read from
     if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0:
         row.properties_size -= 1
@@ -129,8 +132,7 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
             row.properties[row.properties_size - 1] != L.PROPERTY_END
         row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
     if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
-        with gil:
-            raise fault(i, f"properties have {row.properties_size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+        refuse_properties(i, row.properties_size)
     row.sys_flag &= ~HOST_FLAGS
     if row.born_host_size == L.HOST_IPV6_SIZE:
         row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
@@ -145,6 +147,30 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
                          MessageTooLargeError)
     row.size = <int32_t>size
     return 0
+
+
+cdef int refuse_properties(Py_ssize_t i, int64_t size) except -1 nogil:
+    with gil:
+        raise fault(i, f"properties have {size} bytes, more than {L.PROPERTIES_SIZE_LIMIT}")
+
+
+cdef int take_body_size(Py_ssize_t i, PutRow *row, int64_t size) except -1 nogil:
+    """size: -1 of a null."""
+    if size < 0 or size > 0x7FFFFFFF:
+        with gil:
+            raise fault(i, "body is null or over 2 GiB")
+    row.body_size = <int32_t>size
+    return 0
+
+
+cdef int refuse_large(PutRules rules, Py_ssize_t i, PutRow *row, int64_t body_size, int64_t properties_size,
+                      int64_t topic_units) except -1 nogil:
+    """settle of a row without its sizes, of which one is too large, or which has no body: raises."""
+    take_body_size(i, row, body_size)
+    if body_size <= rules.max_message_size and properties_size > L.PROPERTIES_SIZE_LIMIT:
+        refuse_properties(i, properties_size + row.properties_size)
+    row.properties_size = <int32_t>min(properties_size, <int64_t>L.PROPERTIES_SIZE_LIMIT)
+    return settle(rules, i, row, topic_units, False, False)
 
 
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1:

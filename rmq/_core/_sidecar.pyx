@@ -361,7 +361,8 @@ cdef class SidecarView:
         cdef Outcome outcome = DAMAGED
         if not self._is_damaged:
             outcome = self._ask(question, key_hashes, keys, counts, out)
-            self._is_damaged = outcome == DAMAGED or (self._guard._guard != NULL and self._guard._guard.lost >= 0)
+            if outcome == DAMAGED or (self._guard._guard != NULL and self._guard._guard.lost >= 0):
+                self._is_damaged = True     # another thread may have found so meanwhile
         return DAMAGED if self._is_damaged else outcome
 
     cdef Outcome _ask(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,

@@ -36,6 +36,7 @@ static int rmq_put_zeros(uintptr_t begin, size_t size) {
 static int rmq_replace(rmq_guard *guard, uintptr_t address) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = address & ~(page - 1);
     const uintptr_t end = (guard->begin + guard->size + page - 1) & ~(page - 1);
+    if (begin >= end) return 0; /* the guard went to another map meanwhile */
     size_t size = guard->run_size ? guard->run_size * 2 : page;
     if (size > end - begin) size = end - begin;
     if (!rmq_put_zeros(begin, size)) {

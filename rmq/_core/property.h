@@ -46,17 +46,27 @@ static inline const uint8_t *rmq_item_end(const uint8_t *p, const uint8_t *end, 
 #endif
 }
 
-/* Whether the n bytes of properties end with the CRC of a whole record: `__CRC32#` 0x01, ten digits, 0x02.
+/* Whether the n bytes of properties end with what the CRC of a whole record begins with: `__CRC32#` 0x01, eleven bytes
+   from the end. What follows, ten digits and 0x02, may be damaged.
    A name that only ends so is another item's. Behind a value without its 0x02, as in RocketMQ's batches, it is the CRC,
    and behind a NUL, which stands where bytes were lost. */
 #define RMQ_CRC_NAME "__CRC32#"
 enum { RMQ_CRC_NAME_SIZE = 8 };
 static inline int rmq_ends_with_crc(const uint8_t *p, int64_t n) {
     static const uint8_t name[RMQ_CRC_NAME_SIZE + 1] = RMQ_CRC_NAME "\1";
+    if (n < (int64_t)sizeof name + 11) return 0;
     const uint8_t *const tail = p + n - (sizeof name + 11), *at = tail;
-    if (n < (int64_t)sizeof name + 11 || memcmp(tail, name, sizeof name) != 0) return 0;
+    if (memcmp(tail, name, sizeof name) != 0) return 0;
     while (at > p && at[-1] > 2) at--;
     return at == tail || (at > p && at[-1] != 2);
+}
+
+/* rmq_ends_with_crc, and its digits are digits: what a put leaves out, to put its own. */
+static inline int rmq_ends_with_whole_crc(const uint8_t *p, int64_t n) {
+    if (!rmq_ends_with_crc(p, n) || p[n - 1] != 2) return 0;
+    for (int64_t i = n - 11; i < n - 1; i++)
+        if (p[i] < '0' || p[i] > '9') return 0;
+    return 1;
 }
 
 /* Copy n bytes; returns RMQ_HAS_* of what they hold. REQUIRES: 15 bytes of room behind dest + n. */

@@ -7,8 +7,10 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
@@ -19,6 +21,8 @@ from rmq.paths import StorePaths
 from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+
+_Answer = TypeVar("_Answer")
 
 # What RocketMQ and its parts that are not read here leave below the root.
 _ROOT_NAMES = frozenset({
@@ -74,9 +78,7 @@ def read_mark(paths: StorePaths, report: Report) -> Mark | None:
         return None
     torn = [offset for offset in (L.MARKS_CELL_A_OFFSET, L.MARKS_CELL_B_OFFSET)
             if not _is_whole(data[offset : offset + L.CELL_SIZE])]  # fmt: skip
-    marks = Marks(paths.marks, writable=False)
-    mark = marks.read()
-    marks.close()
+    mark = _of_marks(paths, report, Marks.read)
     for offset in torn:
         severity = NOTE if mark is not None else DERIVED  # of two cells one may be torn
         report.add(paths.marks, offset, "own", severity, "the cell's CRC is not that of its bytes")
@@ -193,10 +195,16 @@ def _is_lock(path: Path) -> bool:
         return False
 
 
-def visible_end(paths: StorePaths) -> int:
+def visible_end(paths: StorePaths, report: Report) -> int | None:
     """End of the log that a writer of ours has published."""
-    marks = Marks(paths.marks, writable=False)
+    return _of_marks(paths, report, lambda marks: marks.visible_phy_offset)
+
+
+def _of_marks(paths: StorePaths, report: Report, ask: Callable[[Marks], _Answer]) -> _Answer | None:
+    """What marks say that were whole a moment ago; None, and a report, when they are not now."""
     try:
-        return marks.visible_phy_offset
-    finally:
-        marks.close()
+        with closing(Marks(paths.marks, writable=False)) as marks:
+            return ask(marks)
+    except CorruptFileError as error:
+        report.derived(paths.marks, error.offset, "own", error.reason)
+        return None

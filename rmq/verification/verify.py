@@ -145,7 +145,8 @@ class _Verification:
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and crash_of(paths) is Crash.OURS and mark is not None:
-            ground.log_limit = visible_end(paths)
+            end = visible_end(paths, report)
+            ground.log_limit = ground.log_limit if end is None else end
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
         for begin, end in list_segments(log, report, is_live=is_live):
