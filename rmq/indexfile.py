@@ -101,6 +101,16 @@ class IndexFile:
         counts = [max(1, int.from_bytes(each[at:], "big", signed=True)) for each in (own, header)]
         return own[:at] == header[:at] and counts[0] == counts[1]
 
+    def has_entries(self, header: bytes) -> bool:
+        """Whether its first and its last entry, of as many as a header counts, are those of that header."""
+        count = int.from_bytes(header[L.INDEX_COUNT_OFFSET :], "big", signed=True)
+        if not 1 < count <= self.view.index_num:
+            return count <= 1
+        ends = (self.entries(number, number + 1)[1] for number in (1, count - 1))
+        places = (L.INDEX_BEGIN_PHY_OFFSET_OFFSET, L.INDEX_END_PHY_OFFSET_OFFSET)
+        return all(int(found[0]) == int.from_bytes(header[at : at + 8], "big", signed=True)
+                   for found, at in zip(ends, places, strict=True))
+
     def look(self) -> None:
         """Take up the sidecar of a full file. It may come later: looks are ever further apart."""
         view = self.view

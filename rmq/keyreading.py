@@ -74,9 +74,10 @@ class KeyReader(OpenStore):
         first = times_of(begin, "begin", MIN_MS, len(listed))
         last = times_of(end, "end", MAX_MS, len(listed))
         low, high = int(np.min(first, initial=MAX_MS)), int(np.max(last, initial=MIN_MS))
-        log_end, uncovered, candidates = self._candidates(lambda: hash_str_keys(listed, topic), low, high)
-        found = find(self._log, name, listed, candidates, uncovered if complete else [], log_end, begin=first, end=last,
-                     limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
+        hashes, groups = np.unique(hash_str_keys(listed, topic), return_inverse=True)  # a key may be asked many times
+        log_end, uncovered, candidates = self._candidates(lambda: hashes, low, high)
+        found = find(self._log, name, listed, groups, candidates, uncovered if complete else [], log_end, begin=first,
+                     end=last, limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
             table, key_index, truncated = pa.table({"phy_offset": found.phy_offsets}), found.numbers, found.truncated
         else:

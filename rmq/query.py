@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Times = int | npt.NDArray[np.int64]  # ms
 Item = tuple[bytes | None, bytes]  # topic (None: any) and key, as in the record
 FIRST_ROUND = 64  # candidates per key that are looked at before anything is known about the key
+CANDIDATES_AT_A_TIME = 2**20
 ALL = 2**62
 CRC_STOPS = (SCAN_BAD_BODY_CRC, SCAN_BAD_RECORD_CRC)
 
@@ -94,34 +95,37 @@ class Found:
     is_sound: bool = False
 
 
-def find(log: CommitLog, topic: bytes, keys: list[str],
+def find(log: CommitLog, topic: bytes, keys: list[str], groups: npt.NDArray[np.int64],
          candidates: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], uncovered: list[tuple[int, int]],
          log_end: int, *, begin: Times, end: Times, limit: int | None, is_all: bool = False) -> Found:  # fmt: skip
     """The records that truly carry each key. is_all: nobody loads them again, so their CRCs are looked at here.
 
-    candidates: (key numbers, phy offsets) from the index, in any order, repeats allowed. uncovered: ranges
-    of the log to scan. begin, end: inclusive, ms, on the record's store timestamp; of all keys or of each.
+    groups: number of each key's hash among the distinct ones. candidates: (numbers of hashes, phy offsets) from the
+    index, in any order, repeats allowed. uncovered: ranges of the log to scan. begin, end: inclusive, ms, on the
+    record's store timestamp; of all keys or of each.
     """
     items = [(topic, key.encode()) for key in keys] if uncovered else []
     begins, ends = (np.broadcast_to(np.asarray(time, np.int64), len(keys)) for time in (begin, end))
     found = [_scan_uncovered(log, items, uncovered, begins, ends)]
     enough = ALL if limit is None else limit + 1
-    numbers, offsets = _in_order(*candidates)
-    rank = rank_in(numbers, np.bincount(numbers, minlength=len(keys)))
+    numbers, places = _in_order(*candidates)
+    totals = np.bincount(numbers, minlength=int(groups.max(initial=-1)) + 1)
+    firsts, totals = (np.cumsum(totals) - totals)[groups], totals[groups]
     counts = np.zeros(len(keys), np.int64)
     is_sound = is_all and not len(found[0][0])
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
-    while True:
-        chosen = np.flatnonzero((rank >= low) & (rank < high) & (counts[numbers] < enough))
-        if not chosen.size:
-            break
-        mask = _matches(log, topic, keys, numbers[chosen], offsets[chosen], log_end, begins, ends, is_sound)
-        if mask is None:
-            is_sound = False
-            continue
-        chosen = chosen[mask]
-        found.append((numbers[chosen], offsets[chosen]))
-        counts += np.bincount(numbers[chosen], minlength=len(keys))
+    while (asked := np.flatnonzero((totals > low) & (counts < enough))).size:
+        for part in _portions(asked, np.minimum(totals[asked], high) - low):
+            sizes = np.minimum(totals[part], high) - low
+            numbers = np.repeat(part, sizes)
+            offsets = places[np.repeat(firsts[part] + low, sizes) + rank_in(numbers, sizes)]
+            mask = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, is_sound)
+            if mask is None:
+                is_sound = False
+                mask = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, False)
+                assert mask is not None
+            found.append((numbers[mask], offsets[mask]))
+            counts += np.bincount(numbers[mask], minlength=len(keys))
         low, high = high, high * 4
     numbers, offsets = _in_order(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
     totals = np.bincount(numbers, minlength=len(keys))
@@ -129,6 +133,12 @@ def find(log: CommitLog, topic: bytes, keys: list[str],
         return Found(numbers, offsets, np.zeros(len(keys), np.bool_), is_sound)
     kept = rank_in(numbers, totals) < limit
     return Found(numbers[kept], offsets[kept], totals > limit, is_sound)
+
+
+def _portions(numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Parts of an array, one behind the other, each of so many candidates that memory has room for them."""
+    ends = np.cumsum(sizes) // CANDIDATES_AT_A_TIME
+    return np.split(numbers, np.flatnonzero(ends[1:] > ends[:-1]) + 1)
 
 
 def _in_order(numbers: npt.NDArray[np.int64],

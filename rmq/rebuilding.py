@@ -31,7 +31,7 @@ from rmq.paths import StorePaths, directory_here, queue_directories, queue_direc
 from rmq.pool import Runner, in_processes
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
-from rmq.sidecar import make_sidecar
+from rmq.sidecar import make_sidecar, sweep_sidecars
 from rmq.store import open as open_store
 
 logger = logging.getLogger("rmq")
@@ -154,6 +154,7 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
             sidecar = sidecar_path(paths.index / old.name)
             if sidecar is not None:
                 sidecar.unlink(missing_ok=True)
+        sweep_sidecars(paths.sidecars, paths.index)
         shutil.rmtree(replaced)
     return _result(paths.root, derived)
 
@@ -343,3 +344,4 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
                 continue
         why = make_sidecar(index, slots, entries)
         yield RebuiltFile(target, 0 if why else sidecar_size(slots, entries), why)
+    sweep_sidecars(paths.sidecars, paths.index)

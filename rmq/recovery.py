@@ -94,7 +94,9 @@ def index_is_whole(index: Index, mark: Mark, manifest: Manifest | None, *, is_cl
         return False
     if not files or mark.index_name == 0:
         return not files and mark.index_name == 0
-    return int(files[-1].path.name) == mark.index_name and (not is_closed or files[-1].has_header(mark.index_header))
+    last = files[-1]
+    return int(last.path.name) == mark.index_name and (
+        last.has_header(mark.index_header) if is_closed else last.has_entries(mark.index_header))
 
 
 def _remove_files(index: Index, files: list[IndexFile]) -> None:
@@ -126,6 +128,9 @@ def restore_index(index: Index, mark: Mark) -> tuple[int, int] | None:
     if mark.index_name not in numbers:
         return None
     active = numbers.index(mark.index_name)
+    if not index.files[active].has_entries(mark.index_header):
+        logger.warning("%s: not the file that the mark speaks of; indexing it again", index.files[active].path)
+        return None
     _remove_files(index, index.files[active + 1 :])
     wrong = index.files[active].reset(mark.index_header)
     if wrong:

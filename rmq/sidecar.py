@@ -19,12 +19,13 @@ from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._sidecar import SidecarView, build_sidecar, sidecar_size
 from rmq.errors import CorruptFileError
 from rmq.mappedfile import GuardedMap, MappedFile, room_for_maps
-from rmq.paths import sidecar_path
+from rmq.paths import INDEX_NAME, sidecar_path
 from rmq.segment import allocate, make_directory, open_regular, remove_file, sync_directory, sync_file
 
 logger = logging.getLogger("rmq")
 
 WORTHWHILE = 16 * 1024 * 1024  # bytes of an index file; a smaller one is in the CPU's cache, where a walk is quick
+TEMPORARY = ".tmp"
 DISK_LEFT = 2  # times its own size that a disk must have free
 
 _mapped: weakref.WeakSet[GuardedMap] = weakref.WeakSet()  # all that this process asks
@@ -71,6 +72,7 @@ def make_sidecar(index: Path, hash_slot_num: int, index_num: int,
         source = MappedFile(index, size=index_file_size(hash_slot_num, index_num))
         if source.inode != status.st_ino:
             return "it was replaced meanwhile"
+        os.ftruncate(descriptor, 0)  # of a process that was killed
         allocate(descriptor, 0, size)
         made = GuardedMap.of(descriptor, size, mmap.ACCESS_WRITE)
         with contextlib.suppress(OSError, AttributeError):  # a system without
@@ -85,25 +87,32 @@ def make_sidecar(index: Path, hash_slot_num: int, index_num: int,
         sync_file(descriptor)
         os.replace(_temporary_path(target), target)
         sync_directory(target.parent)
-    sweep_sidecars(index.parent)
+    sweep_sidecars(target.parent, index.parent)
     return ""
 
 
-def sweep_sidecars(indexes: Path) -> None:
-    """Remove sidecars whose index files are gone, as a recovery or a cleaning that was interrupted leaves them."""
-    for path in (indexes.parent / "rmq" / "sidecar").iterdir():
-        if path.suffix != ".tmp" and not (indexes / path.name).exists():
+def sweep_sidecars(directory: Path, indexes: Path) -> None:
+    """Remove sidecars whose index files are gone, as a recovery or a cleaning that was interrupted leaves them, and
+    those that nobody goes on making. Other names, and a directory elsewhere that a link names, are not ours."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        if INDEX_NAME.fullmatch(path.stem) and path.is_file() and not path.is_symlink():
             with contextlib.suppress(FileNotFoundError):
-                remove_file(path)
+                if path.suffix == TEMPORARY:
+                    with _temporary(path.with_suffix("")):
+                        pass  # it goes
+                elif not path.suffix and not (indexes / path.name).exists():
+                    remove_file(path)
 
 
 def _temporary_path(target: Path) -> Path:
-    return target.with_name(target.name + ".tmp")
+    return target.with_name(target.name + TEMPORARY)
 
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[int]:
-    """Descriptor of an empty file beside the target, -1 while somebody else has it. Unless it is renamed, it goes."""
+    """Descriptor of a file beside the target, -1 while somebody else has it. Unless it is renamed, it goes."""
     path = _temporary_path(target)
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -116,7 +125,6 @@ def _temporary(target: Path) -> Iterator[int]:
             yield -1
             return
         try:
-            os.ftruncate(descriptor, 0)
             yield descriptor
         finally:
             with contextlib.suppress(FileNotFoundError):

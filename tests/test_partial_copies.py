@@ -437,3 +437,37 @@ def test_a_reader_sees_a_segment_that_is_put_back(tmp_path: Path, state: str, wh
         shutil.copy(tmp_path / "aside", segment)
         assert answers(store) == whole
         assert answers(store) == whole
+
+
+@pytest.mark.parametrize("full", [0, 2], ids=["the only index file", "the third"])
+def test_a_last_index_file_that_was_copied_too_early_hides_no_message(tmp_path: Path, full: int) -> None:
+    """Of a store whose writer was killed, as a copy of a running one looks; others of the copy are newer."""
+    keys = [f"late{number}" for number in range(50)]
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("A", b"", keys=[f"k{number}"]) for number in range(999 * full + 100)])
+        store.flush()
+        shutil.copytree(tmp_path / "s/index", tmp_path / "index")
+        store.put_many([rmq.Message("A", b"", keys=[key]) for key in keys])
+        store.flush()
+        copied = shutil.copytree(tmp_path / "s", tmp_path / "copy", copy_function=shutil.copy2)
+    shutil.rmtree(copied / "index")
+    shutil.copytree(tmp_path / "index", copied / "index")
+    for mode in ("r", "r+", "r"):
+        with rmq.open(copied, mode) as store:
+            found = store.query_many("A", keys, columns=["phy_offset"])
+            assert found.table["key_index"].to_pylist() == list(range(50))
+    assert rmq.verify(copied) == []
+
+
+def test_opening_stamps_no_other_index_file_as_the_last(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("A", b"", keys=[f"k{number}"]) for number in range(200)])
+    (index,) = (tmp_path / "s/index").iterdir()
+    older = index.read_bytes()
+    with rmq.open(tmp_path / "s", "r+") as store:
+        store.put(rmq.Message("A", b"", keys=["late"]))
+    index.write_bytes(older)
+    for mode in ("r", "r+", "r"):
+        with rmq.open(tmp_path / "s", mode) as store:
+            assert len(store.query("A", "late")) == 1
+    assert rmq.verify(tmp_path / "s") == []

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import random
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import rmq
+import rmq.query
 from rmq._core import _layout as L
 from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, SCAN_BAD_BODY_CRC
 from rmq._core._recordbatch import RecordBatch
@@ -318,7 +320,7 @@ def test_a_time_between_two_milliseconds_is_after_the_first(tmp_path: Path) -> N
 @pytest.mark.parametrize("seed", range(6))
 def test_searches_by_time_are_exact_where_the_clock_went_back_for_32_messages(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    times = list(accumulate((rng.choice((0, 0, 1, 1, 2, 50)) for _ in range(600)), initial=1_700_000_000_000))
+    times = list(itertools.accumulate((rng.choice((0, 0, 1, 1, 2, 50)) for _ in range(600)), initial=1_700_000_000_000))
     for place in rng.sample(range(50, 550, 50), 3):
         times[place:] = [time - rng.randint(0, times[place] - times[place - 15]) * (rng.random() < 0.9)
                          if number < 15 else time for number, time in enumerate(times[place:])]  # fmt: skip
@@ -339,3 +341,30 @@ def test_a_scan_without_columns_counts_its_rows(tmp_path: Path) -> None:
         store.put_many([rmq.Message("T", b"%d" % number) for number in range(10)])
         assert [batch.num_rows for batch in store.scan(columns=[], batch_rows=4)] == [4, 4, 2]
         assert store.scan(columns=[]).read_all().num_rows == 10
+
+
+@pytest.mark.parametrize("limit", [1, 3, 70, None])
+@pytest.mark.parametrize("at_a_time", [100, 2**20])
+def test_a_key_asked_often_and_keys_of_one_hash_cost_the_memory_of_their_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, at_a_time: int
+) -> None:
+    monkeypatch.setattr("rmq.query.CANDIDATES_AT_A_TIME", at_a_time)
+    looked_at: list[int] = []
+    matches = rmq.query._matches
+
+    def counted(*arguments: Any) -> Any:
+        looked_at.append(len(arguments[4]))
+        return matches(*arguments)
+
+    alike = ["".join(parts) for parts in itertools.product(("Aa", "BB"), repeat=5)]
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(max_hash_slot_num=50, max_index_num=150)) as store:
+        store.put_many([rmq.Message("T", b"", keys=[alike[number % 31], "hot"]) for number in range(310)])
+        keys = ["hot", *alike, "none", *["hot"] * 20, alike[30], alike[3]]
+        expected = [[item.phy_offset for item in store.query("T", key, limit=limit)] for key in keys]
+        monkeypatch.setattr("rmq.query._matches", counted)
+        found = store.query_many("T", keys, limit=limit, columns=["phy_offset"])
+    table = found.table.to_pydict()
+    assert [[place for number, place in zip(table["key_index"], table["phy_offset"], strict=True) if number == key]
+            for key in range(len(keys))] == expected  # fmt: skip
+    assert sum(map(len, expected)) > 22
+    assert 0 < max(looked_at) <= at_a_time + 310

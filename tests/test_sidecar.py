@@ -177,8 +177,23 @@ def test_one_that_is_interrupted_or_made_elsewhere_leaves_nothing(tmp_path: Path
     assert list(target.parent.iterdir()) == []
     target.with_suffix(".tmp").write_bytes(b"of a process that was killed")
     (target.parent / "20231114221320001").write_bytes(b"its index file is gone")
+    (target.parent / "20231114221320002.tmp").write_bytes(b"killed, and its index file is gone")
+    others = [target.parent / "thesis.tex", target.parent / "notes.tmp"]
+    for other in others:
+        other.write_bytes(b"somebody else's")
+    (target.parent / "20231114221320003").mkdir()
     assert make_sidecar(path, 10, 20) == ""
-    assert list(target.parent.iterdir()) == [target]
+    assert sorted(target.parent.iterdir()) == sorted([target, *others, target.parent / "20231114221320003"])
+
+
+def test_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+    path = full_file(tmp_path / "s", 10, 20, random.Random(2), 5)
+    (tmp_path / "s/rmq").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/20231114221320009").touch()
+    (tmp_path / "s/rmq/sidecar").symlink_to(tmp_path / "other")
+    assert make_sidecar(path, 10, 20) == ""
+    assert {file.name for file in (tmp_path / "other").iterdir()} == {NAME, "20231114221320009"}
 
 
 # ---- tampering ---------------------------------------------------------------------------------------------
@@ -249,14 +264,15 @@ def test_damage_is_noticed_and_the_file_answers(tmp_path: Path, caplog: pytest.L
     assert unopened > 20
 
 
-def test_a_page_that_goes_while_it_is_asked_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [8192, -3119, -16, -9])
+def test_a_page_that_goes_while_it_is_asked_is_noticed(tmp_path: Path, cut: int) -> None:
     path = made_for(tmp_path, 5000, 20001, random.Random(5), 9000)
     target, keys = sidecar_path(path), [f"T#{number}" for number in range(9000)]
     assert target is not None
     with rmq.IndexFile(path, **geometry(5000, 20001)) as file:
         expected = file.select_phy_offset_many(keys)  # every block was found right
         assert file.view.sidecar is not None
-        os.truncate(target, 8192)
+        os.truncate(target, cut if cut > 0 else target.stat().st_size + cut)
         assert file.select_phy_offset_many(keys).equals(expected)
         assert file.view.sidecar.is_damaged
         assert file.select_phy_offset("T#0") == expected[0].as_py()

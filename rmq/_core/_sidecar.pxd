@@ -68,6 +68,7 @@ cdef class SidecarView:
         SidecarBytes _file
         uint8_t *_checked               # of each block: its CRCs were found right
         int64_t _base_ms                # times of items count from here
+        Item _last                      # as it was: zeros now when the file was cut
         bint _is_damaged
     cdef bint _check_block(self, int32_t number) noexcept nogil
     cdef Outcome _scan(self, const Chain *chain, const Window *window, int64_t left, OffsetList *out) noexcept nogil

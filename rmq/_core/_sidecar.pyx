@@ -291,6 +291,7 @@ cdef class SidecarView:
             if self._file.blocks[number].first < first or self._file.blocks[number].first > self._file.item_count:
                 raise ValueError("its blocks do not lie in order")
             first = self._file.blocks[number].first
+        self._last = self._file.items[self._file.item_count - 1]
         self._checked = <uint8_t *>calloc(self._file.block_count, 1)
         if self._checked == NULL:
             raise MemoryError()
@@ -361,7 +362,8 @@ cdef class SidecarView:
         cdef Outcome outcome = DAMAGED
         if not self._is_damaged:
             outcome = self._ask(question, key_hashes, keys, counts, out)
-            if outcome == DAMAGED or (self._guard._guard != NULL and self._guard._guard.lost >= 0):
+            if outcome == DAMAGED or (self._guard._guard != NULL and self._guard._guard.lost >= 0) or \
+                    memcmp(&self._file.items[self._file.item_count - 1], &self._last, sizeof(Item)):
                 self._is_damaged = True     # another thread may have found so meanwhile
         return DAMAGED if self._is_damaged else outcome
 
