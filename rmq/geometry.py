@@ -27,6 +27,7 @@ GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "ma
             "max_index_num")  # fmt: skip
 BEGUN = "a write of Spark began here and has not committed"
 NO_LOG = "the commit log has no segments, but other files do"
+READS_IT = 'open it with "r", or let a broker write it'  # what is not written here
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 
 
@@ -217,22 +218,21 @@ def _is_store(paths: StorePaths) -> bool:
 
 def check_writable(paths: StorePaths) -> None:
     """Refuse to write stores that need what is not written here: UnsupportedFormatError says what."""
-    reads_it = 'open it with "r", or let a broker write it'
     foreign = foreign_queues(paths) or foreign_index(paths)
     if foreign is not None:
         raise foreign
     for path in paths.root.glob("dledger-*"):
-        raise UnsupportedFormatError(path, "DLedger log", reads_it)
+        raise UnsupportedFormatError(path, "DLedger log", READS_IT)
     if len(paths.commit_logs) > 1:
-        raise UnsupportedFormatError(paths.root, "commit log in several paths", reads_it)
+        raise UnsupportedFormatError(paths.root, "commit log in several paths", READS_IT)
     if _directories(paths.root / "consumequeue_ext"):
         raise UnsupportedFormatError(paths.root / "consumequeue_ext",
-                                     "extended consume queues (consumequeue_ext)", reads_it)  # fmt: skip
+                                     "extended consume queues (consumequeue_ext)", READS_IT)  # fmt: skip
     if _directories(paths.batch_consume_queue):
-        raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", reads_it)
+        raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", READS_IT)
     for path in _directories(paths.consume_queue):
         if path.name.startswith(LMQ_PREFIX):
-            raise UnsupportedFormatError(path, "light message queue (LMQ)", reads_it)
+            raise UnsupportedFormatError(path, "light message queue (LMQ)", READS_IT)
 
 
 def make_root(path: Path, paths: StorePaths, mode: str) -> None:

@@ -7,7 +7,7 @@ import datetime
 import enum
 import re
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, overload
@@ -279,6 +279,16 @@ def inner_messages(wrapper: StoredMessage) -> list[StoredMessage] | None:
                                     plain_flag, *shared, body_crc(own), own, item[tail + 2 :])))  # fmt: skip
         at += size
     return found
+
+
+def is_dispatched_to(properties: Mapping[str, str], topic: str) -> bool:
+    """Whether a broker has given a message a unit in a queue of that topic, too, which is not its own.
+
+    Source: RocketMQ 4.9 MultiDispatch#wrapMultiDispatch, of any name; from 5.0 on of `%LMQ%` names alone.
+    """
+    names = properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+    return any(name == topic and offset.isdecimal() for name, offset in zip(names, offsets, strict=False))
 
 
 def carrying(wrapper: StoredMessage, items: list[StoredMessage], asked: Set[str]) -> list[StoredMessage]:

@@ -20,7 +20,6 @@ from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages
-from rmq.paths import LMQ_PREFIX
 from rmq.query import messages_at, own_messages
 from rmq.topics import SCHEDULE_TOPIC
 
@@ -66,9 +65,8 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
     low, high = bounds
     hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
-    is_lmq = queue.topic.startswith(LMQ_PREFIX)
-    of = None if is_lmq else queue.topic.encode(errors="replace"), queue.queue_id
-    is_exact = queue.is_exact and not is_lmq
+    of = None if queue.is_light else queue.topic.encode(errors="replace"), queue.queue_id
+    is_exact = queue.is_exact and not queue.is_light
     messages: list[StoredMessage] = []
     removed = has_strangers = False
     at = queue_offset
@@ -197,7 +195,7 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
     if message is not None and message.size == size:
         is_own = message.topic == queue.topic and message.queue_id == queue.queue_id and (
             message.queue_offset == queue_offset or not queue.is_exact)  # fmt: skip
-        if is_own or queue.topic.startswith(LMQ_PREFIX):
+        if is_own or queue.is_light:
             return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")

@@ -14,10 +14,10 @@ from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, UnsupportedFormatError
+from rmq.geometry import READS_IT
 from rmq.marks import Manifest
-from rmq.message import StoredMessage
-from rmq.paths import LMQ_PREFIX
+from rmq.message import StoredMessage, is_dispatched_to
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
 
@@ -41,7 +41,7 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
             return phy_offset + size <= trusted and (not queue.is_exact or message.queue_offset == queue_offset)
         # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
         # record of the queue, which has its unit before it. A light queue's record tells the offset in its own queue.
-        is_ahead = message.queue_offset > queue_offset or queue.topic.startswith(LMQ_PREFIX)
+        is_ahead = message.queue_offset > queue_offset or queue.is_light
         return message.queue_offset == queue_offset or (not queue.is_exact and is_ahead)
     if message is not None or phy_offset + size > trusted:
         return False
@@ -52,11 +52,20 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
 
 
 def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
-    """Whether a message is a queue's; light queues stand in its properties. Source: RocketMQ MultiDispatch."""
+    """Whether a message is a queue's; that of a light queue says so in its properties."""
     if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
         return True
-    return queue.topic.startswith(LMQ_PREFIX) and \
-        queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    queue.is_light = queue.is_light or is_dispatched_to(message.properties, queue.topic)
+    return queue.is_light and queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+
+
+def refuse_light(log: CommitLog, queues: QueueSet) -> None:
+    """UnsupportedFormatError when some queue ends with a message of another topic, by whatever name."""
+    for queue in queues.queues.values():
+        place = queue.read(queue.max_offset - 1, 1)[0] if queue.max_offset else np.empty(0, np.int64)
+        for message in messages_at(log, place, log.max_phy_offset).values():
+            if message.topic != queue.topic and _is_of(queue, message):
+                raise UnsupportedFormatError(queue.directory, "light queue, of messages of other topics", READS_IT)
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,

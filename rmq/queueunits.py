@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError
+from rmq.paths import LMQ_PREFIX
 from rmq.queuefiles import QueueFiles
 from rmq.segment import LOOKS, FileCache
 
@@ -39,6 +40,7 @@ class QueueUnits:
         """
         self.directory, self.topic, self.queue_id = directory, topic, queue_id
         self.is_exact = is_exact
+        self.is_light = topic.startswith(LMQ_PREFIX)  # its units point to messages of other topics
         self.min_offset = self.max_offset = 0
         self.files = QueueFiles(directory, segment_size, cache, writable=writable, bridges_gap=bridges_gap)
         self._cache, self._writable = cache, writable

@@ -29,6 +29,7 @@ from rmq.logend import NEVER, OnDisk, find_end, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
+from rmq.queueends import refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar, sweep_sidecars
@@ -146,6 +147,7 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
         stack.callback(source.log.close)
         parts = PARTS if source.config.message_index_enable else PARTS[:1]
         _check_replaceable(paths, parts)
+        source.refuse_light()
         derived = source.derive(run, staged)
         make_directory(replaced)
         _replace(paths, parts)
@@ -231,6 +233,19 @@ class _Source:
             self.log.close()
             raise
 
+    def refuse_light(self) -> None:
+        """UnsupportedFormatError for queues that no log gives again."""
+        with closing(self._queues()) as queues:
+            queues.load()
+            refuse_light(self.log, queues)
+
+    def _queues(self) -> QueueSet:
+        """Those that are there."""
+        queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=False,
+                          is_exact=False)  # fmt: skip
+        queues.bridges_gaps = self._mark is not None
+        return queues
+
     def derive(self, run: Runner, target: Path) -> Derived:
         """New consumequeue/ and index/ below target, on disk."""
         starts = [segment.start for segment in self.log.segments if segment.start < self._end]
@@ -242,10 +257,7 @@ class _Source:
 
     def _keep_cleaned(self, target: Path, derived: Derived) -> None:
         """Copy queues of which no message is left: their next offset stands nowhere else."""
-        queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=False,
-                          is_exact=False)  # fmt: skip
-        queues.bridges_gaps = self._mark is not None
-        with closing(queues):
+        with closing(self._queues()) as queues:
             for _, topic, queue_id in queue_directories(self._paths.consume_queue):
                 if (topic, queue_id) in derived.extents:
                     continue

@@ -40,7 +40,7 @@ from rmq.logend import (
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
 from rmq.paths import StorePaths
 from rmq.query import has_keys
-from rmq.queueends import QueueKey, cut_queues, lost_queues
+from rmq.queueends import QueueKey, cut_queues, lost_queues, refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
 
@@ -248,6 +248,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     if mark is None:
+        refuse_light(log, store.queues)
         _recover_without_marks(store, crashed if was_closed(crashed) else Crash.BROKERS)
         return
     if mark.durable_phy_offset > log.max_phy_offset:
@@ -258,6 +259,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     if clean and is_whole and was_left_alone(log, mark):
         _recover_clean(store, mark, manifest)
     else:
+        refuse_light(log, store.queues)  # a broker may have been here
         _recover_with_mark(store, mark, manifest, crashed)
 
 

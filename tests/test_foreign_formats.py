@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,20 @@ def test_an_extended_queue_is_not_written(extended: Path) -> None:
 @pytest.fixture
 def light(tmp_path: Path) -> Path:
     """Two messages of T/1 that were handed to %LMQ%a and one of them to %LMQ%b."""
+    return light_store(tmp_path, "%LMQ%a", "%LMQ%b")
+
+
+def light_store(tmp_path: Path, one: str, other: str, queue_id: int = 0) -> Path:
     builder = Builder(tmp_path / "store")
     places = []
-    for number, names in enumerate(["%LMQ%a", "%LMQ%a,%LMQ%b"]):
+    for number, names in enumerate([one, f"{one},{other}"]):
         offsets = ["0", "1,0"][number]
         raw = f"INNER_MULTI_QUEUE_OFFSET\1{offsets}\2TAGS\1A\2WAIT\1true\2INNER_MULTI_DISPATCH\1{names}\2".encode()
         places.append(builder.record(body=b"%d" % number, raw_properties=raw, queue_id=1, queue_offset=number))
     units = [(*place, 65) for place in places]
     builder.units("T", 1, units)
-    builder.units("%LMQ%a", 0, units)
-    builder.units("%LMQ%b", 0, units[1:])
+    builder.units(one, queue_id, units)
+    builder.units(other, queue_id, units[1:])
     return builder.finish()
 
 
@@ -152,6 +157,21 @@ def test_messages_of_a_queue_that_lost_units_are_found_by_those_it_has(tmp_path:
 
 def test_a_store_of_light_queues_is_not_written(light: Path) -> None:
     refused(light, "LMQ")
+
+
+def test_a_light_queue_of_another_name_is_read_and_kept(tmp_path: Path) -> None:
+    """As RocketMQ 4.9 makes them: of any name, with the queue id of the message."""
+    path = light_store(tmp_path, "x", "y", queue_id=1)
+    with rmq.open(path) as store:
+        assert store.topics() == {"T": {1: (0, 2)}, "x": {1: (0, 2)}, "y": {1: (0, 1)}}
+        for topic, bodies in [("x", [b"0", b"1"]), ("y", [b"1"]), ("T", [b"0", b"1"])]:
+            assert [message.body for message in store.pull(topic, 1, tags="A").messages] == bodies
+    assert rmq.verify(path).is_sound
+    before = digests(path, "commitlog"), digests(path, "consumequeue")
+    for write in (*(partial(rmq.open, path, mode) for mode in ("a", "r+")), partial(rmq.rebuild, path)):
+        with pytest.raises(rmq.UnsupportedFormatError, match="light queue"):
+            write()
+    assert (digests(path, "commitlog"), digests(path, "consumequeue")) == before
 
 
 # ---- other storage ---------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._javahash import decode_text
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._message import check_directory
-from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._record import PARSE_PROPERTIES, parse_properties
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import StoredFields, stored_at
 from rmq.mappedfile import data_end
+from rmq.message import is_dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
 from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
@@ -309,7 +310,8 @@ class QueueFiles:
                                   f"{phy_offset}, size {size}")  # fmt: skip
             return
         found = self._record_of(name, phy_offset)
-        if found is not None and name[0].startswith(LMQ_PREFIX):
+        if found is not None and (name[0].startswith(LMQ_PREFIX) or (
+                found[1] != name[0] and self._is_dispatched_to(name[0], phy_offset))):
             if found[0] != size:
                 ground.report.derived(path, position, "unit", f"unit {queue_offset} says size {size}, the record at "
                                       f"{phy_offset} has {found[0]}")  # fmt: skip
@@ -324,6 +326,15 @@ class QueueFiles:
                      f"{found[1]}/{found[2]}"  # fmt: skip
         if not ground.was_cleaned(phy_offset):
             ground.report.derived(path, position, "unit-extra", reason)
+
+    def _is_dispatched_to(self, topic: str, phy_offset: int) -> bool:
+        """Whether the record at a phy offset has its place in a light queue."""
+        batch = RecordBatch(1)
+        try:
+            return self._ground.load(batch, phy_offset, checks=PARSE_PROPERTIES) and \
+                is_dispatched_to(parse_properties(stored_at(batch, 0, StoredFields).raw_properties), topic)
+        finally:
+            batch.release()
 
     def _record_of(self, name: Name, phy_offset: int) -> tuple[int, str, int, int] | None:
         """(size, topic, queue id, queue offset) of the record at a phy offset, None when there is none."""
