@@ -16,6 +16,7 @@ from typing import Any, Self
 ASYNC_FLUSH = "ASYNC_FLUSH"
 SYNC_FLUSH = "SYNC_FLUSH"
 DEFAULT_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+CRC_SINCE = (5, 2, 0)  # the release that knows enabled_append_prop_crc
 UNIT_SIZE = 20
 RECORD_SLACK = 65536
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -102,7 +103,7 @@ class StoreConfig:
                            -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE)  # fmt: skip
         if self.version < (4, 0, 0) or self.version >= (6, 0, 0):
             raise ValueError(f"rocketmq_version {self.rocketmq_version!r} is none of 4.x and 5.x")
-        if self.enabled_append_prop_crc and self.version < (5, 2, 0):
+        if self.enabled_append_prop_crc and self.version < CRC_SINCE:
             raise ValueError("enabled_append_prop_crc needs rocketmq_version 5.2.0 or later")
         if not self.delay_levels_ms:
             raise ValueError("message_delay_level is empty")

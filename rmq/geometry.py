@@ -26,7 +26,7 @@ from rmq.segment import make_directory, sync_directory
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
 BEGUN = "a write of Spark began here and has not committed"
-NO_LOG = "the commit log has no segments, but other files do"
+NO_LOG = "the commit log has no segments, but other files do; one that lies elsewhere: store_path_commit_log"
 READS_IT = 'open it with "r", or let a broker write it'  # what is not written here
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from rmq._core import _layout as L
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import stored_at
@@ -15,6 +17,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.index import Index
+from rmq.logscan import CHECK_CRC
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
 
@@ -129,6 +132,14 @@ def has_old_blanks(log: CommitLog) -> bool:
                 rest = segment.read(before, size)[L.BLANK_HEADER_SIZE :]
                 if rest == blank[L.BLANK_HEADER_SIZE : size]:
                     return True
+    return False
+
+
+def has_record_crc(log: CommitLog, phy_offset: int) -> bool:
+    """Whether the record at a phy offset ends with its own CRC, as with enabledAppendPropCRC."""
+    for batch, _ in log.load(np.array([phy_offset], np.int64), log.max_phy_offset, checks=CHECK_CRC):
+        raw = stored_at(batch, 0, StoredMessage).raw_properties
+        return raw[-L.PROPERTY_CRC_SIZE :].startswith(b"__CRC32#\x01")
     return False
 
 

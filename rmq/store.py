@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from rmq._core._queuetable import QueueTable
 from rmq.checkpoint import Checkpoint
 from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
-from rmq.config import SYNC_FLUSH, StoreConfig
+from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
@@ -27,11 +28,13 @@ from rmq.errors import (
 from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import (
     KEPT,
+    NO_LOG,
     check_is_store,
     check_readable,
     check_writable,
     foreign_index,
     foreign_queues,
+    has_lost_log,
     has_segments,
     is_own_store,
     make_root,
@@ -40,7 +43,7 @@ from rmq.geometry import (
 )
 from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
-from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
+from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, lock_holder, restorer
 from rmq.logsegment import Segment
 from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
 from rmq.message import PutResult
@@ -50,6 +53,7 @@ from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
 from rmq.segment import make_directory, remove_file, sync_directory
+from rmq.signs import has_record_crc
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -60,8 +64,9 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
     """Open a store directory: "r" read only, "r+" existing, "a" created when missing, "x" new. A context manager.
 
     config: geometry and version for a new store; of an existing one the files tell (ValueError when a field passed
-    contradicts them). clock: ms since 1970, read once per put, put_batch and chunk of put_many. repair=True lets
-    recovery cut at damage in what had been durable; the bytes are kept under <store>/rmq/cut/.
+    contradicts them), and the last record of a broker's whether records get a CRC (enabled_append_prop_crc).
+    clock: ms since 1970, read once per put, put_batch and chunk of put_many. repair=True lets recovery cut at damage in
+    what had been durable; the bytes are kept under <store>/rmq/cut/.
     Raises StoreLockedError, CorruptFileError, UnsupportedFormatError, ValueError, OSError.
     """
     if mode not in ("r", "r+", "a", "x"):
@@ -122,6 +127,8 @@ class Store(StoreWriter):
         check_readable(self._paths)
         check_is_store(self._paths)
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
+        if not is_begun and lock_holder(self._paths.lock) is None and has_lost_log(self._paths):
+            raise CorruptFileError(self._paths.commit_logs[0], 0, NO_LOG)
         meta = read_meta(self._paths)
         is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
@@ -204,6 +211,10 @@ class Store(StoreWriter):
         parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
                             self._checkpoint)  # fmt: skip
         recover(parts, mark, read_manifest(self._paths) if meta is not None else None, crashed=crashed, repair=repair)
+        if not is_own and not config.is_explicit("enabled_append_prop_crc") and self.config.version >= CRC_SINCE and \
+                has_record_crc(self._log, self._log.tail.last_phy_offset):  # its broker may cut off records without
+            self.config = dataclasses.replace(self.config, enabled_append_prop_crc=True)
+            rules, new_meta["enabled_append_prop_crc"], is_told = put_rules(self.config), True, False
         self._batch, self._low = PutBatch(rules), self._log.min_phy_offset
         self._put_lock = OwnedLock()
         self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,

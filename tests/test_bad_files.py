@@ -378,6 +378,18 @@ def test_a_lost_commit_log_is_an_error(clean: Base, tmp_path: Path, mode: str) -
             assert numbers(store.scan(columns=["body"]).read_all()["body"].to_pylist()) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_log_that_lies_elsewhere_is_no_store_without_messages(clean: Base, tmp_path: Path, mode: str) -> None:
+    """Of a broker with storePathCommitLog, of which the option was not passed."""
+    shutil.copytree(clean.path, tmp_path / "s")
+    shutil.rmtree(tmp_path / "s" / "rmq")
+    (tmp_path / "s" / "commitlog").rename(tmp_path / "log")
+    with pytest.raises(rmq.CorruptFileError, match="no segments.*store_path_commit_log"):
+        rmq.open(tmp_path / "s", mode)
+    with rmq.open(tmp_path / "s", mode, config=rmq.StoreConfig(store_path_commit_log=str(tmp_path / "log"))) as store:
+        assert store.scan().read_all().num_rows == COUNT
+
+
 NAMES = ["x", "0000000000000000000", "00000000000000004097", "99999999999999999999", "\u0660" * 20, "\u00b2"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +119,24 @@ def test_numpy_s_integers_are_ints(tmp_path: Path) -> None:
         assert len(store.query("T", "none", limit=np.int64(1))) == 0
         assert not store.clean(file_reserved_time=np.int64(72), max_used_percent=np.int64(100), limit=np.int64(1),
                                dry_run=True).removed  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [None, False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_brokers_store_is_written_on_with_the_crc_that_its_last_record_has(
+    tmp_path: Path, before: bool, given: bool | None
+) -> None:
+    """A broker with forceVerifyPropCRC cuts off records without."""
+    with rmq.open(tmp_path / "s", "x", config=dataclasses.replace(CONFIG, enabled_append_prop_crc=before)) as store:
+        store.put(rmq.Message("T", b"its", keys="k"))
+    shutil.rmtree(tmp_path / "s/rmq")
+    config = rmq.StoreConfig() if given is None else rmq.StoreConfig(enabled_append_prop_crc=given)
+    expected = before if given is None else given
+    for _ in range(2):
+        with rmq.open(tmp_path / "s", "r+", config=config) as store:
+            assert store.config.enabled_append_prop_crc is expected
+            store.put(rmq.Message("T", b"ours", keys="k"))
+        config = rmq.StoreConfig()
+    records = oracle.read_records(tmp_path / "s")
+    assert [record.raw_properties[-20:-11] == b"__CRC32#\1" for record in records] == [before, expected, expected]
+    assert rmq.verify(tmp_path / "s") == []
