@@ -384,7 +384,7 @@ def test_a_log_that_lies_elsewhere_is_no_store_without_messages(clean: Base, tmp
     shutil.copytree(clean.path, tmp_path / "s")
     shutil.rmtree(tmp_path / "s" / "rmq")
     (tmp_path / "s" / "commitlog").rename(tmp_path / "log")
-    with pytest.raises(rmq.CorruptFileError, match="no segments.*store_path_commit_log"):
+    with pytest.raises(rmq.CorruptFileError, match=r"no segments.*store_path_commit_log"):
         rmq.open(tmp_path / "s", mode)
     with rmq.open(tmp_path / "s", mode, config=rmq.StoreConfig(store_path_commit_log=str(tmp_path / "log"))) as store:
         assert store.scan().read_all().num_rows == COUNT
