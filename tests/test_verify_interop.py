@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rocketmq import RELEASES, RocketMQ
 from test_interop import SMALL, items
 
 import rmq
+from rmq._core import _layout as L
 
 pytestmark = pytest.mark.interop
 
@@ -67,3 +69,23 @@ def test_what_a_killed_rocketmq_leaves_is_sound_and_so_is_our_recovery_of_it(
         after = rmq.verify(path)
         assert after == [], "\n".join(map(str, after))
         assert after.record_count >= result.record_count
+
+
+def test_a_torn_end_that_rocketmq_recovered_is_sound(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """It leaves the torn record, and from 5.x on its unit; the checkpoint tells that from one that was lost later."""
+    config = rmq.StoreConfig(**SMALL, rocketmq_version=rocketmq.release)
+    path = tmp_path / "s"
+    rocketmq.open(path, config, NOTHING, put=[item for item in items(40, "T", rocketmq.release)
+                                              if not isinstance(item, list)], leave_open=True)  # fmt: skip
+    image = shutil.copytree(path, tmp_path / "image")
+    rocketmq.close()
+    with rmq.open(image) as store:
+        places = store.scan(columns=["phy_offset"]).read_all()["phy_offset"].to_pylist()
+    start = places[-1] - places[-1] % config.mapped_file_size_commit_log
+    with (image / "commitlog" / f"{start:020d}").open("r+b") as file:
+        file.seek(places[-1] - start + L.RECORD_BODY_SIZE_OFFSET)
+        file.write(bytes(30))
+    rocketmq.open(image, config, NOTHING)
+    result = rmq.verify(image)
+    assert (result.state, result.record_count) == ("closed", len(places) - 1)
+    assert result.is_sound, "\n".join(map(str, result))

@@ -119,6 +119,18 @@ class Ground:
         self.log.refresh()
         return phy_offset < self.log.min_phy_offset
 
+    def was_cut_off(self) -> bool:
+        """Whether a broker's recovery ended the log where it ends: it leaves what was behind, and units of that.
+
+        Source: RocketMQ >= 5.1.1 CommitLog#recoverAbnormally, which confirms the last record.
+        """
+        batch = RecordBatch(1)
+        last = self.checkpoint.confirm_phy_offset if self.checkpoint is not None else 0
+        try:
+            return last > 0 and self.load(batch, last) and last + int(batch.numbers("size")[0]) == self.log_end
+        finally:
+            batch.release()
+
     def load(self, batch: RecordBatch, phy_offset: int, *, checks: int = 0) -> bool:
         """Whether a record begins at a phy offset, which the batch holds then; none does where the log was cleaned."""
         segment = self.log.segment_at(phy_offset) if phy_offset < self.log_limit else None

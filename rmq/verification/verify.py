@@ -366,7 +366,7 @@ class _Verification:
         ground, report = self._ground, self._report
         if ground.tail is not None:
             path, position, reason = ground.tail
-            if ground.is_closed and ground.log_lost >= 0:
+            if ground.is_closed and ground.log_lost >= 0 and not ground.was_cut_off():
                 report.damage(path, position, "record", f"{reason}; a queue has a message at {ground.log_lost}")
             else:
                 report.note(path, position, "tail", f"bytes behind the end of the log: {reason}")
