@@ -9,9 +9,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq._core import _layout as L
-from rmq._core._message import Message
+from rmq._core._message import Message, check_topic
 from rmq._core._putbatch import PutBatch
-from rmq.columns import ColumnReader
+from rmq.columns import ColumnReader, check_queue_id
 from rmq.errors import IllegalMessageError, MessageTypeError
 
 if TYPE_CHECKING:
@@ -42,17 +42,30 @@ def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
     if isinstance(table, pa.RecordBatch):
         yield table
     elif isinstance(table, pa.Table | pa.RecordBatchReader):
-        yield from table.to_reader() if isinstance(table, pa.Table) else table  # errors of a scan pass as they are
+        yield from _at_least_one(table.to_reader() if isinstance(table, pa.Table) else table)
     elif isinstance(table, pa.StructArray):  # C's interface has no slices and no nulls of rows
         yield pa.RecordBatch.from_struct_array(table)
     elif isinstance(table, pa.ChunkedArray):
         yield from chain.from_iterable(map(_batches_of, table.chunks))
     elif hasattr(table, "__arrow_c_stream__"):
-        yield from _imported(pa.RecordBatchReader.from_stream, table)
+        yield from _at_least_one(_imported(pa.RecordBatchReader.from_stream, table))
     elif hasattr(table, "__arrow_c_array__"):
         yield _imported(pa.record_batch, table)
     else:
         raise MessageTypeError(f"expected Arrow data as before, got {type(table).__name__}", row=0)
+
+
+def _at_least_one(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The batches; one without rows where there is none, whose columns are checked. Errors of a scan pass as they are.
+    """
+    import pyarrow as pa
+
+    is_empty = True
+    for batch in reader:
+        is_empty = False
+        yield batch
+    if is_empty:
+        yield pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in reader.schema], schema=reader.schema)
 
 
 def _imported(load: Callable[[Any], Any], table: Any) -> Any:
@@ -83,6 +96,9 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
         return _table_chunks(items, topic, queue_id, columns)
     if head and not is_plain:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")
+    if topic is not None:  # of no row
+        check_topic(topic)
+    check_queue_id(queue_id)
     return _list_chunks(messages if type(messages) is list else items)
 
 

@@ -41,6 +41,14 @@ def put_rules(config: StoreConfig) -> PutRules:
                     drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip
 
 
+def check_queue_id(queue_id: int | None) -> None:
+    """TypeError, ValueError for what is no queue id of all rows."""
+    if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer)):
+        raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
+    if queue_id is not None and not 0 <= queue_id <= 0x7FFFFFFF:
+        raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")
+
+
 class ColumnReader:
     """Checks a table's columns once, then loads its batches. ValueError, TypeError name the column."""
 
@@ -65,7 +73,7 @@ class ColumnReader:
             reason = "stands beside the one that columns= names" if unknown[0] in KINDS else "is no message field"
             raise ValueError(f"column {unknown[0]!r} {reason}; map it with columns= or leave it out")
         if len({*found}) != len(found):
-            raise ValueError("column names repeat")
+            raise ValueError(f"column names repeat: {next(name for name in found if found.count(name) > 1)!r}")
         self._places = {field: found.index(name) for field, name in names.items()}
         self._numbered = [field for field in _NUMBERS if field in self._places]
         self._coded = [field for field, place in self._places.items() if is_dictionary(types[place])]
@@ -81,10 +89,7 @@ class ColumnReader:
             raise ValueError("column 'topic' is missing, and no topic= is given")
         if "raw_body" not in names and "body" not in names:
             raise ValueError("column 'body' is missing")
-        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int | np.integer)):
-            raise TypeError(f"queue_id must be int, got {type(queue_id).__name__}")
-        if queue_id is not None and not 0 <= queue_id <= 0x7FFFFFFF:
-            raise ValueError(f"queue_id must lie in [0, {0x7FFFFFFF}], got {queue_id}")
+        check_queue_id(queue_id)
         metadata = schema.metadata or {}
         self._is_plain = "raw_body" not in names and metadata.get(b"rmq.body") == b"plain"
 

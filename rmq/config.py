@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,9 +84,11 @@ class StoreConfig:
                     raise TypeError(f"store_path_commit_log must be str, got {type(value).__name__}")
                 if value and not value.strip(","):
                     raise ValueError(f"store_path_commit_log names no directory: {value!r}")
+            elif type(default) is int and isinstance(value, Integral) and not isinstance(value, bool):
+                object.__setattr__(self, field.name, int(value))  # of NumPy
             elif type(value) is not type(default):
                 raise TypeError(f"{field.name} must be {type(default).__name__}, got {type(value).__name__}")
-            elif isinstance(value, int) and not isinstance(value, bool):
+            if type(default) is int:
                 least = 0 if field.name in _MAY_BE_ZERO else 1
                 if not least <= value <= _INT_MAX:
                     raise ValueError(f"{field.name} must lie in [{least}, {_INT_MAX}], got {value}")

@@ -54,8 +54,11 @@ class IndexFile:
         config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
                              rocketmq_version=rocketmq_version)  # fmt: skip
         before = int(int64_array([end_phy_offset], "end_phy_offset")[0]), to_ms(end_timestamp, "end_timestamp")
+        if not os.fspath(path):
+            raise FileNotFoundError("the path of the index file is empty")
         self.path = Path(path)
         writable = mode != "r"
+        max_hash_slot_num, max_index_num = config.max_hash_slot_num, config.max_index_num  # checked ints
         size = index_file_size(max_hash_slot_num, max_index_num)
         create = mode == "x" or (mode == "a" and not self.path.exists())
         self.slot_num = max_hash_slot_num

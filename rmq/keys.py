@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +30,8 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
 
     topic: hash `topic#key`; None: the keys are whole index keys. TypeError and ValueError name the item.
     """
-    if isinstance(keys, str):
-        raise TypeError("keys must be a sequence of str, not one str")
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
     if isinstance(keys, np.ndarray):
         keys = decoded_items(keys)
     elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
@@ -55,16 +55,23 @@ def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
     return items
 
 
-def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
-    """Integers as an int64 array; TypeError and ValueError with the argument's name."""
+def _one_dimensional(values: Any, name: str) -> npt.NDArray[Any]:
     try:
-        array = np.asarray(values)
+        array = np.asarray(list(values) if isinstance(values, Iterator) else values)
     except ValueError:
         raise ValueError(f"{name} must be one-dimensional") from None
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int64)
+    if array.ndim == 0:
+        raise TypeError(f"{name} must be a sequence of numbers, got {type(values).__name__}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional")
+    return array
+
+
+def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
+    """Integers as an int64 array; TypeError and ValueError with the argument's name."""
+    array = _one_dimensional(values, name)
+    if array.size == 0:
+        return np.empty(0, np.int64)
     if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.tolist()):
         raise ValueError(f"{name} holds a number outside 64 bits")
     if array.dtype.kind not in "iu":
@@ -76,17 +83,14 @@ def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
 
 def ms_array(values: Any, name: str, up: bool = False) -> npt.NDArray[np.int64]:
     """int64_array of ms since 1970; aware datetimes may be among them, down or `up` to whole ms."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{name} must be one-dimensional") from None
-    if array.dtype.kind == "O" and array.ndim == 1:
+    array = _one_dimensional(values, name)
+    if array.dtype.kind == "O":
         return int64_array([to_ms(item, name, up) for item in array.tolist()], name)
     return int64_array(array, name)
 
 
 def checked_max_num(max_num: Any) -> int:
-    """A limit on answers: int >= 0, cut to 64 bits."""
+    """A limit on answers: int >= 0, at most MAX_ANSWERS."""
     return min(checked_int(max_num, "max_num", least=0), MAX_ANSWERS)
 
 
@@ -138,8 +142,8 @@ def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int6
 
 def key_list(keys: Any) -> list[str]:
     """Keys as a list of str; TypeError and ValueError name the item."""
-    if isinstance(keys, str):
-        raise TypeError("keys must be a sequence of str, not one str")
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
     if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
         import pyarrow as pa
 
@@ -191,7 +195,7 @@ def topic_names(topics: Any) -> list[bytes] | None:
     if topics is None:
         return None
     topics = _listed(topics, "topics") if hasattr(topics, "to_pylist") else topics
-    if isinstance(topics, str) or not isinstance(topics, Iterable):
+    if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
         raise TypeError(f"topics must be a sequence of str, got {type(topics).__name__}")
     return [encoded(topic, "topics") for topic in topics]
 

@@ -340,7 +340,7 @@ def parse_offset_msg_id(text: str) -> OffsetMsgId:
     Source: MessageDecoder#decodeMessageId.
     """
     if not isinstance(text, str):
-        raise TypeError(f"id must be str, got {type(text).__name__}")
+        raise TypeError(f"text must be str, got {type(text).__name__}")
     if not is_hex_id(text):
         raise ValueError(f"{text!r} is no offset_msg_id: 32 or 56 hex digits")
     data = bytes.fromhex(text)
@@ -354,7 +354,7 @@ def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
     `now` (aware, else ValueError; default: the present) is taken. Source: MessageClientIDSetter#getNearlyTimeFromID.
     """
     if not isinstance(text, str):
-        raise TypeError(f"id must be str, got {type(text).__name__}")
+        raise TypeError(f"text must be str, got {type(text).__name__}")
     if not is_hex_id(text):
         raise ValueError(f"{text!r} is no unique key: 32 or 56 hex digits")
     data = bytes.fromhex(text)

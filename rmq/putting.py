@@ -104,6 +104,8 @@ class StoreWriter(StoreReader):
         columns: message field -> column name. results=False: the count.
         Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
+        if not isinstance(results, bool):
+            raise TypeError(f"results must be bool, got {type(results).__name__}")
         answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
         parts: list[PutResults] = []
         stored = 0

@@ -90,7 +90,7 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     """Column names as a tuple; None: all but the raw ones. TypeError, ValueError naming what is wrong."""
     if columns is None:
         return COLUMNS
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
+    if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
         raise TypeError(f"columns must be a sequence of names, got {type(columns).__name__}")
     names = tuple(columns)
     for name in names:
@@ -99,7 +99,7 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
         if name not in KINDS:
             raise ValueError(f"columns: no column {name!r}; there are: {', '.join(KINDS)}")
     if len(set(names)) != len(names):
-        raise ValueError("columns repeat a name")
+        raise ValueError(f"columns repeat {next(name for name in names if names.count(name) > 1)!r}")
     return names
 
 

@@ -113,7 +113,11 @@ def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) 
     if path.is_dir():
         return
     make_directory(path.parent, sync)
-    path.mkdir(DIRECTORY_MODE, exist_ok=True)
+    try:
+        path.mkdir(DIRECTORY_MODE, exist_ok=True)
+    except FileExistsError:
+        reason = "a file or a broken link stands where a directory belongs"
+        raise NotADirectoryError(errno.ENOTDIR, reason, str(path)) from None
     sync(path.parent)
 
 
@@ -125,14 +129,15 @@ def is_hidden(name: str) -> bool:
 def sized_files(directory: Path, size: int, *, skip_hidden: bool) -> tuple[list[int], list[int]]:
     """Numbers that name a directory's files, in order: of those of `size` bytes, and of empty ones.
 
-    CorruptFileError for a file of another size, or whose name is no multiple of it. No directory: no files.
+    CorruptFileError for a file of another size, or whose name is no multiple of it. No directory, or a file in its
+    place: no files.
     """
     sized: list[int] = []
     empty: list[int] = []
     try:
         entries = [entry for entry in os.scandir(directory)
                    if not entry.is_dir() and not (skip_hidden and is_hidden(entry.name))]  # fmt: skip
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return sized, empty
     for entry in entries:
         path = Path(entry.path)
@@ -230,7 +235,7 @@ def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = Fal
 
     mtime_ns: its time of change, None: now.
     """
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+    with telling(path), opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         position = 0
         for piece in (data,) if isinstance(data, bytes) else data:
             write_fully(descriptor, piece, position)

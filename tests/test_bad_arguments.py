@@ -74,8 +74,8 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     ),
     *((lambda s, v=v: s.query_many("T", ["all"], begin=v), ValueError, "begin")
       for v in (np.array([1, 2]), np.array([[1]]), np.array([2**63], np.uint64))),
-    *((lambda s, v=v: s.lookup_many(v), TypeError, "phy_offsets") for v in ([1.5], ["1"], [None])),
-    *((lambda s, v=v: s.lookup_many(v), ValueError, "phy_offsets") for v in (5, [[1]], [2**64])),
+    *((lambda s, v=v: s.lookup_many(v), TypeError, "phy_offsets") for v in ([1.5], ["1"], [None], 5, None, {1})),
+    *((lambda s, v=v: s.lookup_many(v), ValueError, "phy_offsets") for v in ([[1]], [2**64])),
     (lambda s: s.lookup_many([0], columns=["Body"]), ValueError, "columns"),
     *((lambda s, v=v: s.query_many("T", ["all"], end=v), TypeError, "end") for v in (np.array([1.5]), [1], "1")),
     *((lambda s, v=v: s.query_many("T", ["all"], columns=v), TypeError, "columns") for v in ("body", 5, [5], [["a"]])),

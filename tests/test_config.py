@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_store import CONFIG, GEOMETRY, message, numbers, put_to
 
@@ -126,3 +127,13 @@ def test_the_version_of_an_own_store_stays_that_of_a_broker_s_may_be_told(tmp_pa
         assert store.config.rocketmq_version == "5.3.3"
     with rmq.open(tmp_path / "s", "r+", config=other) as store:
         assert store.config.rocketmq_version == "4.7.0"
+
+
+def test_numbers_of_numpy_are_ints(tmp_path: Path) -> None:
+    config = rmq.StoreConfig(max_hash_slot_num=np.int64(10), max_index_num=np.uint16(20))
+    assert (type(config.max_hash_slot_num), config.max_hash_slot_num, config.max_index_num) == (int, 10, 20)
+    with rmq.IndexFile(tmp_path / "i", "x", max_hash_slot_num=np.int64(10), max_index_num=np.int64(20)) as file:
+        assert file.put_keys(["T#k"], [7], [1]) == 1
+    for wrong in (np.bool_(True), True, 10.0, np.float64(10)):
+        with pytest.raises(TypeError, match="max_hash_slot_num must be int"):
+            rmq.StoreConfig(max_hash_slot_num=wrong)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import oracle
@@ -140,3 +142,31 @@ def test_a_brokers_store_is_written_on_with_the_crc_that_its_last_record_has(
     records = oracle.read_records(tmp_path / "s")
     assert [record.raw_properties[-20:-11] == b"__CRC32#\1" for record in records] == [before, expected, expected]
     assert rmq.verify(tmp_path / "s") == []
+
+
+@pytest.mark.parametrize(("given", "error", "named"), [
+    ({"topic": 5}, TypeError, "topic"), ({"topic": ""}, ValueError, "topic"),
+    ({"queue_id": -1}, ValueError, "queue_id"), ({"queue_id": True}, TypeError, "queue_id"),
+    ({"results": 5}, TypeError, "results"),
+    ({"results": None}, TypeError, "results"), ({"topic": "T", "columns": {"body": "x"}}, ValueError, "columns"),
+])  # fmt: skip
+@pytest.mark.parametrize("messages", [[], iter(()), pa.table({"body": pa.array([], pa.binary())})],
+                         ids=["list", "iterator", "table"])  # fmt: skip
+def test_arguments_of_a_put_of_no_message_are_checked(
+    tmp_path: Path, messages: Any, given: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        if isinstance(messages, pa.Table):
+            given = {"topic": "T"} | given
+        if named == "columns" and not isinstance(messages, pa.Table):
+            assert len(store.put_many(messages, **given)) == 0  # whose they are nobody knows
+            return
+        with pytest.raises(error, match=named):
+            store.put_many(messages, **given)
+
+
+def test_a_message_tells_its_signature() -> None:
+    signature = inspect.signature(rmq.Message)
+    assert list(signature.parameters)[:4] == ["topic", "body", "keys", "tags"]
+    assert signature.parameters["queue_id"].default == 0
+    assert inspect.getdoc(rmq.Message).startswith("A message to put.")  # type: ignore[union-attr]

@@ -347,3 +347,21 @@ def test_bytes_kept_of_a_store_whose_path_is_not_utf8_have_their_line(tmp_path: 
     keep_cut(paths, paths.root / LOG, 5, [b"abc"], "why")
     (line,) = (path.read_bytes() for path in paths.cut.glob("*.txt"))
     assert line == b"3 bytes from byte 5 of %s: why\n" % os.fsencode(paths.root / LOG)
+
+
+@pytest.mark.parametrize("place", ["consumequeue/T", "consumequeue/T/0", "consumequeue", "index"])
+@pytest.mark.parametrize("kind", ["file", "broken link"])
+def test_a_file_in_the_place_of_a_derived_directory_hides_no_message(store: Path, place: str, kind: str) -> None:
+    shutil.rmtree(store / place)
+    if kind == "file":
+        (store / place).write_text("notes")
+    else:
+        (store / place).symlink_to("nowhere")
+    with rmq.open(store) as reader:
+        assert reader.scan().read_all().num_rows == len(reader.query("T", "all")) == 8
+        assert len(reader.pull("T").messages) == 8
+        assert reader.topics() == {"T": {0: (0, 8)}}
+    for repair in (False, True):
+        with pytest.raises(NotADirectoryError, match="stands where a directory belongs") as caught:
+            rmq.open(store, "r+", repair=repair)
+        assert caught.value.filename == str(store / place)

@@ -216,14 +216,17 @@ cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t
 
 @cython.final
 cdef class Message:
-    """A message to put. Immutable, compared by value; everything is checked here but what a store's config decides.
+    """Message(topic, body, *, keys=(), tags=None, properties=None, queue_id=0, flag=0, sys_flag=0, uniq_key=None, \
+born_timestamp=None, born_host=None, store_host=None, reconsume_times=0, prepared_transaction_offset=0, \
+raw_properties=None)\n--\n\n\
+    A message to put. Immutable, compared by value; everything is checked here but what a store's config decides.
 
     topic: str. body: bytes-like. keys: one str or an iterable of str, none empty or with a space. tags: str.
     properties: mapping of str to str, in that order. queue_id >= 0; flag, sys_flag, reconsume_times: int32 (the
     address-family bits of sys_flag come from the hosts, bits 6 and 7 are refused). born_timestamp: ms since 1970 or
     an aware datetime, None: the store timestamp. born_host, store_host: "1.2.3.4:10911" or "[2001:db8::1]:10911",
-    None: the store's own. raw_properties: the property string as it shall stand on disk; it excludes keys, tags,
-    uniq_key and properties.
+    None: the store's own. raw_properties: the property string as it shall stand on disk, but for a whole record's CRC
+    at its end; it excludes keys, tags, uniq_key and properties.
 
     Raises IllegalMessageError for what RocketMQ would refuse or could not read back, TypeError and ValueError with
     the argument's name. Source: RocketMQ MessageExtBrokerInner, HookUtils#checkBeforePutMessage.
@@ -254,7 +257,7 @@ cdef class Message:
         self._store_host = b"" if store_host is None else parse_host(store_host, "store_host")
         self.born_host = born_host
         self.store_host = store_host
-        if not isinstance(keys, str) and not isinstance(keys, Iterable):
+        if not isinstance(keys, str) and (not isinstance(keys, Iterable) or isinstance(keys, bytes)):
             raise TypeError(f"keys must be str or an iterable of str, got {type(keys).__name__}")
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self.tags = tags
