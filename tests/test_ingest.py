@@ -24,17 +24,7 @@ import oracle
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from commandline import (
-    assert_error,
-    bodies,
-    call,
-    csv_rows,
-    environment,
-    good,
-    jsonl_rows,
-    random_csv,
-    random_jsonl,
-)
+from commandline import assert_error, bodies, call, csv_rows, environment, good, jsonl_rows, random_csv, random_jsonl
 
 import rmq
 
@@ -203,7 +193,8 @@ def test_random_jsonl_is_read_as_the_json_module_reads_it(file: Put, monkeypatch
     monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", size)
     for seed in range(25):
         data = random_jsonl(random.Random(seed))
-        assert read(file("x.jsonl", data), "k") == jsonl_rows(data), f"seed {seed}"
+        filled = b"\n".join(line for line in data.split(b"\n") if line.strip(b"\xef\xbb\xbf \t\r"))
+        assert read(file("x.jsonl", data), "k") == jsonl_rows(filled), f"seed {seed}: blank lines are no rows"
 
 
 def test_a_quoted_line_end_survives_the_end_of_a_block(store: Path, file: Put, small_blocks: None) -> None:

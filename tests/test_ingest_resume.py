@@ -82,6 +82,26 @@ def test_after_each_bad_row_is_mended_the_advice_stores_every_row_once(tmp_path:
     assert numbers(store) == list(range(COUNT))
 
 
+@pytest.mark.parametrize(("bad", "keys"), [("5", []), ("\0", []), ('{"k":"a b"}', ["--key-column", "k"]),
+                                           ('{"k":1.5}x', ["--key-column", "k"])])  # fmt: skip
+def test_a_row_of_jsonl_has_the_number_that_skip_rows_counts_and_its_line(tmp_path: Path, bad: str,
+                                                                          keys: list[str]) -> None:  # fmt: skip
+    path, store = tmp_path / "x.jsonl", tmp_path / "s"
+    path.write_text(f'{{"k":"1"}}\n\n \t\r\n{bad}\n{{"k":"2"}}\n\n{bad}\n{{"k":"3"}}')
+    done = call("ingest", store, path, "--topic", "T", *keys)
+    assert_error(done, 2, f"{path}: row 2 (line 4): ", "; 1 message stored before; --skip-rows 1 goes on behind them")
+    done = good("ingest", store, path, "--topic", "T", *keys, "--skip-bad", "--skip-rows", 1)
+    assert [note.partition(path.name)[2][:17] for note in done.notes] == [": row 2 (line 4):", ": row 4 (line 7):"]
+    assert [json.loads(body)["k"] for body in bodies(store)] == ["1", "2", "3"]
+
+
+def test_lines_are_counted_through_all_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(f'{{"n":{n},"k":"k"}}' + "\n" * (n % 3) for n in range(100)) + "\nnone\n")
+    line = path.read_text().splitlines().index("none") + 1
+    assert_error(ingest(tmp_path / "s", path), 2, f"row 101 (line {line}): no JSON")
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("room", range(0, 38, 5))
 def test_a_disk_that_was_full_loses_no_row_and_repeats_none(tmp_path: Path, form: str, room: int,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class Ingest:
             rows = _part(rows, slice(int(np.searchsorted(rows.numbers, first_bad[0]))), [])
         else:
             for number, reason in bad:
-                self._leave_out(source, number, reason)
+                self._leave_out(source, rows.place(number), reason)
         batch = self._messages(rows)
         at, ends, stored, illegal = 0, [(batch.num_rows, "")], self.stored, 0
         try:
@@ -199,7 +200,7 @@ class Ingest:
                     continue
                 at, reason = ends.pop()
                 if ends:
-                    self._leave_out(source, int(rows.numbers[at]), reason)
+                    self._leave_out(source, rows.place(int(rows.numbers[at])), reason)
                     at, illegal = at + 1, illegal + 1
         finally:
             done = self.stored - stored + illegal
@@ -207,7 +208,7 @@ class Ingest:
             following = rows.numbers[done] if done < len(rows.numbers) else end
             self._done += done + sum(number < following for number, _ in bad)
         if first_bad is not None:
-            self._leave_out(source, *first_bad)
+            self._leave_out(source, rows.place(first_bad[0]), first_bad[1])
 
     def _store(self, store: Store, batch: pa.RecordBatch) -> None:
         try:
@@ -216,8 +217,8 @@ class Ingest:
             self.stored += getattr(error, "stored", None) or 0
             raise
 
-    def _leave_out(self, source: Source, number: int, reason: str) -> None:
-        error = SourceError(source.path, number, reason)
+    def _leave_out(self, source: Source, place: str, reason: str) -> None:
+        error = SourceError(source.path, place, reason)
         if not self._skip_bad:
             raise error
         self.skipped += 1
@@ -289,7 +290,8 @@ def _first_of(lists: pa.LargeListArray) -> pa.Array:
 
 
 def _part(rows: Rows, part: slice, bad: list[tuple[int, str]]) -> Rows:
-    return Rows(rows.numbers[part], rows.body[part], {name: text[part] for name, text in rows.columns.items()}, bad)
+    return replace(rows, numbers=rows.numbers[part], body=rows.body[part], bad=bad,
+                   columns={name: text[part] for name, text in rows.columns.items()})  # fmt: skip
 
 
 @contextmanager

@@ -11,24 +11,31 @@ import pyarrow as pa
 
 
 class SourceError(Exception):
-    """A file that cannot be read as what it is said to be. row: counted from 1, without a CSV's header; or None."""
+    """A file that cannot be read as what it is said to be. row: as Rows.place has it, or None."""
 
-    def __init__(self, path: str, row: int | None, reason: str) -> None:
+    def __init__(self, path: str, row: int | str | None, reason: str) -> None:
         where = f"{path}: row {row}" if row is not None else path
         super().__init__(f"{where}: {reason}")
-        self.row = row
 
 
 @dataclass
 class Rows:
-    """Part of a file. numbers: row numbers, from 1; columns: text of the wanted columns, lists of texts where keys are
-    lists; bad: (row, why) of rows that are none, in order; those are not among the others.
+    """Part of a file. numbers: row numbers, from 1, without a CSV's header and blank lines; columns: text of the wanted
+    columns, lists of texts where keys are lists; bad: (row, why) of rows that are none, in order; those are not among
+    the others. lines: of JSONL those of all rows, the bad ones too, from row `first`.
     """
 
     numbers: npt.NDArray[np.int64]
     body: pa.Array
     columns: dict[str, pa.Array]
     bad: list[tuple[int, str]] = field(default_factory=list)
+    lines: npt.NDArray[np.int64] | None = None
+    first: int = 1
+
+    def place(self, number: int) -> str:
+        """What a message calls a row: its number, and its line where blank ones make that another number."""
+        line = number if self.lines is None else int(self.lines[number - self.first])
+        return str(number) if line == number else f"{number} (line {line})"
 
 
 @dataclass(frozen=True)

@@ -228,45 +228,46 @@ class Source:
     # ---- JSON lines ----
 
     def _jsonl_rows(self) -> Iterator[Rows]:
-        following, rest = 1, b""
+        row, line, rest = 1, 1, b""
         while True:
             block = self._input.read(BLOCK_SIZE)
-            if following == 1 and not rest:
+            if line == 1 and not rest:
                 block = block.removeprefix(_BOM)
             data = rest + block
             end = data.rfind(b"\n") + 1 if block else len(data)
             rest = data[end:]
             self.position = self._input.tell()
             if len(rest) > LINE_LIMIT:
-                raise SourceError(self.path, following, f"row is longer than {LINE_LIMIT:,} bytes")
+                raise SourceError(self.path, row, f"row is longer than {LINE_LIMIT:,} bytes")
             if end:
-                whole = data[:end]
-                yield self._of_lines(whole, following)
-                ends = np.count_nonzero(np.frombuffer(whole, np.uint8) == ord("\n"))
-                following += int(ends) + (not whole.endswith(b"\n"))
+                rows, lines = self._of_lines(data[:end], row)
+                rows.lines, rows.first = line + lines, row
+                yield rows
+                row += len(lines)
+                line += int(np.count_nonzero(np.frombuffer(data, np.uint8, end) == ord("\n")))
             if not block:
                 return
 
-    def _of_lines(self, data: bytes, first: int) -> Rows:
-        """Rows of whole lines. A row's number is its line's; blank lines are no rows."""
+    def _of_lines(self, data: bytes, first: int) -> tuple[Rows, npt.NDArray[np.int64]]:
+        """Rows of whole lines, and those lines, from 0, that are rows, good or bad: blank ones are none."""
         try:
             return self._of_objects(data, first)
         except pa.ArrowInvalid:
             return self._of_each_line(data.split(b"\n"), first)
 
-    def _of_objects(self, data: bytes, first: int) -> Rows:
+    def _of_objects(self, data: bytes, first: int) -> tuple[Rows, npt.NDArray[np.int64]]:
         """The same for lines that hold one object each, whose wanted fields are text; ArrowInvalid for others."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
         offsets = np.r_[0, ends, [] if data.endswith(b"\n") else len(data)].astype(np.int64)
         kind = pa.large_binary()
         lines = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-        numbers = np.arange(first, first + len(lines))
         names = [*self._wanted.columns, *([] if self._wanted.body is None else [self._wanted.body])]
         texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
         filled = pc.not_equal(texts, EMPTY)
-        texts, numbers = texts.filter(filled), numbers[flags(filled)]
+        texts, places = texts.filter(filled), np.flatnonzero(flags(filled))
+        numbers = np.arange(first, first + len(places))
         if not len(texts):
-            return Rows(numbers, texts.cast(kind), self._no_columns())
+            return Rows(numbers, texts.cast(kind), self._no_columns()), places
         # No value begins behind another, so each begins a line; with as many of them as lines each line holds one.
         is_object = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
         if not pc.all(is_object).as_py() or _TWO_VALUES.search(data) or \
@@ -279,7 +280,7 @@ class Source:
         body = texts if self._wanted.body is None else columns[self._wanted.body]
         if body.null_count:
             raise pa.ArrowInvalid("a body is missing")
-        return Rows(numbers, body.cast(kind), {name: columns[name] for name in self._wanted.columns})
+        return Rows(numbers, body.cast(kind), {name: columns[name] for name in self._wanted.columns}), places
 
     def _parsed(self, data: bytes, names: list[str]) -> pa.Table:
         """The named fields of objects, each all text or all integers."""
@@ -300,16 +301,14 @@ class Source:
                     raise
                 self._integers.add(number[1])
 
-    def _of_each_line(self, lines: list[bytes], first: int) -> Rows:
+    def _of_each_line(self, lines: list[bytes], first: int) -> tuple[Rows, npt.NDArray[np.int64]]:
         """Rows line by line, where a field is no text or a line is no object."""
         numbers: list[int] = []
         bodies: list[bytes] = []
         columns: dict[str, list[Texts]] = {name: [] for name in self._wanted.columns}
         bad: list[tuple[int, str]] = []
-        for number, line in enumerate(lines, first):
-            text = line.strip(b" \t\r")
-            if not text:
-                continue
+        texts = [line.strip(b" \t\r") for line in lines]
+        for number, text in enumerate(filter(None, texts), first):
             try:
                 body, values = self._of_line(text)
             except UnicodeDecodeError:
@@ -321,8 +320,9 @@ class Source:
                 bodies.append(body)
                 for name, value in values.items():
                     columns[name].append(value)
-        arrays = {name: text_array(texts) for name, texts in columns.items()}
-        return Rows(np.array(numbers, np.int64), pa.array(bodies, pa.large_binary()), arrays, bad)
+        arrays = {name: text_array(values) for name, values in columns.items()}
+        return Rows(np.array(numbers, np.int64), pa.array(bodies, pa.large_binary()), arrays, bad), \
+            np.flatnonzero([*map(bool, texts)])  # fmt: skip
 
     def _of_line(self, text: bytes) -> tuple[bytes, dict[str, Texts]]:
         """Body and columns of one line; ValueError says why it is no row."""
@@ -333,7 +333,7 @@ class Source:
         except (ValueError, RecursionError) as error:
             # Deep nesting and long numbers are no fault of a line: it may be read without looking at them.
             try:
-                rows = self._of_objects(text, 1)
+                rows, _ = self._of_objects(text, 1)
             except pa.ArrowInvalid:
                 raise (error if isinstance(error, ValueError) else ValueError("nested too deep")) from None
             return rows.body[0].as_py(), {name: column[0].as_py() for name, column in rows.columns.items()}
