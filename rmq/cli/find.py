@@ -72,22 +72,24 @@ def _why_none(store: Store, topic: str, key: str, when: str) -> str:
 @click.command()
 @store_argument
 @click.argument("id")
-@click.option("--topic", help="Look for a unique key in this topic only.")
+@click.option("--topic", help="Only a message of this topic; an ID that looks like an offset may be its unique key.")
 @template_option
 @form_option
 def get(store: Path, id: str, topic: str | None, template: str | None, conf: Path | None, form: str | None) -> None:
     """One message by its ID.
 
-    ID is an offset message id (32 or 56 hex digits), a unique key, TOPIC/QUEUE/OFFSET, or a phy offset (digits).
+    ID is an offset message id (32 or 56 hex digits), TOPIC/QUEUE/OFFSET, a phy offset (digits), or else a unique key;
+    with --topic it is a unique key first.
     """
     output = Output(form, template)
     with open_store(store, conf) as opened:
         try:
             message = _lookup(opened, id, topic)
-        except (KeyError, ValueError):
+        except KeyError:
             _note_scan(opened, topic or "-")
+            of = "" if topic is None else f" of {topic!r}"
             hint = no_topic(opened, topic) if topic is not None and topic not in opened.topics() else \
-                f"{opened.path}: no message has the id {id!r}{_length_hint(id)}"  # fmt: skip
+                f"{opened.path}: no message{of} has the id {id!r}{_length_hint(id)}"  # fmt: skip
             raise Fault(hint, NOT_FOUND) from None
         if message.uniq_key == id:
             _note_scan(opened, message.topic)
@@ -105,18 +107,18 @@ def _note_scan(store: Store, topic: str) -> None:
 
 
 def _lookup(store: Store, id: str, topic: str | None) -> StoredMessage:
-    place = _PLACE.fullmatch(id)
-    if place:
-        try:
-            return store.lookup((place[1], int(place[2]), int(place[3])))
-        except (KeyError, ValueError):
-            pass  # a unique key may look like this too
+    """By the first form of the ID under which there is a message. KeyError: under none."""
+    forms: list[int | str | tuple[str, int, int]] = [id]
+    if place := _PLACE.fullmatch(id):
+        forms.append((place[1], int(place[2]), int(place[3])))
     elif id.isascii() and id.isdigit() and len(id) < 20:
-        try:
-            return store.lookup(int(id))
-        except KeyError:
-            pass
-    return store.lookup(id, topic=topic)
+        forms.append(int(id))
+    for form in forms if topic is not None else reversed(forms):
+        with suppress(KeyError, ValueError):
+            message = store.lookup(form, topic=topic)
+            if topic in (None, message.topic):
+                return message
+    raise KeyError(id)
 
 
 def _length_hint(id: str) -> str:
