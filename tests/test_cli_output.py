@@ -44,11 +44,29 @@ def test_an_empty_csv_has_its_header(store: Path) -> None:
     assert good("cat", store, "T", "--tags", "none", "-o", "jsonl").out == ""
 
 
-def test_ranges_in_csv_are_json(tmp_path: Path) -> None:
+def test_what_finds_nothing_is_a_csv_with_its_header(tmp_path: Path) -> None:
+    store, table = tmp_path / "s", ("-o", "csv")
+    rmq.open(store, "x").close()
+    assert good("topics", store, *table).out == \
+        "topic,queue_id,min_queue_offset,max_queue_offset,first_timestamp,last_timestamp\n"  # fmt: skip
+    assert good("verify", store, *table).out == "path,offset,kind,severity,reason\n"
+    assert good("clean", store, "--dry-run", *table).out == "path,size,reason\n"
+    assert good("rebuild", store, "--sidecar", *table).out == "path,size,reason\n"
+    assert call("export", store, tmp_path / "out", *table).out == "path,row_count,size\n"
+    for verb in ("topics", "verify"):
+        assert good(verb, store, "-o", "jsonl").out == good(verb, store, "-o", "table").out == ""
+
+
+def test_lists_in_csv_are_json_but_for_keys(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(message_index_enable=False)) as opened:
-        end = opened.put(rmq.Message("T", b"", keys=["k"])).size
-    rows = [list(row.values()) for row in good("info", tmp_path / "s", "-o", "csv").table]
-    assert json.loads(dict(rows)["unindexed"]) == [[0, end]]
+        end = opened.put(rmq.Message("T", b"", keys=["k", "l"])).size
+    facts = dict(list(row.values()) for row in good("info", tmp_path / "s", "-o", "csv").table)
+    (exact,) = good("info", tmp_path / "s", "-o", "jsonl").rows
+    lists = {name: value for name, value in exact.items() if isinstance(value, list)}
+    assert {name: json.loads(facts[name]) for name in lists} == lists
+    assert (lists["unindexed"], len(lists["signs"]) > 1) == ([[0, end]], True)
+    for words in (("cat", "T"), ("get", "T/0/0")):
+        assert "k l" in good(words[0], tmp_path / "s", *words[1:], "-o", "csv").out
 
 
 @pytest.mark.parametrize("limit", ["all", "ALL", "All"])
@@ -106,7 +124,8 @@ def test_a_property_that_a_message_lacks_is_empty_in_a_template(tmp_path: Path) 
     with rmq.open(path, "x") as store:
         store.put_many([rmq.Message("T", b"1", properties={"TRACE": "a"}), rmq.Message("T", b"2")])
     assert good("cat", path, "T", "-f", "{properties[TRACE]}|{body}").out == "a|1\n|2\n"
-    assert_error(call("cat", path, "T", "-f", "{properties.TRACE}"), 2, "{properties[TRACE]}")
+    assert_error(call("cat", path, "T", "-f", "{properties.TRACE}"), 2, "-f: no {properties.TRACE}: ",
+                 "{properties[NAME]}")  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [["info", ""], ["clean", ""], ["cat", "", "T"], ["topics", ".", "--conf", ""],
@@ -144,3 +163,41 @@ def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: st
 def test_a_width_may_be_a_field(store: Path) -> None:
     assert good("query", store, "T", "k1", "-f", "{keys:>{queue_offset}}|{keys:*>{size}}").out.endswith("*k1\n")
     assert_error(call("query", store, "T", "k1", "-f", "{tags:>{nothing}}"), 2, "-f names no field 'nothing'")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A message with two keys and odd properties, and one with neither."""
+    path = tmp_path_factory.mktemp("odd") / "s"
+    with rmq.open(path, "x") as opened:
+        opened.put(rmq.Message("T", b"1", keys=["k1", "k2"], properties={"a.b": 'é"', "7": "\x1b[31m\u202e"}))
+        opened.put(rmq.Message("T", b"2"))
+    return path
+
+
+def test_properties_in_a_template_are_the_json_of_csv(odd: Path) -> None:
+    in_csv = [row["properties"] for row in good("cat", odd, "T", "-o", "csv").table]
+    assert good("cat", odd, "T", "-f", "{properties}").out.splitlines() == in_csv
+    assert json.loads(in_csv[0]) == {"a.b": 'é"', "7": "\x1b[31m\u202e", "KEYS": "k1 k2"}
+    assert good("cat", odd, "T", "-f", "{properties:>5}|{properties!s}|{properties!r}").out.splitlines()[1] == \
+        "   {}|{}|{}"  # fmt: skip
+
+
+@pytest.mark.slow
+def test_properties_in_a_template_are_json_on_a_terminal_too(odd: Path) -> None:
+    line, _ = on_terminal("cat", odd, "T", "-f", "{properties}").out.splitlines()
+    assert "\x1b" not in line
+    assert json.loads(line)["7"] == "\x1b[31m\u202e"
+
+
+def test_a_key_and_a_property_in_a_template_stand_in_brackets(odd: Path) -> None:
+    done = good("cat", odd, "T", "-f", "{keys[0]}|{keys[1]:>3}|{keys[2]}|{keys}|{properties[a.b]}|{body}")
+    assert done.out == 'k1| k2||k1 k2|é"|1\n|   ||||2\n'
+
+
+@pytest.mark.parametrize("field", ["body.__class__", "keys.count", "properties.a", "body[0]", "keys[-1]", "keys[x]",
+                                   "keys[0][0]", "keys[0].x", "properties[a]x", "topic!r.x"])  # fmt: skip
+def test_a_template_reaches_into_no_field_but_keys_and_properties(odd: Path, field: str) -> None:
+    for template in (f"{{{field}}}", f"{{tags:>{{{field}}}}}"):
+        done = call("cat", odd, "T", "-f", template)
+        assert_error(done, 2, "-f", "" if "!" in field or field.endswith("]x") else f"no {{{field}}}: parts of a field")

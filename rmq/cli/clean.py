@@ -11,7 +11,7 @@ import click
 from rmq.cli import printable
 from rmq.cli.arguments import LIMIT, form_option, open_store, store_argument
 from rmq.cli.output import Output, Row, counted, note, people_size
-from rmq.retention import CleanResult
+from rmq.retention import CleanResult, RemovedFile
 from rmq.store import Store
 
 
@@ -39,8 +39,7 @@ def clean(store: Path, dry_run: bool, reserved_time: int | None, max_used_percen
     with open_store(store, conf, "r" if dry_run else "r+") as opened:
         done = opened.clean(dry_run=dry_run, file_reserved_time=reserved_time, max_used_percent=max_used_percent,
                             limit=limit, expired_queues=expired_queues)  # fmt: skip
-        rows = [{"path": file.path, "size": file.size, "reason": file.reason} for file in done.removed]
-        output.rows(rows, lambda row: _cells(opened, row))
+        output.rows(RemovedFile._fields, [file._asdict() for file in done.removed], lambda row: _cells(opened, row))
         _tell(opened, done, limit)
 
 

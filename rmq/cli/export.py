@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
 from rmq.errors import RmqError
-from rmq.exporting import COMPRESSIONS, PARTITIONS
+from rmq.exporting import COMPRESSIONS, PARTITIONS, ExportedFile
 from rmq.exporting import export as export_store
 
 
@@ -59,7 +60,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
             seconds = time.monotonic() - started
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    output.rows(map(vars, done.files), lambda row: {
+    output.rows([field.name for field in fields(ExportedFile)], map(vars, done.files), lambda row: {
         "messages": f"{row['row_count']:,}", "size": people_size(row["size"]),
         "file": printable(row["path"])})  # fmt: skip
     note(f"{directory}: {counted(done.row_count, 'message')} in {counted(len(done.files), 'file')}, "

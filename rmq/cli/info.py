@@ -98,7 +98,7 @@ def topics(store: Path, topic: str | None, conf: Path | None, form: str | None) 
         rows = list(_queues(opened, topic, damage))
         if topic is not None and not rows:
             raise Fault(no_topic(opened, topic), NOT_FOUND)
-    output.rows(rows, _queue_cells)
+    output.rows(_COLUMNS, rows, _queue_cells)
     if damage:
         raise Fault(str(damage[0]), DAMAGE)
 

@@ -37,6 +37,7 @@ _LEAST = 12  # of the last one and of those that may be cut; with less room each
 _CELL_LIMIT = 400  # characters of a body
 _PLAIN = (str, int, type(None))  # what a csv.writer takes as it is
 _TEXTS = ("topic", "tags", "keys", "body")  # columns that may be cut
+_FIELD = re.compile(r"[^.\[]*|keys\[[0-9]+\]|properties\[[^\]]+\]")  # of a template
 
 Row = Mapping[str, Any]
 
@@ -67,14 +68,23 @@ def note(text: str) -> None:
     complain(text)
 
 
-class _Properties(dict[str, str]):
-    """Of a message, to a template: one that it has not is empty, as a field without a value."""
+class _Several:
+    """Keys or properties to a template: the text of one in brackets, else of all; one that is not there is empty."""
 
-    def __missing__(self, name: str) -> str:
-        return ""
+    def __init__(self, items: Mapping[str, str], text: str) -> None:
+        self._items = items
+        self._text = text
 
-    def __getattr__(self, name: str) -> str:
-        raise AttributeError(f"a property stands in brackets: {{properties[{name}]}}")
+    def __getitem__(self, name: str | int) -> str:
+        return self._items.get(str(name), "")
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __format__(self, spec: str) -> str:
+        return format(self._text, spec)
+
+    __repr__ = __str__
 
 
 class Output:
@@ -93,13 +103,15 @@ class Output:
         self._table: Table | None = None
         self._csv = csv.writer(_Sink(self._put_csv))  # its own \r\n makes it quote both
 
-    def rows(self, rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
-        """Write rows of exact values; `shown` gives a table's cells under their headings. Returns how many."""
+    def rows(self, names: Iterable[str], rows: Iterable[Row], shown: Callable[[Row], dict[str, str]]) -> int:
+        """Write rows of exact values under their names; `shown` gives a table's cells under their headings. Returns how
+        many."""
         if self.form == "table":
             cells = [shown(row) for row in rows]
             if cells:
                 Table(list(cells[0])).write([list(row.values()) for row in cells])
             return len(cells)
+        self._begin_csv(names)
         return self._write_all(rows)
 
     def _put(self, text: str) -> None:
@@ -129,9 +141,9 @@ class Output:
             return self._write_lines(self._filled(*self._template, messages))
         if self.form != "table":
             if self.form == "csv":
-                self._write_header(FIELDS)
+                self._begin_csv(FIELDS)
                 return self._write_all(map(message_row, messages))
-            return self._write_lines(self._json(json_line(message)) for message in messages)
+            return self._write_lines(f"{self._safe_json(json_line(message))}\n" for message in messages)
         names = ["time (UTC)", "queue", "offset", "tags", "keys", "body"]
         table = self._table = self._table or Table(names)
         count = 0
@@ -150,8 +162,7 @@ class Output:
 
     def _filled(self, template: str, names: set[str], messages: Iterable[StoredMessage]) -> Iterator[str]:
         for message in messages:
-            row = {name: self._harmless(" ".join(value) if isinstance(value, list) else "" if value is None else value)
-                   for name, value in message_row(message, names).items()}  # fmt: skip
+            row = {name: self._harmless(value) for name, value in message_row(message, names).items()}
             try:
                 yield template.format_map(row)
             except (ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError) as error:
@@ -160,13 +171,14 @@ class Output:
 
     def _harmless(self, value: Any) -> Any:
         """A value of -f as a terminal may show it; what the template itself says is the user's."""
+        if isinstance(value, list):
+            return _Several({str(place): self._harmless(key) for place, key in enumerate(value)},
+                            self._harmless(" ".join(value)))  # fmt: skip
         if isinstance(value, dict):
-            value = _Properties(value)
-        if not self.is_terminal:
-            return value
-        if isinstance(value, dict):
-            return _Properties((printable(name), printable(text)) for name, text in value.items())
-        return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+            return _Several({name: self._harmless(text) for name, text in value.items()}, self._json(value))
+        if isinstance(value, str) and self.is_terminal:
+            return "\n".join(map(printable, value.split("\n")))
+        return "" if value is None else value
 
     def facts(self, exact: Row, shown: Row) -> None:
         """One thing's facts: `exact` for programs, `shown` as lines of name and text for people."""
@@ -179,30 +191,30 @@ class Output:
                     console.out(label, style="bold", highlight=False, end="")
                     console.out(line, highlight=False)
         elif self.form == "csv":
-            for row in (("name", "value"), *exact.items()):
-                self._write_csv(row)
+            for row in (("name", "value"), *zip(exact, _csv_cells(exact), strict=True)):
+                self._csv.writerow(row)
         else:
             self._write(exact)
 
     def _write(self, row: Row) -> None:
-        if self.form == "jsonl":
-            self._put(self._json(json.dumps(row, ensure_ascii=False)))
-            return
-        self._write_header(row)
-        self._write_csv(row.values())
+        if self.form == "csv":
+            self._csv.writerow(_csv_cells(row))
+        else:
+            self._put(self._json(row) + "\n")
 
-    def _json(self, text: str) -> str:
-        """A line of JSON as stdout takes it: no lone surrogate, and on a terminal nothing that it would obey."""
+    def _json(self, value: Any) -> str:
+        return self._safe_json(json.dumps(value, ensure_ascii=False))
+
+    def _safe_json(self, text: str) -> str:
+        """JSON as stdout takes it: no lone surrogate, and on a terminal nothing that it would obey."""
         safe = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-        return ("".join(map(_json_printable, safe)) if self.is_terminal else safe) + "\n"
+        return "".join(map(_json_printable, safe)) if self.is_terminal else safe
 
-    def _write_header(self, names: Iterable[str]) -> None:
-        if not self._has_header:
+    def _begin_csv(self, names: Iterable[str]) -> None:
+        """The header, once, and of no rows too."""
+        if self.form == "csv" and not self._has_header:
             self._has_header = True
-            self._write_csv(names)
-
-    def _write_csv(self, values: Iterable[Any]) -> None:
-        self._csv.writerow([value if type(value) in _PLAIN else _csv_cell(value) for value in values])
+            self._csv.writerow(names)
 
     def _put_csv(self, line: str) -> None:
         text = line.removesuffix("\r\n")
@@ -276,10 +288,12 @@ def _checked_template(template: str) -> tuple[str, set[str]]:
 
 
 def _fields_in(text: str) -> Iterator[str]:
-    """Names of the fields of a template, those in the widths of others too."""
+    """Names of the fields of a template, those in the widths of others too. ValueError: a part of one that has none."""
     for _, name, spec, _ in Formatter().parse(text):
         if name is not None:
-            yield re.split(r"[.\[]", name)[0]
+            if not _FIELD.fullmatch(name):
+                raise ValueError(f"no {{{name}}}: parts of a field are {{keys[0]}} and {{properties[NAME]}}")
+            yield name.partition("[")[0]
             yield from _fields_in(spec or "")
 
 
@@ -310,13 +324,11 @@ class _Sink:
         self.write = write
 
 
-def _csv_cell(value: Any) -> Any:
-    is_list = isinstance(value, list | tuple)
-    if isinstance(value, Mapping) or (is_list and any(isinstance(item, list | tuple) for item in value)):
-        return json.dumps(value, ensure_ascii=False)
-    if is_list:
-        return " ".join(str(item) for item in value)
-    return value
+def _csv_cells(row: Row) -> list[Any]:
+    """Keys, which hold no space, between spaces; other lists and mappings as JSON."""
+    return [value if type(value) in _PLAIN else " ".join(value) if name == "keys" else
+            json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple | Mapping) else value
+            for name, value in row.items()]  # fmt: skip
 
 
 def _json_printable(character: str) -> str:

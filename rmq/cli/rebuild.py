@@ -14,8 +14,8 @@ from rmq.cli.arguments import NamedPath, short_form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.config import StoreConfig
 from rmq.paths import store_root
+from rmq.rebuilding import RebuiltFile, rebuild_sidecars
 from rmq.rebuilding import rebuild as rebuild_store
-from rmq.rebuilding import rebuild_sidecars
 
 
 @click.command()
@@ -50,7 +50,7 @@ def _queues_and_index(store: Path, target: Path | None, config: StoreConfig | No
                       output: Output) -> None:  # fmt: skip
     started = time.monotonic()
     made = rebuild_store(store, target, config=config, processes=processes)
-    output.rows([made._asdict()], lambda row: {
+    output.rows(made._fields, [made._asdict()], lambda row: {
         "directory": printable(row["path"]), "queues": f"{row['queue_count']:,}", "units": f"{row['unit_count']:,}",
         "index files": f"{row['index_file_count']:,}", "keys": f"{row['key_count']:,}"})  # fmt: skip
     note(f"{counted(made.unit_count, 'unit')} and {counted(made.key_count, 'key')} in "
@@ -59,7 +59,7 @@ def _queues_and_index(store: Path, target: Path | None, config: StoreConfig | No
 
 def _sidecars(store: Path, config: StoreConfig | None, output: Output) -> None:
     done = list(rebuild_sidecars(store, config))
-    output.rows([file._asdict() for file in done], lambda row: {
+    output.rows(RebuiltFile._fields, [file._asdict() for file in done], lambda row: {
         "size": people_size(row["size"]), "file": printable(os.path.relpath(row["path"], store_root(store).absolute())),
         "not made because": row["reason"]})  # fmt: skip
     made = [file for file in done if not file.reason]

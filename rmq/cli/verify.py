@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ from rmq.cli.arguments import form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
-from rmq.verification.findings import LIMIT, VerifyResult
+from rmq.verification.findings import LIMIT, Finding, VerifyResult
 from rmq.verification.verify import verify as verify_store
 
 
@@ -48,7 +48,7 @@ def verify(store: Path, conf: Path | None, jobs: int | None, limit: int, form: s
             output.facts({}, {finding.severity.ljust(7): f"{finding.kind}: {place}, byte {finding.offset:,}: "
                                                          f"{finding.reason}"})  # fmt: skip
     else:
-        output.rows(map(asdict, found), lambda row: {})
+        output.rows([field.name for field in fields(Finding)], map(asdict, found), lambda row: {})
     _conclude(store, found, seconds)
     if not found.is_sound:
         raise click.exceptions.Exit(DAMAGE)
