@@ -63,6 +63,22 @@ def test_until_shows_what_was_stored_in_time_while_the_last_messages_were_shown(
     assert done.out.split() == ["first", "later"]
 
 
+@pytest.mark.parametrize(("topic", "queue", "told"), [
+    ("Order", 0, ["no topic 'Order' yet, --follow waits for it; did you mean 'Orders'?"]),
+    ("Orders", 7, ["topic 'Orders' has no queue 7 yet, --follow waits for it; it has 0"]), ("Orders", 0, []),
+])  # fmt: skip
+def test_a_topic_or_queue_that_is_not_there_yet_is_waited_for_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, queue: int, told: list[str]
+) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as writer:
+        writer.put(rmq.Message("Orders", b"first"))
+        monkeypatch.setattr("rmq.cli.cat._wait", lambda: writer.put(rmq.Message(topic, b"later", queue_id=queue)))
+        done = good("cat", path, topic, "-q", queue, "--follow", "--limit", 1 if told else 2, "-f", "{body}")
+    assert done.out.split()[-1] == "later"
+    assert done.notes == [f"rmq: {path}: {reason}" for reason in told]
+
+
 @pytest.mark.parametrize(("is_seen", "count"), [(False, 6), (True, 60)])
 def test_a_queue_that_a_cleaning_ended_is_shown_from_its_new_beginning(
     tmp_path: Path, is_seen: bool, count: int

@@ -272,7 +272,9 @@ def test_follow_shows_every_message_of_another_process_once_and_in_order(tmp_pat
               range(303, 600, 4)]  # fmt: skip
     for tail, numbers in zip(tails, map(list, wanted), strict=True):
         tail.wait_for(len(numbers))
-        assert tail.stop() == Done(130, "", "")
+        done = tail.stop()
+        assert (done.code, done.out) == (130, "")
+        assert all("yet, --follow waits for it" in note for note in done.notes), "what began before its topic was there"
         assert sorted(tail.numbers) == numbers, "each once"
         by_queue = [[n for n in tail.numbers if n % 4 == queue_id and n >= 300] for queue_id in range(4)]
         assert all(part == sorted(part) for part in by_queue)

@@ -126,6 +126,6 @@ def open_store(path: Path, conf: Path | None, mode: str = "r") -> Store:
         raise click.UsageError(f"{error}{hint}") from error
 
 
-def no_topic(store: Store, topic: str) -> str:
+def no_topic(store: Store, topic: str, more: str = "") -> str:
     """Why nothing was found under a topic that the store does not have."""
-    return f"{store.path}: no topic {topic!r}{did_you_mean(topic, store.topics())}"
+    return f"{store.path}: no topic {topic!r}{more}{did_you_mean(topic, store.topics())}"

@@ -45,7 +45,7 @@ POLL_SECONDS = 0.2
 @click.option("--until", "end", type=TIME, help="Only messages stored at or before this time.")
 @click.option("--limit", type=LIMIT, default="all", show_default=True, help="Messages to show.")
 @click.option("--tags", help='Only messages with these tags: "A || B".')
-@click.option("--follow", is_flag=True, help="Go on with messages as they come, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Go on with messages as they come, also of a topic to come, until Ctrl-C.")
 @template_option
 @form_option
 def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int | None, limit: int | None,
@@ -60,12 +60,10 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
     """
     output = Output(form, template)
     with open_store(store, conf) as opened:
-        queues = opened.topics().get(topic)
-        if queues is None and not follow:
-            raise Fault(no_topic(opened, topic), NOT_FOUND)
-        if queue is not None and not follow and queue not in (queues or {}):
-            known = ", ".join(str(number) for number in queues or {})
-            raise Fault(f"{opened.path}: topic {topic!r} has no queue {queue}, but {known}", NOT_FOUND)
+        if missing := _missing(opened, topic, queue, " yet, --follow waits for it" if follow else ""):
+            if not follow:
+                raise Fault(missing, NOT_FOUND)
+            note(missing)
         reader = QueueReader(opened, topic, queue, begin, end, tags)
         shown = 0
         while True:
@@ -81,6 +79,16 @@ def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int 
         if reader.damaged:
             more = f"; {reader.damaged:,} messages cannot be read" if reader.damaged > 1 else ""
             raise Fault(f"{reader.first_damage}{more}", DAMAGE)
+
+
+def _missing(store: Store, topic: str, queue_id: int | None, more: str) -> str | None:
+    """What to say of a topic or a queue that is not there."""
+    queues = store.topics().get(topic)
+    if queues is None:
+        return no_topic(store, topic, more)
+    if queue_id in (None, *queues):
+        return None
+    return f"{store.path}: topic {topic!r} has no queue {queue_id}{more}; it has {', '.join(map(str, queues))}"
 
 
 class QueueReader:
