@@ -147,3 +147,10 @@ def test_a_tab_may_be_written_as_two_characters(tmp_path: Path, delimiter: str) 
     (tmp_path / "x.csv").write_text("n\tm\nk1\t4\n")
     good("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, "--key-column", "n", "--delimiter", delimiter)
     assert keys_of(tmp_path / "s") == [("k1",)]
+
+
+@pytest.mark.parametrize("delimiter", ["é", '"', "\n", "\r", ",,", "", "\udcff"])
+def test_what_is_no_delimiter_is_told_the_rule(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "x.csv").write_text("n\n1\n")
+    done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, "--delimiter", delimiter)
+    assert_error(done, 2, '--delimiter must be one ASCII character other than ", CR and LF, got ')

@@ -109,7 +109,7 @@ def _check(topic: str, input_form: str | None, files: tuple[str, ...], delimiter
     if "-" in files and input_form is None:
         raise click.UsageError("stdin has no name that tells its format: pass --format")
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
-        raise click.UsageError(f"--delimiter must be one character, got {delimiter!r}")
+        raise click.UsageError(f"--delimiter must be one ASCII character other than \", CR and LF, got {delimiter!r}")
 
 
 def _check_columns(*names: str) -> None:
