@@ -115,22 +115,24 @@ class StoreConfig:
     def from_broker_conf(cls, file: str | os.PathLike[str]) -> Self:
         """Read a broker's own properties file; names that are no field here are left out.
 
-        readOnlyCommitLogStorePaths: further directories where storePathCommitLog names several, as in RocketMQ. Raises
+        readOnlyCommitLogStorePaths: further directories where storePathCommitLog names several, as in RocketMQ.
+        brokerIP1, when it is an address, and listenPort (10911) are the store_host, unless a line says storeHost; of a
+        host's name, and without brokerIP1, the address is the broker's own affair: store_host keeps its default. Raises
         OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line for a
         value that does not fit.
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        read_only = ""
+        others = {"readOnlyCommitLogStorePaths": "", "brokerIP1": "", "listenPort": "10911"}
         with Path(file).open("rb") as opened:
             data = opened.read(_CONF_LIMIT + 1)
         if len(data) > _CONF_LIMIT or b"\0" in data:
             raise ValueError(f"{os.fspath(file)}: no properties file, which is text of at most {_CONF_LIMIT:,} bytes")
         for number, name, value in _java_properties(io.BytesIO(data)):
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-            if name == "readOnlyCommitLogStorePaths":
-                read_only = value
+            if name in others:
+                others[name], lines[name] = value, number
             if snake not in known:
                 continue
             default = known[snake].default
@@ -145,8 +147,13 @@ class StoreConfig:
             except (KeyError, ValueError):
                 where = f"{os.fspath(file)}, line {number}"
                 raise ValueError(f"{where}: {name} has no value {value!r}") from None
+        read_only, ip, port = others.values()
         if read_only and "," in given.get("store_path_commit_log", ""):
             given["store_path_commit_log"] += f",{read_only}"
+        if not (port.isascii() and port.isdigit() and 1 <= int(port[-19:]) <= 65535):
+            raise ValueError(f"{os.fspath(file)}, line {lines['listenPort']}: listenPort has no value {port!r}")
+        if _is_address(ip):
+            given.setdefault("store_host", f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}")
         try:
             return cls(**given)
         except ValueError as error:  # its first word is the field
@@ -220,6 +227,17 @@ class StoreConfig:
         if self.version < (5, 0, 0) or self._is_alpha:
             return 3
         return 4 if self.version < (5, 1, 1) else 5
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is a number of IPv4 or IPv6, not a host's name."""
+    import socket
+
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:

@@ -64,6 +64,28 @@ def test_a_broker_may_keep_files_for_no_time_and_any_ratio(tmp_path: Path) -> No
         assert not store.clean().removed
 
 
+@pytest.mark.parametrize(("lines", "host"), [
+    ("brokerIP1=10.1.2.3\nlistenPort=10921", "10.1.2.3:10921"), ("listenPort = 30911\nbrokerIP1 = ::1", "[::1]:30911"),
+    ("brokerIP1=10.1.2.3", "10.1.2.3:10911"), ("storeHost=1.2.3.4:5\nbrokerIP1=10.1.2.3", "1.2.3.4:5"),
+    ("brokerIP1=10.1.2.3\nstoreHost=1.2.3.4:5", "1.2.3.4:5"), ("listenPort=10921", None), ("brokerIP1=broker-a", None),
+    ("brokerIP1=10.1.2", None), ("brokerIP1=", None), ("brokerIP2=10.1.2.3", None),
+])  # fmt: skip
+def test_the_host_of_a_broker_conf_is_what_the_broker_stamps(tmp_path: Path, lines: str, host: str | None) -> None:
+    (tmp_path / "broker.conf").write_text(f"brokerId=0\n{lines}\n")
+    config = rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+    assert (config.store_host, config.is_explicit("store_host")) == (host or "127.0.0.1:10911", host is not None)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put(message(0))
+        assert store.lookup(0).store_host == config.store_host
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "", "1" * 5000])
+def test_a_port_that_is_none_is_named_with_its_line(tmp_path: Path, port: str) -> None:
+    (tmp_path / "broker.conf").write_text(f"brokerId=0\nlistenPort={port}\n")
+    with pytest.raises(ValueError, match=f"broker.conf, line 2: listenPort has no value '{port}'"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+
+
 @pytest.mark.parametrize("line", ["maxIndexNum:300", "maxIndexNum : 300", "maxIndexNum 300", "maxIndexNum\t=\t300",
                                   "maxIndexNum=\\\n  300", "max\\u0049ndexNum=300"])  # fmt: skip
 def test_a_broker_conf_is_a_java_properties_file(tmp_path: Path, line: str) -> None:

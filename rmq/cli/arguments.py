@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rmq.cli import did_you_mean
-from rmq.cli.output import FORMS
+from rmq.cli.output import FORMS, note
 from rmq.config import StoreConfig
 from rmq.store import Store
 from rmq.store import open as open_any
@@ -94,10 +95,24 @@ class NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class ConfType(NamedPath):
+    """A broker.conf, read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        try:
+            config = StoreConfig.from_broker_conf(path)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+        if not any(config.is_explicit(field.name) for field in fields(config)):
+            note(f"{path}: no line is a property that is read of a broker.conf, such as storePathCommitLog")
+        return config
+
+
 def store_argument(command: _Command) -> _Command:
     """STORE, and --conf for stores whose files do not tell everything."""
-    command = click.option("--conf", metavar="FILE", type=NamedPath(path_type=Path, readable=False),
-                           help="The broker's own broker.conf: sizes and paths that the files do not tell.")(command)
+    command = click.option("--conf", metavar="FILE", type=ConfType(path_type=Path, readable=False),
+                           help="The broker's own broker.conf: sizes, paths, host that the files do not tell.")(command)
     return click.argument("store", type=NamedPath(path_type=Path, readable=False))(command)
 
 
@@ -117,10 +132,10 @@ template_option = click.option(
     help=r"In place of -o: this line for each message, with fields in braces, such as '{keys}\t{body}'.")  # fmt: skip
 
 
-def open_store(path: Path, conf: Path | None, mode: str = "r") -> Store:
+def open_store(path: Path, conf: StoreConfig | None, mode: str = "r") -> Store:
     """The store, opened; a broker.conf or geometry that does not fit is a usage error."""
     try:
-        return open_any(path, mode, config=StoreConfig.from_broker_conf(conf) if conf else None)
+        return open_any(path, mode, config=conf)
     except ValueError as error:
         hint = "" if conf else "; --conf FILE can tell"
         raise click.UsageError(f"{error}{hint}") from error

@@ -26,6 +26,7 @@ from rmq.cli.arguments import (
     topic_argument,
 )
 from rmq.cli.output import Output, note
+from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.message import StoredMessage
 from rmq.pull import tag_set
@@ -49,7 +50,8 @@ POLL_SECONDS = 0.2
 @template_option
 @form_option
 def cat(store: Path, topic: str, queue: int | None, begin: int | None, end: int | None, limit: int | None,
-        tags: str | None, template: str | None, follow: bool, conf: Path | None, form: str | None) -> None:  # fmt: skip
+        tags: str | None, template: str | None, follow: bool, conf: StoreConfig | None,
+        form: str | None) -> None:  # fmt: skip
     r"""Messages of TOPIC, oldest first.
 
     TIME is ms since 1970, ISO 8601 (UTC when it names no zone), or a span before now such as -2h. Times are found by

@@ -11,6 +11,7 @@ import click
 from rmq.cli import printable
 from rmq.cli.arguments import LIMIT, form_option, open_store, store_argument
 from rmq.cli.output import Output, Row, counted, note, people_size
+from rmq.config import StoreConfig
 from rmq.retention import CleanResult, RemovedFile
 from rmq.store import Store
 
@@ -28,7 +29,7 @@ from rmq.store import Store
               help="Queues whose messages are all gone go too; their offsets begin at 0 again.")  # fmt: skip
 @form_option
 def clean(store: Path, dry_run: bool, reserved_time: int | None, max_used_percent: int | None, limit: int | None,
-          expired_queues: bool, conf: Path | None, form: str | None) -> None:  # fmt: skip
+          expired_queues: bool, conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip
     """Remove from STORE what has expired.
 
     Segments of the log, oldest first, by the time of their last change; then the files of queues and index that speak

@@ -36,7 +36,7 @@ from rmq.exporting import export as export_store
 @form_option
 def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | None, end: int | None,
            columns: str | None, partition_by: str, compression: str, skip_damage: bool, processes: int | None,
-           conf: Path | None, form: str | None) -> None:  # fmt: skip
+           conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip
     """Write messages of STORE as Parquet files into DIR.
 
     DIR is made, or is empty; it fills at once, when all is on disk. Files lie as Hive, Spark and pyarrow read them:
@@ -47,7 +47,6 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
     """
     output = Output(form)
     try:
-        config = StoreConfig.from_broker_conf(conf) if conf else None
         if topics:
             _note_missing(store, conf, topics)
         with byte_bar() as show:
@@ -56,7 +55,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
                 store, directory, partition_by=() if partition_by == "none" else partition_by.split(","),
                 topics=topics or None, begin=begin, end=end, columns=None if columns is None else columns.split(","),
                 compression=compression, on_damage="skip" if skip_damage else "raise", processes=processes,
-                config=config, progress=show)  # fmt: skip
+                config=conf, progress=show)  # fmt: skip
             seconds = time.monotonic() - started
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -73,7 +72,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
         raise click.exceptions.Exit(NOT_FOUND)
 
 
-def _note_missing(store: Path, conf: Path | None, topics: tuple[str, ...]) -> None:
+def _note_missing(store: Path, conf: StoreConfig | None, topics: tuple[str, ...]) -> None:
     """Tell of topics that have no queue; the log may hold messages of them that are in none."""
     with suppress(RmqError), open_store(store, conf) as opened:
         for topic in topics:

@@ -22,6 +22,7 @@ from rmq.cli.arguments import (
 )
 from rmq.cli.fields import FIELDS, TIME_FIELDS, body_text, message_row
 from rmq.cli.output import Output, note, people_size, people_time
+from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
 from rmq.message import StoredMessage
 from rmq.store import Store
@@ -41,7 +42,7 @@ _BODY_LIMIT = 4096  # characters of a body that a table shows
 @template_option
 @form_option
 def query(store: Path, topic: str, key: str, begin: int | None, end: int | None, limit: int | None,
-          template: str | None, conf: Path | None, form: str | None) -> None:  # fmt: skip
+          template: str | None, conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip
     """Messages of TOPIC by KEY, newest first.
 
     KEY is one of a message's keys or its unique key.
@@ -75,7 +76,8 @@ def _why_none(store: Store, topic: str, key: str, when: str) -> str:
 @click.option("--topic", help="Only a message of this topic; an ID that looks like an offset may be its unique key.")
 @template_option
 @form_option
-def get(store: Path, id: str, topic: str | None, template: str | None, conf: Path | None, form: str | None) -> None:
+def get(store: Path, id: str, topic: str | None, template: str | None, conf: StoreConfig | None,
+        form: str | None) -> None:  # fmt: skip
     """One message by its ID.
 
     ID is an offset message id (32 or 56 hex digits), TOPIC/QUEUE/OFFSET, a phy offset (digits), or else a unique key;

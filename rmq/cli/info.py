@@ -13,6 +13,7 @@ from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
 from rmq.cli.arguments import form_option, no_topic, open_store, store_argument, topic_argument
 from rmq.cli.fields import iso_time
 from rmq.cli.output import Output, Row, counted, people_size, people_time
+from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.geometry import GEOMETRY
 from rmq.info import StoreInfo
@@ -29,7 +30,7 @@ _COLUMNS = ("topic", "queue_id", "min_queue_offset", "max_queue_offset", "first_
 @click.command()
 @store_argument
 @form_option
-def info(store: Path, conf: Path | None, form: str | None) -> None:
+def info(store: Path, conf: StoreConfig | None, form: str | None) -> None:
     """What STORE is and how it was left.
 
     Who wrote it, its bounds and times, what of the log its queues and its index cover.
@@ -87,7 +88,7 @@ def _index_line(found: StoreInfo, size: int) -> str:
 @store_argument
 @topic_argument(required=False)
 @form_option
-def topics(store: Path, topic: str | None, conf: Path | None, form: str | None) -> None:
+def topics(store: Path, topic: str | None, conf: StoreConfig | None, form: str | None) -> None:
     """The queues of STORE, or of one TOPIC.
 
     For each its offsets [min, max) and the times of its first and its last message.

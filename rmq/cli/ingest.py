@@ -30,6 +30,7 @@ from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.rows import Rows, SourceError, Wanted
 from rmq.cli.sources import Source
 from rmq.cli.texts import EMPTY, NULL
+from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError
 from rmq.keys import encoded, hash_keys
 from rmq.store import Store
@@ -57,7 +58,7 @@ SHOWN_ROWS = 5  # bad rows that are named on stderr with --skip-bad
 @form_option
 def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[str, ...], tags_column: str | None,
            body_column: str | None, queues: int, input_form: str | None, delimiter: str | None, skip_bad: bool,
-           skip_rows: int, conf: Path | None, form: str | None) -> None:  # fmt: skip
+           skip_rows: int, conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip
     """Put the rows of FILEs into STORE.
 
     FILE is CSV, JSONL or Parquet; the store is made when it is missing. FILE may be - for stdin (with --format), and

@@ -25,7 +25,7 @@ from rmq.rebuilding import rebuild as rebuild_store
 @click.option("--processes", metavar="N", type=click.IntRange(1), help="Default: the number of cores.")
 @click.option("--sidecar", is_flag=True, help="Make the sidecars of full index files, and nothing else.")
 @short_form_option
-def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bool, conf: Path | None,
+def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bool, conf: StoreConfig | None,
             form: str | None) -> None:  # fmt: skip
     """Make queues and index of STORE again, from nothing but its log.
 
@@ -36,11 +36,10 @@ def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bo
     if sidecar and (output or processes):
         raise click.UsageError("--sidecar goes with neither --output nor --processes")
     try:
-        config = StoreConfig.from_broker_conf(conf) if conf else None
         if sidecar:
-            _sidecars(store, config, Output(form))
+            _sidecars(store, conf, Output(form))
         else:
-            _queues_and_index(store, output, config, processes, Output(form))
+            _queues_and_index(store, output, conf, processes, Output(form))
     except ValueError as error:
         hint = "" if conf or str(error).startswith("output ") else "; --conf FILE can tell"
         raise click.UsageError(f"{error}{hint}") from error

@@ -25,7 +25,7 @@ from rmq.verification.verify import verify as verify_store
 @click.option("--limit", metavar="N", type=click.IntRange(1), default=LIMIT, show_default=True,
               help="Findings that are shown; the others are counted.")  # fmt: skip
 @form_option
-def verify(store: Path, conf: Path | None, jobs: int | None, limit: int, form: str | None) -> None:
+def verify(store: Path, conf: StoreConfig | None, jobs: int | None, limit: int, form: str | None) -> None:
     """Look for every broken rule of STORE, and change nothing.
 
     Reads all of it: log records, queues and index against the log in both directions, checkpoint, names and sizes.
@@ -35,10 +35,9 @@ def verify(store: Path, conf: Path | None, jobs: int | None, limit: int, form: s
     """
     output = Output(form)
     try:
-        config = StoreConfig.from_broker_conf(conf) if conf else None
         with byte_bar() as show:
             started = time.monotonic()
-            found = verify_store(store, config=config, progress=show, jobs=jobs, limit=limit)
+            found = verify_store(store, config=conf, progress=show, jobs=jobs, limit=limit)
             seconds = time.monotonic() - started
     except ValueError as error:
         raise click.UsageError(f"{error}{'' if conf else '; --conf FILE can tell'}") from error
