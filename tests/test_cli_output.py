@@ -201,3 +201,16 @@ def test_a_template_reaches_into_no_field_but_keys_and_properties(odd: Path, fie
     for template in (f"{{{field}}}", f"{{tags:>{{{field}}}}}"):
         done = call("cat", odd, "T", "-f", template)
         assert_error(done, 2, "-f", "" if "!" in field or field.endswith("]x") else f"no {{{field}}}: parts of a field")
+
+
+def test_an_export_of_a_topic_that_no_message_can_have_is_one_line(store: Path, tmp_path: Path) -> None:
+    assert_error(call("export", store, tmp_path / "none", "--topic", "\udcff"), 1, f"{store}: no topic '\\udcff'")
+    assert not (tmp_path / "none").exists()
+    some = good("export", store, tmp_path / "some", "--topic", "\udcff", "--topic", "T", "--processes", 1)
+    assert (some.notes[0], some.rows[0]["row_count"]) == (f"rmq: {store}: no topic '\\udcff'", 2)
+
+
+@pytest.mark.parametrize("option", ["--columns", "--partition-by"])
+def test_a_name_that_an_option_repeats_is_told(store: Path, tmp_path: Path, option: str) -> None:
+    done = call("export", store, tmp_path / "out", option, "topic,queue_id,topic")
+    assert_error(done, 2, f"{option} repeats 'topic'")

@@ -48,12 +48,13 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
     output = Output(form)
     try:
         if topics:
-            _note_missing(store, conf, topics)
+            topics = _possible(store, conf, topics)
         with byte_bar() as show:
             started = time.monotonic()
             done = export_store(
-                store, directory, partition_by=() if partition_by == "none" else partition_by.split(","),
-                topics=topics or None, begin=begin, end=end, columns=None if columns is None else columns.split(","),
+                store, directory, partition_by=() if partition_by == "none" else _names("--partition-by", partition_by),
+                topics=topics or None, begin=begin, end=end,
+                columns=None if columns is None else _names("--columns", columns),
                 compression=compression, on_damage="skip" if skip_damage else "raise", processes=processes,
                 config=conf, progress=show)  # fmt: skip
             seconds = time.monotonic() - started
@@ -72,9 +73,22 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
         raise click.exceptions.Exit(NOT_FOUND)
 
 
-def _note_missing(store: Path, conf: StoreConfig | None, topics: tuple[str, ...]) -> None:
-    """Tell of topics that have no queue; the log may hold messages of them that are in none."""
+def _names(option: str, text: str) -> list[str]:
+    names = text.split(",")
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise click.UsageError(f"{option} repeats {name!r}")
+    return names
+
+
+def _possible(store: Path, conf: StoreConfig | None, topics: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that a message may have. Tells of those without a queue; the log may hold messages of them, in none."""
+    possible = tuple(topic for topic in topics if topic == topic.encode("utf-8", "replace").decode())
+    reasons: dict[str, str] = {}
     with suppress(RmqError), open_store(store, conf) as opened:
-        for topic in topics:
-            if topic not in opened.topics():
-                note(no_topic(opened, topic))
+        reasons = {topic: no_topic(opened, topic) for topic in topics if topic not in opened.topics()}
+    if not possible:
+        raise Fault(reasons.get(topics[0], f"{store}: no topic {topics[0]!r}"), NOT_FOUND)
+    for reason in reasons.values():
+        note(reason)
+    return possible
