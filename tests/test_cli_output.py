@@ -214,3 +214,10 @@ def test_an_export_of_a_topic_that_no_message_can_have_is_one_line(store: Path, 
 def test_a_name_that_an_option_repeats_is_told(store: Path, tmp_path: Path, option: str) -> None:
     done = call("export", store, tmp_path / "out", option, "topic,queue_id,topic")
     assert_error(done, 2, f"{option} repeats 'topic'")
+
+
+def test_a_key_column_that_is_named_twice_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("k\n1\n")
+    done = call("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T", "--key-column", "k", "--key-column", "k")
+    assert_error(done, 2, "--key-column repeats 'k'")
+    assert not (tmp_path / "s").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,6 +139,13 @@ def open_store(path: Path, conf: StoreConfig | None, mode: str = "r") -> Store:
     except ValueError as error:
         hint = "" if conf else "; --conf FILE can tell"
         raise click.UsageError(f"{error}{hint}") from error
+
+
+def check_names(option: str, names: Sequence[str]) -> None:
+    """A usage error when an option names something twice."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise click.UsageError(f"{option} repeats {name!r}")
 
 
 def no_topic(store: Store, topic: str, more: str = "") -> str:

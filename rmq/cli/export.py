@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
-from rmq.cli.arguments import TIME, NamedPath, form_option, no_topic, open_store, store_argument
+from rmq.cli.arguments import TIME, NamedPath, check_names, form_option, no_topic, open_store, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
@@ -75,9 +75,7 @@ def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | N
 
 def _names(option: str, text: str) -> list[str]:
     names = text.split(",")
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise click.UsageError(f"{option} repeats {name!r}")
+    check_names(option, names)
     return names
 
 

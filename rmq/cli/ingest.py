@@ -24,7 +24,7 @@ from rmq._core._message import check_topic
 from rmq.arrays import flags, integers
 from rmq.cli import INTERRUPTED, TERMINATED, USAGE, Fault, flush_stdout, reason_of
 from rmq.cli.ahead import read_ahead
-from rmq.cli.arguments import NamedPath, form_option, open_store, store_argument
+from rmq.cli.arguments import NamedPath, check_names, form_option, open_store, store_argument
 from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.rows import Rows, SourceError, Wanted
@@ -67,6 +67,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
     """
     delimiter = "\t" if delimiter == r"\t" else delimiter  # shells hand the two characters over
     _check(topic, input_form, files, delimiter)
+    check_names("--key-column", key_columns)
     names = dict.fromkeys([*key_columns, *([] if tags_column is None else [tags_column])])
     _check_columns(*names, *([] if body_column is None else [body_column]))
     wanted = Wanted(tuple(names), body_column, tuple(name for name in key_columns if name != tags_column))
