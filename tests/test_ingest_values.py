@@ -95,8 +95,8 @@ def assert_row_2_is_bad(store: Path, path: Path, reason: str, *options: str) -> 
 OUT_OF_RANGE = [  # and the text of 0
     (pa.timestamp("ms"), FOREVER, "1970-01-01T00:00:00.000"),
     (pa.timestamp("ms", "UTC"), FOREVER, "1970-01-01T00:00:00.000Z"),
-    (pa.timestamp("ms", "Asia/Tokyo"), -FOREVER, "1970-01-01T09:00:00.000+0900"),
-    (pa.timestamp("ns", "Asia/Tokyo"), 2**63 - 1, "1970-01-01T09:00:00.000000000+0900"),
+    (pa.timestamp("ms", "Asia/Tokyo"), -FOREVER, "1970-01-01T09:00:00.000+09:00"),
+    (pa.timestamp("ns", "Asia/Tokyo"), 2**63 - 1, "1970-01-01T09:00:00.000000000+09:00"),
     (pa.date32(), 2**30, "1970-01-01"), (pa.time32("ms"), -1, "00:00:00.000"),
     (pa.time64("us"), 99_999_999_999_999, "00:00:00.000000"), (pa.duration("s"), FOREVER, "0:00:00"),
 ]  # fmt: skip
@@ -123,6 +123,19 @@ def test_the_first_and_the_last_time_that_arrow_writes_are_stored(file: Put) -> 
                    t=of_numbers(times, pa.timestamp("ms")))  # fmt: skip
     assert read(path)[0] == ['{"d":"-32767-01-01","t":"-32767-01-01T00:00:00.000"}',
                              '{"d":"32767-12-31","t":"32767-12-31T23:59:59.999"}']  # fmt: skip
+
+
+@pytest.mark.parametrize(("zone", "text"), [
+    ("Asia/Tokyo", "2023-11-15T07:13:20.123456+09:00"), ("America/St_Johns", "2023-11-14T18:43:20.123456-03:30"),
+    ("+05:45", "2023-11-15T03:58:20.123456+05:45"), ("Etc/UTC", "2023-11-14T22:13:20.123456+00:00"),
+    ("UTC", "2023-11-14T22:13:20.123456Z"),
+])  # fmt: skip
+def test_a_time_with_a_zone_is_iso_8601(store: Path, file: Put, zone: str, text: str) -> None:
+    path = parquet(file, a=pa.array([T, None]).cast(pa.timestamp("us", zone)), b=["x", "y"])
+    assert read(path)[0] == [f'{{"a":"{text}","b":"x"}}', '{"a":null,"b":"y"}']
+    assert dt.datetime.fromisoformat(text) == T.replace(tzinfo=dt.UTC)
+    good("ingest", store, path, *TOPIC, "--key-column", "a", "--body-column", "b")
+    assert [message.keys for message in messages(store)] == [(text,), ()]
 
 
 def test_rows_before_one_with_a_bad_item_are_counted(store: Path, file: Put) -> None:

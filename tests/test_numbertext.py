@@ -146,7 +146,7 @@ def test_rows_of_slices_nulls_and_mixed_columns_are_the_same_json() -> None:
     batch = pa.RecordBatch.from_arrays([numbers, decimals, others, times, local, small, large], names=list("ndotlse"))
     rows = json_objects(batch).to_pylist()
     assert rows[2:4] == [
-        '{"n":null,"d":2.25,"o":0.3333333333333333,"t":"1970-01-01T00:00:00.010Z","l":"1970-01-01T02:00:00.010+0200",'
+        '{"n":null,"d":2.25,"o":0.3333333333333333,"t":"1970-01-01T00:00:00.010Z","l":"1970-01-01T02:00:00.010+02:00",'
         '"s":3,"e":18446744073709551615}',
         '{"n":-3,"d":-4,"o":null,"t":null,"l":null,"s":-4,"e":4}',
     ]

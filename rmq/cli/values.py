@@ -115,8 +115,10 @@ def _range(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _iso_times(column: pa.Array) -> pa.Array:
-    """Timestamps with a T between date and time, which Arrow puts a space between."""
+    """Timestamps in ISO 8601: Arrow puts a space between date and time, and writes a zone as +0900, UTC as Z."""
     texts = column.cast(pa.large_string())
+    if column.type.tz not in (None, "UTC"):
+        texts = pc.binary_replace_slice(texts, -2, -2, ":")
     extremes = pc.min_max(column.cast(pa.int64()))
     seconds = [value // _OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
     if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
