@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commandline import COMMAND, assert_error, call, environment, good, on_terminal
+from commandline import COMMAND, assert_error, call, environment, good, on_terminal, run
 
 import rmq
 from rmq.cli.output import FIELDS
@@ -201,6 +201,16 @@ def test_a_template_reaches_into_no_field_but_keys_and_properties(odd: Path, fie
     for template in (f"{{{field}}}", f"{{tags:>{{{field}}}}}"):
         done = call("cat", odd, "T", "-f", template)
         assert_error(done, 2, "-f", "" if "!" in field or field.endswith("]x") else f"no {{{field}}}: parts of a field")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_stdout_and_stderr_are_utf8_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as opened:
+        opened.put_many([rmq.Message("ключ", "é€".encode())] * 2)
+    extra = {"PYTHONIOENCODING": encoding}
+    done = run("cat", tmp_path / "s", "ключ", "--limit", 1, "-f", "{topic} {body}", extra=extra)
+    assert (done.out, done.notes) == ("ключ é€\n", ["rmq: --limit 1 reached; more messages follow"])
+    assert_error(run("cat", tmp_path / "s", "ключи", extra=extra), 1, "no topic 'ключи'; did you mean 'ключ'?")
 
 
 def test_an_export_of_a_topic_that_no_message_can_have_is_one_line(store: Path, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ class Verbs(click.Group):
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # closed by whoever started us
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            _write_utf8(getattr(sys, name))
         # Before a verb loads numpy: no verb needs the threads for matrices that start, and spin, with it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         handler = logging.StreamHandler()
@@ -154,6 +155,12 @@ class Verbs(click.Group):
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _write_utf8(stream: Any) -> None:
+    """Whatever the locale says, but on a terminal, which knows no other encoding than the locale's."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"}))
 
 
 @contextmanager

@@ -96,8 +96,6 @@ class Output:
         self._template = None if template is None else _checked_template(template)
         self.is_terminal = sys.stdout.isatty()
         self.form = form or ("table" if self.is_terminal else "jsonl")
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="backslashreplace", **({} if self.is_terminal else {"encoding": "utf-8"}))
         self._has_header = False
         self._flushed = -math.inf
         self._table: Table | None = None
