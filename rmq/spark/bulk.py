@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from rmq.config import StoreConfig
 from rmq.paths import is_elsewhere, local_path
 from rmq.spark.loading import Placed, Staged, check_new, plan, publish, put_in_place, stage
-from rmq.spark.opened import check_version
+from rmq.spark.opened import check_frame, check_version
 from rmq.spark.options import WriteOptions
 from rmq.spark.staging import Staging
 from rmq.spark.write import Task
@@ -38,6 +38,7 @@ def bulk_load(df: DataFrame, path: str | os.PathLike[str], *, topic: str | None 
     nothing is there, unless a note of the error says that the store is.
     Cost: df is computed once; the log is written twice, by tasks; the driver reads it for queues and index.
     """
+    check_frame(df)
     given = os.fspath(path)
     root = given if is_elsewhere(given) else os.path.abspath(local_path(given))
     asked = _options(root, topic=topic, columns=None if columns is None else json.dumps(dict(columns)), queues=queues,

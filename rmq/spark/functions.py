@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look-ups as Spark functions: the compiled index, called on Arrow batches of keys."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,17 +26,16 @@ from pyspark.sql.types import (
 )
 
 from rmq.config import StoreConfig
-from rmq.keys import MAX_MS, MIN_MS, check_limit, encoded, hash_keys, list_array, time_range
+from rmq.keys import MAX_MS, MIN_MS, checked_int, encoded, hash_keys, list_array, time_range
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns, schema_of
-from rmq.spark.opened import check_version, for_lookups, using
+from rmq.spark.opened import check_frame, check_session, check_version, checked_path, for_lookups, using
 from rmq.spark.partitions import arrow_schema
 from rmq.spark.schema import in_pieces, native_batch
 from rmq.store import Store
 from rmq.version import __version__
 
 MAX_OFFSETS = 32
-DEFAULT_SLOTS = 5_000_000
 Times = npt.NDArray[np.int64]  # ms of each row
 PIECE_BYTES = 8 * 1024 * 1024  # of messages that a join hands to Spark at a time
 AS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
@@ -49,17 +49,18 @@ class Probe:
     """One store as a look-up asks it: picklable; opened on the executor, once for a worker.
 
     begin, end: inclusive, ms or aware datetime, of all keys; a row's own range is the part of it that lies inside.
+    limit_name: what the user calls the limit.
     """
 
-    def __init__(self, path: str, topic: str, begin: Any, end: Any, limit: int | None,
-                 config: StoreConfig | None) -> None:  # fmt: skip
-        if not isinstance(path, str):
-            raise TypeError(f"path must be str, got {type(path).__name__}")
+    def __init__(self, path: str | os.PathLike[str], topic: str, begin: Any, end: Any, limit: int | None,
+                 config: StoreConfig | None, *, limit_name: str = "limit") -> None:  # fmt: skip
+        self.path = checked_path(path)
         encoded(topic, "topic")
-        check_limit(limit)
-        self.path, self.topic, self.limit, self.config = path, topic, limit, config
+        if limit is not None:
+            checked_int(limit, limit_name, least=1)
+        self.topic, self.limit, self.config = topic, limit, config
         self.begin, self.end = time_range(begin, end)
-        self._version, self._place = __version__, for_lookups(path, config)
+        self._version, self._place = __version__, for_lookups(self.path, config)
 
     def ask(self, call: Callable[[Store], Any]) -> Any:
         """call(store). After an error the store is opened anew next time."""
@@ -179,8 +180,8 @@ def _is_utf8(item: bytes | None) -> bool:
         return False
 
 
-def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, begin: Any = None, end: Any = None,
-            exact: bool = True, config: StoreConfig | None = None) -> Any:  # fmt: skip
+def offsets(path: str | os.PathLike[str], topic: str, *, max_offsets: int | None = MAX_OFFSETS, begin: Any = None,
+            end: Any = None, exact: bool = True, config: StoreConfig | None = None) -> Any:  # fmt: skip
     """A function of Spark: key column -> array<bigint>, the phy offsets of its messages, newest first.
 
     max_offsets: for each key at most, None: all. begin, end: store timestamp, inclusive, ms or aware datetime. The
@@ -190,9 +191,12 @@ def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, beg
     NULL gives NULL, a key without messages an empty array.
     Source: RocketMQ IndexService#queryOffset.
     """
-    if not exact and max_offsets is None:
+    return _offsets(Probe(path, topic, begin, end, max_offsets, config, limit_name="max_offsets"), exact)
+
+
+def _offsets(probe: Probe, exact: bool) -> Any:
+    if not exact and probe.limit is None:
         raise ValueError("max_offsets: exact=False has RocketMQ's limit on the answers of a key, give a number")
-    probe = Probe(path, topic, begin, end, max_offsets, config)
 
     def exact_offsets(keys: pa.Array, begins: Times | None, ends: Times | None) -> pa.ListArray:
         table = probe.found(keys, ["phy_offset"], begins, ends).combine_chunks()
@@ -208,16 +212,20 @@ def offsets(path: str, topic: str, *, max_offsets: int | None = MAX_OFFSETS, beg
     return rmq_offsets
 
 
-def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS, limit: int | None = MAX_OFFSETS,
-             begin: Any = None, end: Any = None, config: StoreConfig | None = None) -> Any:  # fmt: skip
+def messages(path: str | os.PathLike[str], topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
+             limit: int | None = MAX_OFFSETS, begin: Any = None, end: Any = None,
+             config: StoreConfig | None = None) -> Any:  # fmt: skip
     """A function of Spark: key column -> array<struct<...>> of its messages, newest first, for F.inline.
 
     columns: of StoredMessage, in their order. The rest as of `offsets`; always exact.
     """
+    return _messages(Probe(path, topic, begin, end, limit, config), columns)
+
+
+def _messages(probe: Probe, columns: Sequence[str]) -> Any:
     names = checked_columns(columns)
     if not names:
         raise ValueError("columns: a struct of no columns is no type of Spark; ask `offsets` for how many there are")
-    probe = Probe(path, topic, begin, end, limit, config)
     fields = struct_of(names)
 
     def rows(keys: pa.Array, begins: Times | None, ends: Times | None) -> pa.ListArray:
@@ -226,8 +234,8 @@ def messages(path: str, topic: str, *, columns: Sequence[str] = MESSAGE_COLUMNS,
         counts = np.bincount(table["key_index"].to_numpy(), minlength=len(keys))
         batch = table.drop_columns(["key_index"]).to_batches() if len(table) else []
         if len(batch) > 1:
-            raise ValueError(f"{path}: messages of {len(keys)} keys have more than 2 GiB; {FEWER}")
-        items = native_batch(batch[0], target, path) if batch else pa.RecordBatch.from_pylist([], schema=target)
+            raise ValueError(f"{probe.path}: messages of {len(keys)} keys have more than 2 GiB; {FEWER}")
+        items = native_batch(batch[0], target, probe.path) if batch else pa.RecordBatch.from_pylist([], schema=target)
         values = pa.StructArray.from_arrays(items.columns, fields=list(target))
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values)
@@ -252,7 +260,7 @@ def key_hash_function() -> Any:
     return rmq_key_hash
 
 
-def slot_function(slots: int = DEFAULT_SLOTS) -> Any:
+def slot_function(slots: int) -> Any:
     @arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
     def rmq_slot(keys: pa.Array) -> pa.Array:
         return _of_texts(keys, lambda texts: hash_keys(texts) % slots)
@@ -281,16 +289,17 @@ def parse_id_function() -> Any:
     return rmq_parse_id
 
 
-def register(spark: SparkSession, path: str, topic: str, *, prefix: str = "rmq_",
-             columns: Sequence[str] = MESSAGE_COLUMNS, **options: Any) -> None:  # fmt: skip
+def register(spark: SparkSession, path: str | os.PathLike[str], topic: str, *, prefix: str = "rmq_",
+             columns: Sequence[str] = MESSAGE_COLUMNS, max_offsets: int | None = MAX_OFFSETS, begin: Any = None,
+             end: Any = None, exact: bool = True, config: StoreConfig | None = None) -> None:  # fmt: skip
     """Register for SQL: rmq_offsets(key [, begin, end]), rmq_messages(key [, begin, end]), rmq_key_hash(index_key),
-    rmq_slot(index_key), rmq_parse_id(id). options: of `offsets`. columns: of rmq_messages. prefix: for a second store
-    or topic. What is wrong with one is an error before any is registered.
+    rmq_slot(index_key), rmq_parse_id(id). max_offsets and what follows: as of `offsets`. columns: of rmq_messages.
+    prefix: for a second store or topic. What is wrong with one is an error before any is registered.
     """
-    shared = {name: value for name, value in options.items() if name in ("begin", "end", "config")}
-    made = {"offsets": offsets(path, topic, **options),
-            "messages": messages(path, topic, columns=columns, limit=options.get("max_offsets", MAX_OFFSETS), **shared),
-            "key_hash": key_hash_function(), "slot": slot_function(), "parse_id": parse_id_function()}  # fmt: skip
+    check_session(spark)
+    probe = Probe(path, topic, begin, end, max_offsets, config, limit_name="max_offsets")
+    made = {"offsets": _offsets(probe, exact), "messages": _messages(probe, columns), "key_hash": key_hash_function(),
+            "slot": slot_function(5_000_000), "parse_id": parse_id_function()}  # fmt: skip
     for name, function in made.items():
         spark.udf.register(prefix + name, function)
 
@@ -319,8 +328,8 @@ def _runs(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequence[str] = MESSAGE_COLUMNS,
-                limit: int | None = None, begin: Any = None, end: Any = None,
+def lookup_join(df: DataFrame, path: str | os.PathLike[str], topic: str, *, key: str,
+                columns: Sequence[str] = MESSAGE_COLUMNS, limit: int | None = None, begin: Any = None, end: Any = None,
                 config: StoreConfig | None = None) -> DataFrame:  # fmt: skip
     """The rows of df joined (inner) with the messages that carry the row's key: one row for each pair.
 
@@ -328,6 +337,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
     Raises ValueError when df has no column `key`, or one that is named like a column of `columns`, by
     spark.sql.caseSensitive.
     """
+    check_frame(df)
     names = checked_columns(columns)
     if key not in df.columns:
         raise ValueError(f"key: df has no column {key!r}; it has {', '.join(df.columns)}")
@@ -357,7 +367,7 @@ def lookup_join(df: DataFrame, path: str, topic: str, *, key: str, columns: Sequ
                     chosen, first = rows.slice(first, last - first), last
                     for begin, end in _runs(sizes[chosen], PIECE_BYTES):
                         left = batch.take(chosen.slice(begin, end - begin))
-                        right = native_batch(part.slice(begin, end - begin), target, path)
+                        right = native_batch(part.slice(begin, end - begin), target, probe.path)
                         yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
                                                          names=[*left.schema.names, *right.schema.names])  # fmt: skip
 

@@ -18,7 +18,7 @@ from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import store_root
 from rmq.pool import Answer, Item, Runner
 from rmq.rebuilding import RebuildResult, rebuild_by
-from rmq.spark.opened import check_seen, check_version, having_room, using
+from rmq.spark.opened import check_seen, check_session, check_version, having_room, using
 from rmq.splits import SPLIT_BYTES
 from rmq.verification.findings import LIMIT, VerifyResult
 from rmq.verification.verify import verify_by
@@ -32,6 +32,7 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
 
     path: of the store. What the tasks read and write must be seen by all executors at the same path.
     """
+    check_session(spark)
     root = os.path.abspath(store_root(path))
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
@@ -55,7 +56,7 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
     return run
 
 
-def rebuild(spark: SparkSession, path: str, output: str | None = None, *,
+def rebuild(spark: SparkSession, path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *,
             config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
     """`rmq.rebuild` with its tasks on the executors, one for each segment and one for each index file.
 
@@ -70,9 +71,10 @@ def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-             schema: StructType | str, *, split_bytes: int = SPLIT_BYTES, min_partitions: int = 1,
-             config: StoreConfig | None = None, **options: Any) -> DataFrame:  # fmt: skip
+def scan_map(spark: SparkSession, path: str | os.PathLike[str],
+             function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str, *,
+             split_bytes: int = SPLIT_BYTES, min_partitions: int = 1, config: StoreConfig | None = None,
+             **options: Any) -> DataFrame:  # fmt: skip
     """The rows that function(batches) yields for each part of a store: only they cross to Spark, not the messages.
 
     batches: an iterator of the part's Arrow record batches, as `Store.scan` with the same options gives them (topics,
@@ -80,6 +82,9 @@ def scan_map(spark: SparkSession, path: str, function: Callable[[Iterator[pa.Rec
     `schema`, whose types are Spark's. A part is a partition; together they are the store as it stands now, each message
     once; what the log has lost by the time a part is read is damage.
     """
+    check_session(spark)
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}")
     tasks = plan_scan(path, config=config, split_bytes=split_bytes, min_partitions=min_partitions, **options)
     planned_by = __version__
 
@@ -98,9 +103,9 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
         yield from function(task.batches(store))
 
 
-def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterable[str] = ("topic", "date"),
-           topics: Iterable[str] | None = None, begin: Any = None, end: Any = None,
-           columns: Iterable[str] | None = None, compression: str = "zstd",
+def export(spark: SparkSession, path: str | os.PathLike[str], target: str | os.PathLike[str], *,
+           partition_by: Iterable[str] = ("topic", "date"), topics: Iterable[str] | None = None,
+           begin: Any = None, end: Any = None, columns: Iterable[str] | None = None, compression: str = "zstd",
            on_damage: Literal["raise", "skip"] = "raise", split_bytes: int = SPLIT_BYTES, min_partitions: int = 1,
            config: StoreConfig | None = None) -> ExportResult:  # fmt: skip
     """`rmq.export` whose parts are written by Spark's executors: the same directory, all or nothing.
@@ -112,7 +117,8 @@ def export(spark: SparkSession, path: str, target: str, *, partition_by: Iterabl
                       topics=topics, begin=begin, end=end, on_damage=on_damage)  # fmt: skip
 
 
-def verify(spark: SparkSession, path: str, *, config: StoreConfig | None = None, limit: int = LIMIT) -> VerifyResult:
+def verify(spark: SparkSession, path: str | os.PathLike[str], *, config: StoreConfig | None = None,
+           limit: int = LIMIT) -> VerifyResult:  # fmt: skip
     """`rmq.verify` whose passes are done by Spark's executors: the same findings and the same counts.
 
     Three jobs: index files, segments with their units and entries, queues; names and small files are the driver's.

@@ -7,10 +7,12 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rmq._core import _layout as L
 from rmq.config import StoreConfig
@@ -19,7 +21,7 @@ from rmq.geometry import check_readable
 from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
-from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path
+from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, store_root
 from rmq.snapshot import Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -59,6 +61,23 @@ def check_version(planned_by: str, path: str) -> None:
 def check_seen(path: str) -> None:
     """ExecutorError when there is nothing at the path on this host."""
     _identity(path)
+
+
+def check_session(spark: Any) -> None:
+    """TypeError for what is no session of Spark, nor of Spark Connect."""
+    from pyspark.sql import SparkSession
+
+    connect = sys.modules.get("pyspark.sql.connect.session")  # a class of its own; loaded where there is one of it
+    if not isinstance(spark, SparkSession) and not (connect and isinstance(spark, connect.SparkSession)):
+        raise TypeError(f"spark must be a SparkSession, got {type(spark).__name__}")
+
+
+def check_frame(df: Any) -> None:
+    """TypeError for what is no frame of either."""
+    from pyspark.sql import DataFrame
+
+    if not isinstance(df, DataFrame):
+        raise TypeError(f"df must be a DataFrame, got {type(df).__name__}")
 
 
 def opened(place: Place, config: StoreConfig | None = None, io: str = "mmap") -> Store:
@@ -203,6 +222,16 @@ def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
             yield store
         except CorruptFileError as error:
             raise told(store, error) from None
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """As text. TypeError for what is no path, FileNotFoundError for an empty one."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"path must be str or os.PathLike, got {type(path).__name__}")
+    if not is_elsewhere(text):
+        store_root(text)
+    return text
 
 
 def for_lookups(path: str, config: StoreConfig | None) -> Place:

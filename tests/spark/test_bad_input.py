@@ -44,7 +44,7 @@ def functions_of(path: Path) -> dict[str, Any]:
     return {"exact": rmq.spark.offsets(str(path), "orders").func,
             "raw": rmq.spark.offsets(str(path), "orders", exact=False).func,
             "messages": rmq.spark.messages(str(path), "orders", columns=["phy_offset"]).func,
-            "hash": functions.key_hash_function().func, "slot": functions.slot_function().func}  # fmt: skip
+            "hash": functions.key_hash_function().func, "slot": functions.slot_function(1000).func}  # fmt: skip
 
 
 KEYS = ["o-1", None, "", "nix", "c-7", "o-1"]

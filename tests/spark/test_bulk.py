@@ -8,11 +8,12 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from forks import fork
+from pyspark.sql import DataFrame
 
 import rmq
 from rmq.dispatch import Dispatcher
@@ -389,7 +390,8 @@ def test_a_path_may_be_a_file_uri_and_no_object_store(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "x").touch()
-    frame: Any = SimpleNamespace(schema=SimpleNamespace(fieldNames=lambda: ["topic", "body"]))
+    frame = Mock(DataFrame)
+    frame.schema.fieldNames.return_value = ["topic", "body"]
     for path in ("s3://bucket/s", "gs://bucket/s"):
         with pytest.raises(ValueError, match=f"{path}: stores on object stores are read only"):
             bulk_load(frame, path)

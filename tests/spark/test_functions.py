@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +14,9 @@ import pytest
 
 import rmq
 import rmq.spark
-from rmq.spark import functions
+from rmq.spark import functions, lookup_join, messages, offsets, register
 from rmq.spark.functions import MESSAGE_COLUMNS
+from rmq.spark.opened import check_session
 from spark.orders import COUNT, TIME
 
 pytestmark = pytest.mark.spark
@@ -158,13 +162,62 @@ def test_a_join_names_columns_that_both_sides_have(store: Path, frame: Any) -> N
         rmq.spark.lookup_join(frame.selectExpr("key", "key AS body"), str(store), "orders", key="key", columns=["body"])
 
 
-def test_wrong_arguments_are_errors_at_once(store: Path) -> None:
-    with pytest.raises(ValueError, match="limit must be at least 1"):
-        rmq.spark.offsets(str(store), "orders", max_offsets=0)
-    with pytest.raises(ValueError, match="exact=False"):
-        rmq.spark.offsets(str(store), "orders", max_offsets=None, exact=False)
-    with pytest.raises(TypeError, match="path must be str"):
-        rmq.spark.offsets(store, "orders")  # type: ignore[arg-type]
+def test_wrong_arguments_are_errors_at_once(spark: Any, store: Path, frame: Any) -> None:
+    calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (ValueError, "max_offsets must be at least 1, got 0", lambda: offsets(store, "orders", max_offsets=0)),
+        (TypeError, "max_offsets must be int, got str", lambda: offsets(store, "orders", max_offsets="5")),
+        (ValueError, "limit must be at least 1, got 0", lambda: messages(store, "orders", limit=0)),
+        (TypeError, "limit must be int, got str", lambda: lookup_join(frame, store, "orders", key="key", limit="5")),
+        (ValueError, "max_offsets must be", lambda: register(spark, store, "orders", prefix="no_", max_offsets=-1)),
+        (ValueError, "exact=False", lambda: offsets(store, "orders", max_offsets=None, exact=False)),
+        (TypeError, "path must be str or os.PathLike, got int", lambda: offsets(5, "orders")),
+        (TypeError, "path must be str or os.PathLike, got bytes", lambda: messages(b"s", "orders")),
+    ]
+    for kind, text, call in calls:
+        with pytest.raises(kind, match=text):
+            call()
+
+
+def test_an_empty_path_is_an_error_as_of_open(spark: Any, frame: Any) -> None:
+    for call in (lambda: offsets("", "orders"), lambda: messages("", "orders"), lambda: register(spark, "", "orders"),
+                 lambda: lookup_join(frame, "", "orders", key="key")):  # fmt: skip
+        with pytest.raises(FileNotFoundError, match="the path of the store is empty"):
+            call()
+
+
+def test_a_path_may_be_a_path(spark: Any, store: Path, frame: Any) -> None:
+    assert answers(frame, offsets(store, "orders")) == answers(frame, offsets(str(store), "orders"))
+    assert answers(frame, messages(store, "orders", columns=["phy_offset"]))["o-37"]
+    joined = [lookup_join(frame, path, "orders", key="key", columns=["phy_offset"]) for path in (store, str(store))]
+    assert sorted(joined[0].collect(), key=str) == sorted(joined[1].collect(), key=str)
+    register(spark, store, "orders", prefix="of_a_path_")
+    assert spark.sql("SELECT size(of_a_path_offsets('o-1'))").first()[0] == 1
+
+
+@pytest.mark.parametrize("wrong", [None, "local[2]", 5], ids=str)
+def test_what_is_no_session_or_frame_is_a_type_error(store: Path, tmp_path: Path, wrong: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: register(wrong, store, "orders"), lambda: rmq.spark.verify(wrong, store),
+        lambda: rmq.spark.rebuild(wrong, store, tmp_path / "n"), lambda: rmq.spark.export(wrong, store, tmp_path / "e"),
+        lambda: rmq.spark.scan_map(wrong, store, iter, "a int"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match=rf"spark must be a SparkSession, got {type(wrong).__name__}"):
+            call()
+    for call in (lambda: lookup_join(wrong, store, "orders", key="key"), lambda: rmq.spark.bulk_load(wrong, tmp_path)):
+        with pytest.raises(TypeError, match=rf"df must be a DataFrame, got {type(wrong).__name__}"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_of_spark_connect_is_one(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("pyspark.sql.connect.session")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.SparkSession = type("SparkSession", (), {})  # type: ignore[attr-defined]
+    check_session(module.SparkSession())
+    check_session(spark)
+    with pytest.raises(TypeError, match="spark must be a SparkSession, got NoneType"):
+        check_session(None)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])

@@ -65,6 +65,14 @@ def test_only_what_the_function_yields_crosses_to_spark(spark: Any, store: Path)
     assert sum(row["bytes"] for row in rows) == sum(len(b"body %d" % number) for number in range(COUNT))
 
 
+@pytest.mark.parametrize("function", [5, None, "len"])
+def test_a_function_that_is_none_is_an_error_at_once(spark: Any, store: Path, function: Any) -> None:
+    import rmq.spark
+
+    with pytest.raises(TypeError, match=f"function must be callable, got {type(function).__name__}"):
+        rmq.spark.scan_map(spark, store, function, "a int")
+
+
 def test_what_was_cleaned_away_since_the_plan_is_damage(spark: Any, store: Path, tmp_path: Path) -> None:
     import rmq.spark
 
