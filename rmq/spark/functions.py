@@ -29,7 +29,7 @@ from rmq.config import StoreConfig
 from rmq.keys import MAX_MS, MIN_MS, checked_int, encoded, hash_keys, list_array, time_range
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns, schema_of
-from rmq.spark.opened import check_frame, check_session, check_version, checked_path, for_lookups, using
+from rmq.spark.opened import check_frame, check_session, check_version, checked_path, for_lookups, hash_slots, using
 from rmq.spark.partitions import arrow_schema
 from rmq.spark.schema import in_pieces, native_batch
 from rmq.store import Store
@@ -61,6 +61,10 @@ class Probe:
         self.topic, self.limit, self.config = topic, limit, config
         self.begin, self.end = time_range(begin, end)
         self._version, self._place = __version__, for_lookups(self.path, config)
+
+    def hash_slots(self) -> int:
+        """max_hash_slot_num of the store as it is now, asked on the driver."""
+        return hash_slots(self._place, self.config)
 
     def ask(self, call: Callable[[Store], Any]) -> Any:
         """call(store). After an error the store is opened anew next time."""
@@ -294,12 +298,13 @@ def register(spark: SparkSession, path: str | os.PathLike[str], topic: str, *, p
              end: Any = None, exact: bool = True, config: StoreConfig | None = None) -> None:  # fmt: skip
     """Register for SQL: rmq_offsets(key [, begin, end]), rmq_messages(key [, begin, end]), rmq_key_hash(index_key),
     rmq_slot(index_key), rmq_parse_id(id). max_offsets and what follows: as of `offsets`. columns: of rmq_messages.
-    prefix: for a second store or topic. What is wrong with one is an error before any is registered.
+    prefix: for a second store or topic. rmq_slot: the slot in an index file of this store, by its max_hash_slot_num as
+    the call finds it; the driver opens the store for that. What is wrong with one is an error before any is registered.
     """
     check_session(spark)
     probe = Probe(path, topic, begin, end, max_offsets, config, limit_name="max_offsets")
     made = {"offsets": _offsets(probe, exact), "messages": _messages(probe, columns), "key_hash": key_hash_function(),
-            "slot": slot_function(5_000_000), "parse_id": parse_id_function()}  # fmt: skip
+            "slot": slot_function(probe.hash_slots()), "parse_id": parse_id_function()}  # fmt: skip
     for name, function in made.items():
         spark.udf.register(prefix + name, function)
 

@@ -22,7 +22,7 @@ from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
 from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, store_root
-from rmq.snapshot import Snapshot
+from rmq.snapshot import META, Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
 from rmq.version import __version__
@@ -244,6 +244,15 @@ def for_lookups(path: str, config: StoreConfig | None) -> Place:
     taken = Snapshot.take(Location.parse(path)).require_store()
     with planning(taken.of(), config) as store:
         return taken.of("index", end=store.max_phy_offset)
+
+
+def hash_slots(place: Place, config: StoreConfig | None) -> int:
+    """max_hash_slot_num of a store. Cost: where no meta.json tells it, index files are looked through."""
+    if isinstance(place, str):
+        with open_store(place, config=config) as store:
+            return store.config.max_hash_slot_num
+    with planning(place.of(end=place.end) if META in dict(place.small) else place, config) as store:
+        return store.config.max_hash_slot_num
 
 
 def forget(place: Place) -> None:

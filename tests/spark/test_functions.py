@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from conftest import copy_store
 
 import rmq
 import rmq.spark
@@ -75,7 +77,7 @@ def test_sql_functions(spark: Any, store: Path) -> None:
                     "rmq_slot(NULL) d, rmq_parse_id('7F00000100002A9F00000000000000FF') e, rmq_parse_id('x') f, "
                     "size(rmq_messages('c-1')) g").first()  # fmt: skip
     hashed = rmq.index_key_hash("orders#o-1")
-    assert (row.b, row.c, row.d, row.f, row.g) == (hashed, hashed % 5_000_000, None, None, 32)
+    assert (row.b, row.c, row.d, row.f, row.g) == (hashed, hashed % 1000, None, None, 32)
     assert row.e.asDict() == {"store_host": "127.0.0.1:10911", "phy_offset": 255}
     assert len(row.a) == 1
     spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION orders_at(k STRING) RETURNS TABLE(phy_offset BIGINT, body BINARY) "
@@ -218,6 +220,23 @@ def test_a_session_of_spark_connect_is_one(spark: Any, monkeypatch: pytest.Monke
     check_session(spark)
     with pytest.raises(TypeError, match="spark must be a SparkSession, got NoneType"):
         check_session(None)
+
+
+@pytest.mark.parametrize("is_broker_s", [False, True])
+def test_rmq_slot_is_that_of_the_store_s_own_index_files(spark: Any, store: Path, tmp_path: Path,
+                                                         is_broker_s: bool) -> None:  # fmt: skip
+    copy = copy_store(store, tmp_path / "s")
+    if is_broker_s:
+        shutil.rmtree(copy / "rmq")  # the files alone tell
+    register(spark, copy, "orders", prefix="small_")
+    small = rmq.StoreConfig(max_hash_slot_num=7, max_index_num=40)
+    with rmq.open(tmp_path / "empty", "x", config=small):
+        register(spark, tmp_path / "empty", "orders", prefix="seven_")
+    row = spark.sql("SELECT small_slot('orders#o-1') a, seven_slot('orders#o-1') b").first()
+    assert tuple(row) == (rmq.index_key_hash("orders#o-1") % 1000, rmq.index_key_hash("orders#o-1") % 7)
+    with pytest.raises(FileNotFoundError, match="no such store directory"):
+        register(spark, tmp_path / "nix", "orders", prefix="never_")
+    assert not [one.name for one in spark.catalog.listFunctions() if one.name.startswith("never_")]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])

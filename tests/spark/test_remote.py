@@ -21,7 +21,7 @@ from rmq.mirror import MirroredStore
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location, ObjectStoreError
 from rmq.snapshot import Snapshot
-from rmq.spark.opened import ExecutorError, for_lookups, opened, using
+from rmq.spark.opened import ExecutorError, for_lookups, hash_slots, opened, using
 from rmq.spark.options import ReadOptions, WriteOptions
 from rmq.spark.partitions import read_partition
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
@@ -93,6 +93,16 @@ def test_options_choose_as_of_a_store_here(bucket: Bucket, store: Path, options:
     expected = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
     assert expected
     assert rows(given, parts) == expected
+
+
+@pytest.mark.parametrize("is_broker_s", [False, True])
+def test_the_driver_learns_the_hash_slots_with_as_little_as_it_can(bucket: Bucket, is_broker_s: bool) -> None:
+    if is_broker_s:
+        shutil.rmtree(bucket.root / "rmq")
+    place = Snapshot.take(bucket.location).of("index")
+    bucket.asked.clear()
+    assert hash_slots(place, None) == 1000
+    assert (bucket.asked_of("index/") > 0) == is_broker_s
 
 
 @pytest.mark.parametrize("number", [2, -1], ids=["between others", "last"])
