@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from rmq.spark.partitions import (
     read_partition,
     store_of,
 )
-from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
+from rmq.spark.remote import for_table, location, remote_partitions, snapshots, with_uris
 from rmq.spark.schema import STORE, TABLES_DDL, ddl, kafka_ddl, may_be_null, native_batch, native_ddl
 from rmq.spark.selection import log_bounds, ranges, select
 from rmq.spark.staging import roots
@@ -63,7 +64,9 @@ class RmqDataSource(DataSource):
 
     @property
     def asked(self) -> ReadOptions:
-        return ReadOptions.parse(self._given)
+        asked = ReadOptions.parse(self._given)
+        check_once(asked)
+        return asked
 
     def schema(self) -> str:
         asked = self.asked
@@ -121,6 +124,20 @@ def check_subset(schema: StructType, asked: ReadOptions) -> None:
                              f"not {column.dataType.simpleString()}")  # fmt: skip
         if not column.nullable and may_be_null(column.name, known[column.name]):
             raise ValueError(f"schema: column {column.name!r} may be NULL, it cannot be NOT NULL")
+
+
+def check_once(asked: ReadOptions) -> None:
+    """ValueError for a store that is named twice, in whatever way: its messages would be read twice."""
+    known: dict[object, str] = {}
+    for path in asked.paths:
+        if is_elsewhere(path):
+            there = location(path, asked)
+            place: object = there.uri, there.endpoint
+        else:
+            place = os.path.realpath(path)
+        if place in known:
+            raise ValueError(f"option paths: {path} is the same store as {known[place]}; name it once")
+        known[place] = path
 
 
 def stores_of(asked: ReadOptions) -> list[tuple[str, Place]]:

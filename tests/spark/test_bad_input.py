@@ -3,6 +3,7 @@ test_options.py, test_read.py, test_write.py, test_queues.py."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 import rmq
 import rmq.spark
@@ -93,6 +95,31 @@ def test_ids_that_are_none_are_null() -> None:
     assert found == [{"store_host": "127.0.0.1:10911", "phy_offset": 255}, *[None] * 5]
     assert call(pa.array([good, None]).dictionary_encode()).to_pylist() == [found[0], None]
     assert call(pa.nulls(2)).to_pylist() == [None, None]
+
+
+def test_a_store_that_is_named_twice_is_an_error(spark: Any, store: Path, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Its messages would come twice."""
+    (tmp_path / "link").symlink_to(store)
+    monkeypatch.chdir(store.parent)
+    columns, other = StructType([StructField("topic", StringType())]), shutil.copytree(store, tmp_path / "other")
+    for first, again in ((store.name, f"./{store.name}"), (f"{store}/", store), (store, store.as_uri()),
+                         (store, tmp_path / "link")):  # fmt: skip
+        made = source.RmqDataSource({"paths": json.dumps([str(first), str(other), str(again)])})
+        for call in (made.schema, lambda made=made: made.reader(columns), made.streamReader(columns).initialOffset):
+            with pytest.raises(ValueError, match=f"option paths: .* is the same store as {first}; name it once"):
+                call()
+    with pytest.raises(Exception, match=f"ValueError: option paths: {store}/ is the same store as {store}; name"):
+        spark.read.format("rmq").load([str(store), f"{store}/"])
+    assert spark.read.format("rmq").load([str(store), str(other)]).count() == 2 * (COUNT + 10)
+
+
+@pytest.mark.parametrize("second", ["s3a://b/a/", "s3://b/a?region=x", "s3://b/%61"])
+def test_an_object_store_s_store_that_is_named_twice_is_an_error(second: str) -> None:
+    asked = ReadOptions.parse({"paths": json.dumps(["s3://b/a", "s3://b/c", second])})
+    with pytest.raises(ValueError, match="is the same store as s3://b/a; name it once"):
+        source.check_once(asked)
+    source.check_once(ReadOptions.parse({"paths": '["s3://b/a", "s3://b/a?endpoint=http://elsewhere:1"]'}))
 
 
 def test_a_lone_surrogate_in_python_and_in_sql(spark: Any, store: Path) -> None:
