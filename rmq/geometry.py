@@ -20,12 +20,13 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.mappedfile import MappedFile
-from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, StorePaths
+from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, SEGMENT_NAME, StorePaths
 from rmq.segment import make_directory, sync_directory
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
 BEGUN = "a write of Spark began here and has not committed"
+EMPTY_OR_NEW = "choose an empty or new directory"
 NO_LOG = "the commit log has no segments, but other files do; one that lies elsewhere: store_path_commit_log"
 READS_IT = 'open it with "r", or let a broker write it'  # what is not written here
 KEPT = (*GEOMETRY, "rocketmq_version", "enabled_append_prop_crc")
@@ -244,18 +245,34 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
             raise
         make_directory(path)
         return
-    is_empty = all(entry.name == "lost+found" for entry in path.iterdir())  # what mkfs makes
+    is_empty = not _names(path)
     if mode == "x" and not is_empty:
         raise FileExistsError(f"{path}: exists and is not empty")
     is_store = _is_store(paths)
-    if not is_store and not is_empty and not paths.is_begun_by_spark():
-        raise UnsupportedFormatError(path, "no message store, but a directory with other files",
-                                     "choose an empty or new directory")  # fmt: skip
+    check_beginning(path, paths, by_spark=paths.is_begun_by_spark())
     if mode == "r+" and not is_store:
         raise FileNotFoundError(f"{path}: no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark())
     if is_empty:  # perhaps made by a process that was killed
         with contextlib.suppress(PermissionError):
             sync_directory(paths.root.parent)
+
+
+def _names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()} - {"lost+found"}  # what mkfs makes
+
+
+def names_beside_spark(paths: StorePaths) -> set[str]:
+    """What lies in a directory that a write of Spark may begin in, but for what such writes leave before they commit,
+    and for names that Spark passes over, as those of checkpoints and checksums.
+    """
+    own = {"rmq", "lock"} if {path.name for path in paths.own.glob("*")} <= BEGUN_BY_SPARK else set()
+    return {name for name in _names(paths.root) - own if not name.startswith(("_", "."))}
+
+
+def check_beginning(path: Path, paths: StorePaths, *, by_spark: bool) -> None:
+    """Refuse to begin a store among files of others: UnsupportedFormatError."""
+    if not _is_store(paths) and (names_beside_spark(paths) if by_spark else _names(path)):
+        raise UnsupportedFormatError(path, "no message store, but a directory with other files", EMPTY_OR_NEW)
 
 
 def require_store(path: Path, paths: StorePaths) -> None:

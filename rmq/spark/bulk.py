@@ -44,9 +44,9 @@ def bulk_load(df: DataFrame, path: str | os.PathLike[str], *, topic: str | None 
     asked = _options(root, topic=topic, columns=None if columns is None else json.dumps(dict(columns)), queues=queues,
                      segmentBytes=segment_bytes, buildIndex=str(build_index).lower())  # fmt: skip
     staging, config = Staging(root, uuid.uuid4().hex), StoreConfig(**asked.geometry)
+    check_new(staging.path)
     task, timestamp = Task(asked, df.schema), time.time_ns() // 1_000_000
     segment_size = config.mapped_file_size_commit_log
-    check_new(staging.path)
 
     def stage_rows(batches: Iterator[pa.RecordBatch]) -> Staged | None:
         partition, attempt = _numbers()

@@ -42,7 +42,7 @@ OWN = Path("rmq", "spark")
 A_DAY = 86400.0
 BATCHES_KEPT = 100  # as spark.sql.streaming.minBatchesToRetain
 MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
-_SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
+SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
 _BATCH = re.compile(r"[\w-]+-\d{10,}", re.ASCII)  # a stream's job
 _STAGED = re.compile(r"\d{5,10}\.\d{1,10}\.\w{1,32}", re.ASCII)
 _STORES_OWN = re.compile(rb"\x02?(?:__CRC32#\x01\d{10}\x02)?\Z")  # the last separator, the whole record's CRC
@@ -68,7 +68,7 @@ class Commit:
         found = read_json(marker)
         shards, numbers = found.get("shards"), (found.get("number"), found.get("rows"))
         if not (isinstance(shards, list) and all(type(number) is int and number >= 0 for number in numbers)
-                and all(isinstance(name, str) and _SHARD.fullmatch(name) for name in shards)):  # fmt: skip
+                and all(isinstance(name, str) and SHARD.fullmatch(name) for name in shards)):  # fmt: skip
             raise CorruptFileError(marker, 0, "no marker of a job")
         return cls(marker.stem, found["number"], found.get("overwrite") is True, tuple(shards), found["rows"])
 
@@ -310,14 +310,6 @@ def roots(path: str) -> list[str]:
         return [path]
     last = last_overwrite(known)
     return [os.path.join(path, shard) for commit in known if commit.number >= last for shard in commit.shards]
-
-
-def check_target(path: str, mode: str) -> None:
-    """ValueError when shards shall go into a store, or one store among shards."""
-    if mode == "shards" and is_store(Path(path)):
-        raise ValueError(f"{path} is a store: mode=single appends to it, shards need a directory of their own")
-    if mode == "single" and any(commit.shards for commit in commits(Path(path))):
-        raise ValueError(f"{path} is a directory of shards: mode=single needs a store or a new directory")
 
 
 def pending_begin(path: str) -> int | None:

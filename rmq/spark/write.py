@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
+from rmq.errors import UnsupportedFormatError
+from rmq.geometry import EMPTY_OR_NEW, check_beginning, names_beside_spark
+from rmq.paths import StorePaths, local_path
 from rmq.segment import make_directory, sync_directory
 from rmq.spark.options import WriteOptions
-from rmq.spark.staging import Staging, Written, check_target
+from rmq.spark.staging import SHARD, Staging, Written, commits, is_store
 from rmq.store import open as open_store
 
 PLAIN = {"rmq.body": "plain"}  # `body` is no compressed one, whatever sys_flag says; `raw_body` is as stored
@@ -33,11 +37,38 @@ class TaskMessage(WriterCommitMessage):
     written: Written
 
 
-class Task:
-    """One task's part: rows to a store of its own, below the job's staging directory."""
+def check_target(path: str, mode: str, checkpoint: str | None = None) -> None:
+    """ValueError when shards shall go into a store, or one store among shards; UnsupportedFormatError when what is
+    written would begin among files of others. checkpoint: a stream's, which may lie among its shards.
+    """
+    root, paths = Path(path), StorePaths(Path(path).absolute())
+    if mode == "shards" and is_store(root):
+        raise ValueError(f"{path} is a store: mode=single appends to it, shards need a directory of their own")
+    if mode == "single" and any(commit.shards for commit in commits(root)):
+        raise ValueError(f"{path} is a directory of shards: mode=single needs a store or a new directory")
+    if not root.exists():
+        return
+    if mode == "single":
+        check_beginning(root, paths, by_spark=True)
+        return
+    if any(paths.commits.glob("*.json")):
+        return  # it is one of shards by now, whatever lies beside them
+    others = {name for name in names_beside_spark(paths) if not SHARD.fullmatch(name)}
+    if checkpoint is not None:
+        others.discard(os.path.relpath(checkpoint, path).partition("/")[0])
+    if others:
+        raise UnsupportedFormatError(root, f"no directory of shards, but one with other files ({min(others)})",
+                                     EMPTY_OR_NEW)  # fmt: skip
 
-    def __init__(self, asked: WriteOptions, schema: StructType) -> None:
-        check_target(asked.path, asked["mode"])
+
+class Task:
+    """One task's part: rows to a store of its own, below the job's staging directory.
+
+    checkpoint: of the stream.
+    """
+
+    def __init__(self, asked: WriteOptions, schema: StructType, *, checkpoint: str | None = None) -> None:
+        check_target(asked.path, asked["mode"], checkpoint)
         self.asked = asked
         self.columns = asked.columns_of(schema.fieldNames())
 
@@ -121,7 +152,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._asked = asked = WriteOptions.parse(options)
         if overwrite:
             raise ValueError("a stream appends: output mode append")
-        self._task = Task(asked, schema)
+        checkpoints = (local_path(value) for name, value in options.items() if name.lower() == "checkpointlocation")
+        self._task = Task(asked, schema, checkpoint=next(checkpoints, None))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()

@@ -25,8 +25,9 @@ from rmq.spark.opened import for_lookups
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import log_bounds, select
 from rmq.spark.source import MessageReader
-from rmq.spark.staging import PUT_COLUMNS, Staging, Written, check_target, commits, pending_begin, roots
+from rmq.spark.staging import PUT_COLUMNS, Staging, Written, commits, pending_begin, roots
 from rmq.spark.stream import StreamReader
+from rmq.spark.write import check_target
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20 * 1000,
                          max_hash_slot_num=100, max_index_num=400)  # fmt: skip
