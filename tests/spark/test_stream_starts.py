@@ -169,3 +169,18 @@ def test_a_stream_that_cannot_be_says_why_when_it_is_asked(tmp_path: Path) -> No
         with pytest.raises(ValueError, match="options keys: not for streams"):
             ask()
     stream.stop()
+
+
+def test_queues_that_offsets_leave_out_begin_and_end_where_they_stand(tmp_path: Path) -> None:
+    """In batches and in a stream's first start; docs/spark.md."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message(topic, b"x", queue_id=queue) for topic in "tu" for queue in (0, 1)] * 10)
+    first, last = '{"t": {"0": 4}}', '{"t": {"1": 6}}'
+    asked = ReadOptions.parse({"path": str(tmp_path / "s"), "startingOffsets": first, "endingOffsets": last})
+    with rmq.open(tmp_path / "s") as store:
+        assert select(store, asked).bounds == {"t": {0: (4, 10), 1: (0, 6)}, "u": {0: (0, 10), 1: (0, 10)}}
+    assert reader(tmp_path / "s", startingOffsets=first).initialOffset() == {"t": {"0": 4, "1": 0}}
+    with pytest.raises(DataLossError, match="option startingOffsets: the store has no t queue 2"):
+        reader(tmp_path / "s", startingOffsets='{"t": {"2": 4}}').initialOffset()
+    assert reader(tmp_path / "s", startingOffsets='{"t": {"2": 4}}', failOnDataLoss="false").initialOffset() == \
+        {"t": {"0": 0, "1": 0}}  # fmt: skip
