@@ -25,6 +25,14 @@ def text_scalar(text: str) -> pa.Scalar:
     return pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])[0]
 
 
+def number_array(numbers: npt.NDArray[np.integer[Any]]) -> pa.Array:
+    """Of int32 or int64 numbers, which it borrows when they are contiguous. pa.array would import pandas."""
+    import pyarrow as pa
+
+    kind = pa.int32() if numbers.dtype.itemsize == 4 else pa.int64()
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
 def integers(array: pa.Array) -> npt.NDArray[Any]:
     """Signed integers without nulls, borrowed. to_numpy would import pandas."""
     size, data = array.type.bit_width // 8, array.buffers()[1]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
 from rmq._core._message import to_ms
+from rmq.arrays import number_array
 from rmq.indexfile import MAX_TIMESTAMP
 from rmq.keys import (
     MAX_MS,
@@ -79,7 +80,8 @@ class KeyReader(OpenStore):
         found = find(self._log, name, listed, groups, candidates, uncovered if complete else [], log_end, begin=first,
                      end=last, limit=limit, is_all=names == ("phy_offset",))  # fmt: skip
         if found.is_sound:
-            table, key_index, truncated = pa.table({"phy_offset": found.phy_offsets}), found.numbers, found.truncated
+            table = pa.table({"phy_offset": number_array(found.phy_offsets)})
+            key_index, truncated = found.numbers, found.truncated
         else:
             table, placed = table_of(self._placed(found.phy_offsets, names, log_end, crc=True,
                                                   keys_of=lambda place: {listed[found.numbers[place]]}))  # fmt: skip

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys, hash_utf8_keys
 from rmq._core._message import to_ms
+from rmq.arrays import number_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,10 +135,8 @@ def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int6
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, dtype=np.int32, out=offsets[1:])
     # Of the buffers: pa.array looks at every kind of thing that it might be given, at each call.
-    numbers = pa.int64()
-    items = pa.Array.from_buffers(numbers, len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
-    return pa.Array.from_buffers(pa.list_(numbers), len(counts), [None, pa.py_buffer(offsets)],
-                                 0, 0, [items])  # fmt: skip
+    return pa.Array.from_buffers(pa.list_(pa.int64()), len(counts), [None, pa.py_buffer(offsets)],
+                                 0, 0, [number_array(values)])  # fmt: skip
 
 
 def key_list(keys: Any) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._recordbatch import RecordBatch
+from rmq.arrays import number_array
 from rmq.commitlog import CommitLog
 from rmq.keys import int64_array
 from rmq.logscan import CHECK_CRC
@@ -88,7 +89,7 @@ def table_of(parts: Iterable[tuple[pa.RecordBatch,
     if (placed[1:] >= placed[:-1]).all():
         return table, placed
     try:
-        return table.take(pa.array(np.argsort(placed, kind="stable"))), placed
+        return table.take(number_array(np.argsort(placed, kind="stable"))), placed
     except pa.ArrowInvalid:  # of a column's chunks, which Arrow joins
         raise ValueError(f"{len(placed)} messages have {table.nbytes >> 20} MiB, a look-up takes less than 2 GiB: ask "
                          "for fewer columns, or for fewer messages at a time") from None  # fmt: skip
@@ -102,18 +103,18 @@ def newest(table: pa.Table, found: Found, places: npt.NDArray[np.int64],
     numbers, truncated = found.numbers[places], found.truncated
     if (places[1:] > places[:-1]).all():
         return table, numbers, truncated
-    import pyarrow as pa
 
     rows = np.lexsort((-np.arange(len(places)), places))
     if limit is not None:
         totals = np.bincount(numbers, minlength=len(truncated))
         is_kept = rank_in(numbers, totals) < limit
         rows, numbers, truncated = rows[is_kept], numbers[is_kept], truncated | (totals > limit)
-    return table.take(pa.array(rows)) if table.num_columns else table, numbers, truncated
+    return table.take(number_array(rows)) if table.num_columns else table, numbers, truncated
 
 
 def numbered(name: str, numbers: npt.NDArray[np.int64], table: pa.Table) -> pa.Table:
     """The table behind a column of numbers; one without columns does not know how many rows it has."""
     import pyarrow as pa
 
-    return table.add_column(0, name, pa.array(numbers)) if table.num_columns else pa.table({name: numbers})
+    column = number_array(numbers)
+    return table.add_column(0, name, column) if table.num_columns else pa.table({name: column})

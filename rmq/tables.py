@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rmq.arrays import number_array, text_scalar
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
 from rmq.index import Index
@@ -42,7 +43,8 @@ def _batch(name: str, columns: list[object]) -> pa.RecordBatch:
     import pyarrow as pa
 
     schema = table_schema(name)
-    arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type)
+    arrays = [column if isinstance(column, pa.Array) else number_array(column).view(field.type)
+              if isinstance(column, np.ndarray) else pa.array(column, field.type)
               for column, field in zip(columns, schema, strict=True)]  # fmt: skip
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -50,7 +52,7 @@ def _batch(name: str, columns: list[object]) -> pa.RecordBatch:
 def _repeated(text: str, count: int) -> pa.Array:
     import pyarrow as pa
 
-    return pa.repeat(pa.scalar(text), count)
+    return pa.repeat(text_scalar(text), count).cast(pa.string())
 
 
 def queue_units(queues: QueueSet, topics: Collection[str] | None) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rmq._core._jsonrows import JsonRows
 from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
-from rmq.arrays import flags, text_column, text_scalar
+from rmq.arrays import flags, number_array, text_column, text_scalar
 from rmq.cli.texts import EMPTY, NULL, as_text, is_bytes
 from rmq.cli.values import readable, written
 
@@ -133,8 +133,7 @@ def _of_items(column: pa.Array, name: str, broken: dict[int, str], write: _Write
     items = write(column.flatten(), name, inner)
     for item, reason in inner.items():
         broken.setdefault(int(np.searchsorted(ends, item, side="right")), reason)
-    starts = pa.Array.from_buffers(pa.int64(), len(ends) + 1, [None, pa.py_buffer(np.r_[0, ends])])
-    return pa.LargeListArray.from_arrays(starts, items)
+    return pa.LargeListArray.from_arrays(number_array(np.r_[0, ends]), items)
 
 
 def _items(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rmq._core._javahash import java_hash
 from rmq._core._message import check_topic
-from rmq.arrays import flags, integers
+from rmq.arrays import flags, integers, number_array
 from rmq.cli import INTERRUPTED, TERMINATED, USAGE, Fault, flush_stdout, reason_of
 from rmq.cli.ahead import read_ahead
 from rmq.cli.arguments import NamedPath, check_names, form_option, open_store, store_argument
@@ -237,7 +237,7 @@ class Ingest:
         if self._tags_column is not None:
             columns["tags"] = _without_empty(rows.columns[self._tags_column])
         if self._queues > 1:
-            columns["queue_id"] = _int64s(self._queue_ids(columns.get("keys"), len(rows.body)))
+            columns["queue_id"] = number_array(self._queue_ids(columns.get("keys"), len(rows.body)))
         return pa.RecordBatch.from_pydict(columns)
 
     def _queue_ids(self, keys: pa.Array | None, count: int) -> npt.NDArray[np.int64]:
@@ -264,11 +264,6 @@ def _without_empty(texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, EMPTY), NULL, texts)
 
 
-def _int64s(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """Without pa.array, which would import pandas."""
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
-
-
 def _lists(columns: list[pa.Array]) -> pa.Array:
     """For each row one list of its texts, those of the first column first; null and empty ones are left out."""
     parts, rows = [], []
@@ -281,14 +276,14 @@ def _lists(columns: list[pa.Array]) -> pa.Array:
         rows.append(np.repeat(np.arange(len(column)), counts)[flags(kept)])
     row = np.concatenate(rows)
     offsets = np.r_[0, np.cumsum(np.bincount(row, minlength=len(columns[0])))]
-    texts = pa.concat_arrays(parts).take(_int64s(np.argsort(row, kind="stable")))
-    return pa.LargeListArray.from_arrays(_int64s(offsets), texts)
+    texts = pa.concat_arrays(parts).take(number_array(np.argsort(row, kind="stable")))
+    return pa.LargeListArray.from_arrays(number_array(offsets), texts)
 
 
 def _first_of(lists: pa.LargeListArray) -> pa.Array:
     """The first text of each list, null of none."""
     offsets, texts = integers(lists.offsets), pa.concat_arrays([lists.values, pa.nulls(1, pa.large_string())])
-    return texts.take(_int64s(np.where(np.diff(offsets) > 0, offsets[:-1], len(texts) - 1)))
+    return texts.take(number_array(np.where(np.diff(offsets) > 0, offsets[:-1], len(texts) - 1)))
 
 
 def _part(rows: Rows, part: slice, bad: list[tuple[int, str]]) -> Rows:

@@ -370,7 +370,8 @@ def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
     with Staging(str(root), "").locked():
         finish_interrupted(root)
         named = {shard for commit in commits(root) for shard in commit.shards}
-        shards = [] if is_store(root) else [item for item in root.glob("part-*-*") if item.name not in named]
+        shards = [] if is_store(root) else [item for item in root.iterdir() if SHARD.fullmatch(item.name)
+                                            and item.is_dir() and item.name not in named]  # fmt: skip
         for item in [*(root / OWN / "staging").glob("*"), *shards]:
             with contextlib.suppress(FileNotFoundError):  # its own task was quicker
                 if item.stat().st_mtime <= limit and _remove(item):
