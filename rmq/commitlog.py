@@ -28,6 +28,7 @@ from rmq.paths import segment_name
 from rmq.segment import close_all, make_directory, remove_file
 
 PIECE = 1024 * 1024  # bytes that are cleared at a time
+LOADED_ROWS = 8192  # at a time
 READ_GAP = 64 * 1024  # bytes between records: where they are fewer, the kernel's own read-ahead does as well
 
 
@@ -189,13 +190,13 @@ class CommitLog(LogFiles):
         return (self.damage(phy_offset, SCAN_ZERO) if segment is None
                 else CorruptFileError(segment.path, phy_offset - segment.start, reason))  # fmt: skip
 
-    def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0, capacity: int = 8192,
+    def load(self, phy_offsets: npt.NDArray[np.int64], end: int, *, checks: int = 0,
              any_size: bool = False) -> Iterator[tuple[RecordBatch, npt.NDArray[np.int64]]]:  # fmt: skip
         """Records at ascending phy offsets: batches, each with the positions in phy_offsets of its rows.
 
         What is no whole record below `end` is left out. any_size: a file that is cut short is no error.
         """
-        batch = RecordBatch(min(capacity, max(1, len(phy_offsets))))
+        batch = RecordBatch(min(LOADED_ROWS, max(1, len(phy_offsets))))
         first = 0
         while first < len(phy_offsets):
             segment = self.segment_at(int(phy_offsets[first]))

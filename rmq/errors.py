@@ -11,7 +11,7 @@ class RmqError(Exception):
 
 
 class CorruptFileError(RmqError):
-    """Bytes on disk break the format. Nothing was changed.
+    """Bytes on disk break the format. They were left as they are.
 
     path: the file; offset: byte in it (0 when the whole file is meant); reason: what is wrong.
     """

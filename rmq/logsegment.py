@@ -357,6 +357,6 @@ class SegmentMaps:
             self._mapped = [other for other in self._mapped if other is not segment]
 
     def retain(self, segments: Collection[Segment]) -> None:
-        """Let go of all others: their files are gone, and a map would keep the disk's space."""
+        """Forget all others, whose files are gone; who holds one closes it."""
         with self._lock:
             self._mapped = [segment for segment in self._mapped if segment in segments]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""<store>/rmq/, our own directory, which a broker ignores: meta, owner, marks, and what recovery cut off.
+"""<store>/rmq/, our own directory, which a broker ignores: meta, marks, manifest, and what recovery and rebuilds leave.
 
 Layout of the marks: docs/format/directory.md.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq._core import _layout as L
+from rmq._core._message import check_directory
 from rmq._core._record import load_visible, store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
@@ -202,10 +203,8 @@ def void_manifest(paths: StorePaths) -> None:
 
 def _queue_key(topic: Any, queue_id: Any) -> tuple[str, int]:
     """A topic and queue id that name a directory below consumequeue/. ValueError, TypeError."""
-    if not isinstance(topic, str):
-        raise TypeError(f"{topic!r} is no topic")
-    name = topic.encode()
-    if name in (b"", b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255 or not 0 <= int(queue_id) < 2**31:
+    check_directory(topic)
+    if not 0 <= int(queue_id) < 2**31:
         raise ValueError(f"{topic!r}, {queue_id}: no queue")
     return topic, int(queue_id)
 

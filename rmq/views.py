@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmq._core._columns import GrowingBuffer, body_views
+from rmq._core._bodyviews import body_views
+from rmq._core._columns import GrowingBuffer
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.logscan import CHECK_CRC

@@ -12,7 +12,8 @@ import pytest
 
 import rmq
 from rmq import views as viewing
-from rmq._core._columns import GrowingBuffer, body_views
+from rmq._core._bodyviews import body_views
+from rmq._core._columns import GrowingBuffer
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.views import view_batches

@@ -36,7 +36,7 @@ cdef class ColumnBuilder:
         readonly int64_t data_size      # bytes of the variable-length columns so far
         list _kinds
         list _buffers                   # per column: list of GrowingBuffer
-    cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
+    cdef int _numbers(self, Py_ssize_t position, Py_ssize_t size, GrowingBuffer out, RecordBatch batch, int32_t first,
                       int32_t stop) except -1 nogil
     cdef int _copies(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, bint is_body, int32_t first,
                      int32_t stop) except -1 nogil
@@ -44,8 +44,13 @@ cdef class ColumnBuilder:
                      int32_t stop) except -1 nogil
     cdef int _keys(self, GrowingBuffer list_ends, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch,
                    int32_t first, int32_t stop) except -1 nogil
-    cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
-                    GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil
+    cdef int _nullable(self, bint is_tags, GrowingBuffer valid, GrowingBuffer ends, GrowingBuffer data,
+                       RecordBatch batch, int32_t first, int32_t stop) except -1 nogil
+    cdef int _ids(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
+                  int32_t stop) except -1 nogil
+    cdef int _maps(self, GrowingBuffer map_ends, GrowingBuffer name_ends, GrowingBuffer names,
+                   GrowingBuffer value_ends, GrowingBuffer values, RecordBatch batch, int32_t first,
+                   int32_t stop) except -1 nogil
     cdef int _map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends, GrowingBuffer values,
                   RecordRow *row) except -1 nogil
     cdef int _long_map(self, GrowingBuffer name_ends, GrowingBuffer names, GrowingBuffer value_ends,

@@ -2,7 +2,7 @@
 """Rows of scans to the buffers of Arrow columns: fixed numbers, binary, UTF-8, list<string>, map<string, string>."""
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
@@ -11,7 +11,7 @@ from rmq._core._javahash cimport decode_utf8, rmq_utf16_units, rmq_utf8_repair
 from rmq._core._record cimport Property, RecordRow, born_host_of, next_key, next_property, store_host_of
 from rmq._core._recordbatch cimport RecordBatch
 
-import socket
+from rmq._core._message import format_host
 
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
@@ -28,7 +28,6 @@ cdef extern from "streamcopy.h" nogil:
     void rmq_stream_end() noexcept
 
 cdef const char *NOTHING = ""      # what a buffer without memory points to
-cdef int64_t OFFSET_LIMIT = 0x7FFFFFFF
 cdef int64_t COPY_ROOM = 15         # bytes that rmq_copy_text may write behind a text
 cdef int64_t CACHED = 1 << 20       # bytes of a column that the cache may hold until its batch is read
 
@@ -43,13 +42,27 @@ KINDS = {
 }
 cdef dict BUFFERS = {"int32": 1, "int64": 1, "timestamp": 1, "binary": 2, "text": 2, "nullable text": 3, "list": 3,
                      "map": 5}
-cdef tuple ORDER = tuple(KINDS)
 cdef dict HOST_TEXT = {}
 cdef int HOST_TEXT_LIMIT = 65536
-cdef enum:
-    VIEW_SIZE = 16                  # bytes of an Arrow view
-    VIEW_INLINE = 12                # ... and of the longest body that lies in it
 cdef int MAP_LIMIT = 64             # names of one record that are compared one by one
+
+
+cdef RecordRow MODEL
+
+
+cdef tuple _place(const void *field, int size):
+    """Where a field of MODEL lies in a row, and its bytes."""
+    return <const uint8_t *>field - <const uint8_t *>&MODEL, size
+
+
+cdef dict NUMBERS = {
+    "queue_id": _place(&MODEL.queue_id, 4), "queue_offset": _place(&MODEL.queue_offset, 8),
+    "phy_offset": _place(&MODEL.phy_offset, 8), "size": _place(&MODEL.size, 4), "flag": _place(&MODEL.flag, 4),
+    "sys_flag": _place(&MODEL.sys_flag, 4), "born_timestamp": _place(&MODEL.born_timestamp, 8),
+    "store_timestamp": _place(&MODEL.store_timestamp, 8), "reconsume_times": _place(&MODEL.reconsume_times, 4),
+    "prepared_transaction_offset": _place(&MODEL.prepared_transaction_offset, 8),
+    "body_crc": _place(&MODEL.body_crc, 4),
+}
 
 
 # Large blocks that readers have let go of, for the next batch: new ones would cost a page fault for each 4 KiB.
@@ -100,7 +113,7 @@ cdef Block _spare(int64_t room) noexcept:
 
 cdef inline int _check_offset(int64_t value) except -1 nogil:
     """OverflowError past what Arrow's 32-bit offsets hold: the batch must end before."""
-    if value > OFFSET_LIMIT:
+    if value > INT32_MAX:
         with gil:
             raise OverflowError("a column batch holds at most 2 GiB")
     return 0
@@ -170,11 +183,7 @@ cdef object _host_text(const uint8_t *host, int size):
     cdef bytes key = (<const char *>host)[:size]
     text = HOST_TEXT.get(key)
     if text is None:
-        port = int.from_bytes(key[size - 4:], "big", signed=True)
-        if size == L.HOST_IPV4_SIZE:
-            text = f"{socket.inet_ntop(socket.AF_INET, key[:size - 4])}:{port}".encode()
-        else:
-            text = f"[{socket.inet_ntop(socket.AF_INET6, key[:size - 4])}]:{port}".encode()
+        text = format_host(key).encode()
         if len(HOST_TEXT) >= HOST_TEXT_LIMIT:
             HOST_TEXT.clear()
         HOST_TEXT[key] = text
@@ -237,58 +246,59 @@ cdef class ColumnBuilder:
             if batch.rows[i].sys_flag & L.SYS_FLAG_COMPRESSED:
                 self.compressed += 1
         for column in range(len(self.names)):
-            name = self.names[column]
-            self._append_column(ORDER.index(name), self._buffers[column], batch, first, stop)
+            self._append_column(self.names[column], self._buffers[column], batch, first, stop)
         self.count += stop - first
 
-    def _append_column(self, int which, list buffers, RecordBatch batch, int32_t first, int32_t stop):
+    def _append_column(self, str name, list buffers, RecordBatch batch, int32_t first, int32_t stop):
         cdef GrowingBuffer one = buffers[0]
         cdef GrowingBuffer two = buffers[1] if len(buffers) > 1 else one
         cdef GrowingBuffer three = buffers[2] if len(buffers) > 2 else two
         cdef GrowingBuffer four = buffers[3] if len(buffers) > 3 else three
         cdef GrowingBuffer five = buffers[4] if len(buffers) > 4 else four
-        if which == 8 or which == 10:
-            self._hosts(which == 8, one, two, batch, first, stop)
-        elif len(buffers) == 1:
+        cdef Py_ssize_t position, size
+        cdef bint is_first_of_two = name in ("tags", "born_host")
+        if name in NUMBERS:
+            position, size = NUMBERS[name]
             with nogil:
-                self._numbers(which, one, batch, first, stop)
-        elif which == 0:
+                self._numbers(position, size, one, batch, first, stop)
+        elif name in ("born_host", "store_host"):
+            self._hosts(is_first_of_two, one, two, batch, first, stop)
+        elif name == "topic":
             with nogil:
                 self._topics(one, two, batch, first, stop)
-        elif which == 16:
+        elif name == "keys":
             with nogil:
                 self._keys(one, two, three, batch, first, stop)
-        elif which == 14 or which == 20 or which == 21:     # bodies as stored; the caller decompresses
+        elif name == "raw_properties":
             with nogil:
-                self._copies(one, two, batch, which != 21, first, stop)
+                self._copies(one, two, batch, False, first, stop)
+        elif name in ("body", "raw_body"):      # as stored; the caller decompresses
+            with nogil:
+                self._copies(one, two, batch, True, first, stop)
+        elif name in ("tags", "uniq_key"):
+            with nogil:
+                self._nullable(is_first_of_two, one, two, three, batch, first, stop)
+        elif name == "offset_msg_id":
+            with nogil:
+                self._ids(one, two, batch, first, stop)
         else:
             with nogil:
-                self._texts(which, one, two, three, four, five, batch, first, stop)
+                self._maps(one, two, three, four, five, batch, first, stop)
         if len(buffers) > 1:
             self.data_size = max(self.data_size, two.size, three.size, five.size)
 
-    cdef int _numbers(self, int which, GrowingBuffer out, RecordBatch batch, int32_t first,
+    cdef int _numbers(self, Py_ssize_t position, Py_ssize_t size, GrowingBuffer out, RecordBatch batch, int32_t first,
                       int32_t stop) except -1 nogil:
         """One field of each row, native byte order."""
-        cdef RecordRow *row = &batch.rows[first]
-        cdef const void *field = (
-            <const void *>&row.queue_offset if which == 2 else <const void *>&row.phy_offset if which == 3
-            else <const void *>&row.born_timestamp if which == 7 else <const void *>&row.store_timestamp if which == 9
-            else <const void *>&row.prepared_transaction_offset if which == 12 else <const void *>&row.queue_id
-            if which == 1 else <const void *>&row.size if which == 4 else <const void *>&row.flag if which == 5
-            else <const void *>&row.sys_flag if which == 6 else <const void *>&row.reconsume_times if which == 11
-            else <const void *>&row.body_crc)
-        cdef const uint8_t *p = <const uint8_t *>field
-        cdef uint8_t *dest
+        cdef const uint8_t *field = <const uint8_t *>&batch.rows[first] + position
+        cdef uint8_t *dest = out.take(size * (stop - first))
         cdef int32_t i
-        if which == 2 or which == 3 or which == 7 or which == 9 or which == 12:
-            dest = out.take(8 * <int64_t>(stop - first))
+        if size == 8:
             for i in range(stop - first):
-                memcpy(dest + 8 * <int64_t>i, p + i * <int64_t>sizeof(RecordRow), 8)
+                memcpy(dest + 8 * <int64_t>i, field + i * <int64_t>sizeof(RecordRow), 8)
         else:
-            dest = out.take(4 * <int64_t>(stop - first))
             for i in range(stop - first):
-                memcpy(dest + 4 * <int64_t>i, p + i * <int64_t>sizeof(RecordRow), 4)
+                memcpy(dest + 4 * <int64_t>i, field + i * <int64_t>sizeof(RecordRow), 4)
         return 0
 
     cdef int _copies(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, bint is_body, int32_t first,
@@ -373,30 +383,44 @@ cdef class ColumnBuilder:
             out += 4
         return 0
 
-    cdef int _texts(self, int which, GrowingBuffer one, GrowingBuffer two, GrowingBuffer three, GrowingBuffer four,
-                    GrowingBuffer five, RecordBatch batch, int32_t first, int32_t stop) except -1 nogil:
+    cdef int _nullable(self, bint is_tags, GrowingBuffer valid, GrowingBuffer ends, GrowingBuffer data,
+                       RecordBatch batch, int32_t first, int32_t stop) except -1 nogil:
+        """Tags or uniq_key: one validity byte per row, packed at the end."""
+        cdef int32_t i
+        cdef int64_t size
+        cdef RecordRow *row
+        for i in range(first, stop):
+            row = &batch.rows[i]
+            size = row.tags_size if is_tags else row.uniq_key_size
+            valid.take(1)[0] = size >= 0
+            if size > 0:
+                self._text(data, row.base + (row.tags_position if is_tags else row.uniq_key_position), size)
+            ends.add_i32(data.size)
+        return 0
+
+    cdef int _ids(self, GrowingBuffer ends, GrowingBuffer data, RecordBatch batch, int32_t first,
+                  int32_t stop) except -1 nogil:
+        """Hex of store host and phy offset, as the record has them."""
         cdef int32_t i
         cdef int host_size
-        cdef int64_t size
         cdef RecordRow *row
         cdef uint8_t *out
         for i in range(first, stop):
             row = &batch.rows[i]
-            if which == 17 or which == 18:        # tags, uniq_key: one validity byte per row, packed at the end
-                size = row.tags_size if which == 17 else row.uniq_key_size
-                one.take(1)[0] = size >= 0
-                if size > 0:
-                    self._text(three, row.base + (row.tags_position if which == 17 else row.uniq_key_position), size)
-                two.add_i32(three.size)
-            elif which == 19:       # offset_msg_id: hex of store host and phy offset, as the record has them
-                host_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
-                out = two.take(2 * host_size + 16)
-                rmq_hex(out, store_host_of(row), host_size)
-                rmq_hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
-                one.add_i32(two.size)
-            elif which == 15:       # properties: map offsets, key offsets, keys, value offsets, values
-                self._map(two, three, four, five, row)
-                one.add_i32(two.size // 4 - 1)
+            host_size = L.HOST_IPV6_SIZE if row.sys_flag & L.SYS_FLAG_STORE_HOST_IPV6 else L.HOST_IPV4_SIZE
+            out = data.take(2 * host_size + 16)
+            rmq_hex(out, store_host_of(row), host_size)
+            rmq_hex(out + 2 * host_size, row.base + L.RECORD_PHY_OFFSET_OFFSET, 8)
+            ends.add_i32(data.size)
+        return 0
+
+    cdef int _maps(self, GrowingBuffer map_ends, GrowingBuffer name_ends, GrowingBuffer names,
+                   GrowingBuffer value_ends, GrowingBuffer values, RecordBatch batch, int32_t first,
+                   int32_t stop) except -1 nogil:
+        cdef int32_t i
+        for i in range(first, stop):
+            self._map(name_ends, names, value_ends, values, &batch.rows[i])
+            map_ends.add_i32(name_ends.size // 4 - 1)
         return 0
 
     def _hosts(self, bint born, GrowingBuffer offsets, GrowingBuffer data, RecordBatch batch, int32_t first,
@@ -465,32 +489,3 @@ cdef class ColumnBuilder:
         result = self.count, {name: tuple(buffers) for name, buffers in zip(self.names, self._buffers)}
         self._reset()
         return result
-
-
-def body_views(RecordBatch batch not None, GrowingBuffer views not None):
-    """Add Arrow's views of the bodies as stored, 16 bytes a row, into the bytes that the rows borrow; returns those.
-
-    A view: size, then the body itself up to 12 bytes, else its first 4, the number of its buffer (0) and its position.
-    ValueError for bytes past 2 GiB. Source: Arrow's columnar format.
-    """
-    cdef const uint8_t[::1] source = batch._source if batch.count else b""
-    cdef int32_t i
-    cdef int32_t[4] view
-    cdef const uint8_t *body
-    cdef RecordRow *row
-    cdef uint8_t *out
-    if source.shape[0] > OFFSET_LIMIT:
-        raise ValueError("views reach 2 GiB")
-    out = views.take(VIEW_SIZE * <int64_t>batch.count)
-    with nogil:
-        for i in range(batch.count):
-            row = &batch.rows[i]
-            body = row.base + row.body_position
-            view[0], view[1], view[2], view[3] = row.body_size, 0, 0, 0
-            if row.body_size <= VIEW_INLINE:
-                memcpy(&view[1], body, <size_t>row.body_size)
-            else:
-                memcpy(&view[1], body, 4)
-                view[3] = <int32_t>(body - &source[0])
-            memcpy(out + VIEW_SIZE * <int64_t>i, view, VIEW_SIZE)
-    return batch._source if batch.count else b""

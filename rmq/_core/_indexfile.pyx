@@ -379,8 +379,8 @@ cdef class IndexFileView:
         return count
 
     def restore(self, const uint8_t[::1] header not None):
-        """Make the file what it was when it had this header: entries below its count stand, slots are recomputed from
-        them, the rest is cleared. Returns "" or what is wrong with the entries; then nothing was changed.
+        """Give the file this header again: entries below its count stand, slots are recomputed from them. Returns "" or
+        what is wrong with the entries; then nothing was changed. Entries behind are the caller's to clear.
         """
         cdef int32_t count, i, unlinked
         self._check()

@@ -43,7 +43,7 @@ Row = Mapping[str, Any]
 
 
 def people_time(ms: int | None) -> str:
-    """The same for a table."""
+    """iso_time for a table, "" for none."""
     return str(iso_time(ms) if ms is not None else "").replace("T", " ").removesuffix("Z")
 
 

@@ -25,6 +25,7 @@ from rmq.geometry import (
     segment_sizes,
     settle_config,
 )
+from rmq.keys import checked_int
 from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
@@ -100,10 +101,8 @@ def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig 
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            raise TypeError(f"{name} must be int, got {type(number).__name__}")
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
+        if number is not None:
+            checked_int(number, name, least=1)
 
 
 def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[StorePaths, StoreConfig]:
