@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,13 +296,13 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
     """(max_hash_slot_num, max_index_num) of a store's index files, None: the config's; and the files of that length
     that do not fit it.
 
-    The geometry is that of the sound files; without any, the config's when the lengths are those of its files.
-    ValueError when they leave it open, CorruptFileError when sound files differ, or none is and the lengths differ.
+    The geometry is that of the sound files; without any, the config's when it was passed, or when the lengths are those
+    of its files. ValueError when they leave it open, CorruptFileError when sound files differ and the one that was
+    passed is none of theirs, or none is sound and the lengths differ.
     is_open: a writer holds the store or was killed, so the last file may be in the middle of a put.
     tolerant: most of the sound files decide, and the caller must pass what none tells (ValueError).
     """
-    told: dict[tuple[int, int], Path] = {}  # by the first file of each
-    counts: Counter[tuple[int, int]] = Counter()
+    told: dict[tuple[int, int], list[Path]] = {}  # by which files
     unsure: dict[Path, list[tuple[int, int]]] = {}
     there = list(paths)
     being_put = paths[-1:] if is_open else []
@@ -318,19 +317,26 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
                 raise
             continue
         if fitting is not None and len(fitting) == 1:
-            counts[fitting[0]] += 1
-            told.setdefault(fitting[0], path)
+            told.setdefault(fitting[0], []).append(path)
         elif fitting is not None:
             unsure[path] = fitting
-    geometry = max(counts, key=lambda pair: counts[pair]) if counts else None
-    if len(counts) > 1 and not tolerant:
-        other = min(counts, key=lambda pair: counts[pair])
-        raise CorruptFileError(told[other], 0, f"entries fit the geometry {other}, those of other files {geometry}")
-    if geometry is None:
+    asked = config.max_hash_slot_num, config.max_index_num
+    is_asked = config.is_explicit("max_hash_slot_num") and config.is_explicit("max_index_num")
+    geometry = max(told, key=lambda pair: len(told[pair])) if told else None
+    damaged: list[Path] = []
+    if len(told) > 1 and is_asked and asked in told:
+        geometry = asked
+        damaged = [path for pair, files in told.items() if pair != asked for path in files]
+    elif len(told) > 1 and not tolerant:
+        other = min(told, key=lambda pair: len(told[pair]))
+        raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
+                               "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
+    if geometry is None and not is_asked:
         _check_left_open(there, config, unsure, tolerant)
-    chosen = geometry or (config.max_hash_slot_num, config.max_index_num)
-    return geometry, [path for path, fitting in unsure.items()
-                      if chosen not in fitting and _is_damaged(path, chosen, path in being_put)]  # fmt: skip
+    chosen = geometry or asked
+    return geometry, damaged + [
+        path for path, fitting in unsure.items() if chosen not in fitting
+        and ((geometry is None and is_asked) or _is_damaged(path, chosen, path in being_put))]  # fmt: skip
 
 
 def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, list[tuple[int, int]]],

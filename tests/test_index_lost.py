@@ -146,3 +146,30 @@ def test_a_cleaning_that_takes_index_files_off_as_long_as_a_reader_looks_is_wait
         listed(path / "index")[0].unlink()
         assert len(reader.query("T", "k79")) == 1
     assert len(listed(path / "index")) <= 2
+
+
+@pytest.mark.parametrize("size", [39, 40, 1000, SIZE - 20, SIZE - 1, SIZE + 4, SIZE + 20])
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_brokers_index_file_of_a_wrong_length_is_passed_over_when_the_sizes_are_passed(
+    tmp_path: Path, closed: Path, number: int, size: int
+) -> None:
+    path = copy_store(closed, tmp_path / "s")
+    shutil.rmtree(path / "rmq")
+    os.truncate(index_files(path)[number], size)
+    for mode in ("r", "r+", "r"):
+        with rmq.open(path, mode, config=CONFIG) as store:
+            scanned(store)
+    assert all(file.stat().st_size == SIZE for file in index_files(path))
+
+
+@pytest.mark.parametrize("size", [39, 1000])
+def test_the_only_index_file_of_a_broker_may_be_cut_short_when_the_sizes_are_passed(tmp_path: Path, size: int) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("T", b"", keys=[f"k{number}"]) for number in range(50)])
+    shutil.rmtree(tmp_path / "s/rmq")
+    os.truncate(*index_files(tmp_path / "s"), size)
+    with pytest.raises(rmq.CorruptFileError, match="max_hash_slot_num and max_index_num can be passed"):
+        rmq.open(tmp_path / "s")
+    for mode in ("r", "r+", "r"):
+        with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
+            scanned(store, 50)
