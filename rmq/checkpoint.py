@@ -6,12 +6,12 @@ Source: RocketMQ StoreCheckpoint.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
 
 from rmq._core._layout import CHECKPOINT_SIZE
-from rmq.errors import CorruptFileError
 from rmq.segment import SMALL_FILE, open_regular, read_file, sync_directory, sync_file, write_fully
 
 _FIELDS = struct.Struct(">5q")
@@ -24,23 +24,17 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, longs: int = 5) -> None:
-        """Read the file when there is one. CorruptFileError when it is too short to hold the fields."""
+        """Read the file when there is one; what it lacks is 0, as RocketMQ maps it. CorruptFileError: it is no file."""
         self.path = path
         self._longs = longs
-        values = (0, 0, 0, 0, 0)
-        try:
+        data = b""
+        with contextlib.suppress(FileNotFoundError):
             data = read_file(path, SMALL_FILE)
-        except FileNotFoundError:
-            self.exists = False
-        else:
-            self.exists = bool(data)  # one of no bytes is what a killed process may leave
-            if data and len(data) < _FIELDS.size:
-                raise CorruptFileError(path, len(data), f"checkpoint has {len(data)} bytes, "
-                                       f"expected {CHECKPOINT_SIZE}")  # fmt: skip
-            values = _FIELDS.unpack_from(data) if data else values
+        self.exists = bool(data)  # one of no bytes is what a killed process may leave
+        values = _FIELDS.unpack_from(data.ljust(_FIELDS.size, b"\0"))
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
         self.master_flushed_offset, self.confirm_phy_offset = values[3:]
-        self.is_behind = not self.exists  # the file says less than the fields
+        self.is_behind = len(data) != CHECKPOINT_SIZE  # the file says less than the fields
         self.is_withdrawn = False  # an open that fails then leaves a crash behind
 
     def withdraw(self) -> None:

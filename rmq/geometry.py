@@ -296,9 +296,9 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
     """(max_hash_slot_num, max_index_num) of a store's index files, None: the config's; and the files of that length
     that do not fit it.
 
-    The geometry is that of the sound files; without any, the config's when it was passed, or when the lengths are those
-    of its files. ValueError when they leave it open, CorruptFileError when sound files differ and the one that was
-    passed is none of theirs, or none is sound and the lengths differ.
+    The geometry is that of the sound files; without any, the config's when the lengths are those of its files, or when
+    it was passed and the only file is shorter. ValueError when they leave it open, CorruptFileError when sound files
+    differ and what was passed is none of theirs, or none is sound and the lengths differ.
     is_open: a writer holds the store or was killed, so the last file may be in the middle of a put.
     tolerant: most of the sound files decide, and the caller must pass what none tells (ValueError).
     """
@@ -331,12 +331,13 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
         other = min(told, key=lambda pair: len(told[pair]))
         raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
-    if geometry is None and not is_asked:
+    is_alone = geometry is None and is_asked and len(there) == 1 and _is_shorter(there[0], asked)
+    if geometry is None and not is_alone:
         _check_left_open(there, config, unsure, tolerant)
     chosen = geometry or asked
     return geometry, damaged + [
-        path for path, fitting in unsure.items() if chosen not in fitting
-        and ((geometry is None and is_asked) or _is_damaged(path, chosen, path in being_put))]  # fmt: skip
+        path for path, fitting in unsure.items()
+        if chosen not in fitting and (is_alone or _is_damaged(path, chosen, path in being_put))]  # fmt: skip
 
 
 def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, list[tuple[int, int]]],
@@ -365,6 +366,11 @@ def _fitting(path: Path, config: StoreConfig, being_put: bool) -> list[tuple[int
         if file.size == index_file_size(*usual) and _fits(file, *usual, being_put):
             return [usual]
         return [pair for pair in geometry_candidates(file.map, being_put=being_put) if _fits(file, *pair, being_put)]
+
+
+def _is_shorter(path: Path, geometry: tuple[int, int]) -> bool:
+    """Whether the file may have been cut; of several all: their geometry is another."""
+    return path.stat().st_size < index_file_size(*geometry)
 
 
 def _is_damaged(path: Path, geometry: tuple[int, int], being_put: bool) -> bool:

@@ -69,7 +69,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
             and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
         signs.append(VersionSign(last=(4, 9, 8), fact="abort.bak is not there"))
     own = meta is not None
-    writer = {None: "RocketMQ", "rmq": "rmq"}.get(meta.get("origin") if meta else None, "RocketMQ and rmq")
+    writer = {None: "RocketMQ", "rmq": "rmq"}.get(str(meta.get("origin")) if meta else None, "RocketMQ and rmq")
     return StoreInfo(
         path=path,
         written_by=writer,

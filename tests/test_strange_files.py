@@ -365,3 +365,17 @@ def test_a_file_in_the_place_of_a_derived_directory_hides_no_message(store: Path
         with pytest.raises(NotADirectoryError, match="stands where a directory belongs") as caught:
             rmq.open(store, "r+", repair=repair)
         assert caught.value.filename == str(store / place)
+
+
+@pytest.mark.parametrize("size", [1, 12, 39])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_checkpoint_that_is_cut_short_stops_no_open(store: Path, size: int, is_own: bool) -> None:
+    if not is_own:
+        shutil.rmtree(store / "rmq")
+    os.truncate(store / "checkpoint", size)
+    assert [(finding.kind, finding.severity) for finding in rmq.verify(store)] == [("size", "derived")]
+    for mode in ("r", "r+", "r"):
+        with rmq.open(store, mode) as opened:
+            assert len(opened.query("T", "all")) == len(opened.pull("T").messages) == 8
+    assert (store / "checkpoint").stat().st_size == 4096
+    assert rmq.verify(store) == []
