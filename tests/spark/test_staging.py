@@ -462,3 +462,14 @@ def test_a_staged_store_that_is_gone_is_an_error_that_keeps_the_intent(tmp_path:
     with pytest.raises(FileNotFoundError):
         clean_staging(str(tmp_path))
     assert pending_begin(str(tmp_path)) == 0
+
+
+def test_cleaning_leaves_what_is_named_nearly_like_a_shard(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path), "a")
+    staging.commit_shards([stage(staging, 0, ["a"])], overwrite=False)
+    for name in ("part-2024-x", "part-00000-notes.txt", "part-a-b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "part-00001-mine").touch()
+    (tmp_path / "part-00002-left").mkdir()
+    assert clean_staging(str(tmp_path), older_than=0) == [str(tmp_path / "part-00002-left")]
+    assert {"part-2024-x", "part-00000-notes.txt", "part-a-b", "part-00001-mine"} <= set(os.listdir(tmp_path))
