@@ -37,6 +37,11 @@ cdef bint add_fault(FaultList *list_, int64_t kind, int64_t file, int64_t number
 cdef object take_all(FaultList *list_)
 
 
+cdef struct KeyHash:
+    int32_t key_hash
+    bint is_found               # an entry has it
+
+
 cdef struct FoundEntry:
     int32_t key_hash
     int32_t number
@@ -48,7 +53,7 @@ cdef struct FoundEntry:
 cdef class EntryCheck:
     """Entries of index files, compared with the keys of the rows of a scan in log order."""
     cdef:
-        int32_t *hashes             # of the keys of the row at hand
+        KeyHash *hashes             # of the keys of the row at hand
         int64_t key_count
         int64_t key_room
         FoundEntry *found           # entries of the row at hand, across files
@@ -65,7 +70,6 @@ cdef class EntryCheck:
     cdef bint _add_hash(self, int32_t key_hash) noexcept nogil
     cdef bint _hash_keys(self, const RecordRow *row, bint tags) noexcept nogil
     cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil
-    cdef int64_t _missing(self) noexcept nogil
+    cdef int64_t _match(self) noexcept nogil
     cdef bint _judge(self, const RecordRow *row, int64_t required_end, int64_t file, int32_t number) noexcept nogil
-    cdef void _mark(self) noexcept nogil
     cdef bint _end_run(self) noexcept nogil

@@ -5,7 +5,7 @@ Source: RocketMQ IndexFile#putKey, IndexService#buildIndex.
 """
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
@@ -82,6 +82,11 @@ cdef int64_t _seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
     return min(<int64_t>((<uint64_t>store_timestamp - <uint64_t>begin) // 1000), <int64_t>TIME_DIFF_LIMIT)
 
 
+cdef int _by_hash(const void *one, const void *other) noexcept nogil:
+    cdef int32_t first = (<const KeyHash *>one).key_hash, second = (<const KeyHash *>other).key_hash
+    return (first > second) - (first < second)
+
+
 @cython.final
 cdef class EntryCheck:
     def __cinit__(self, *, bint is_lenient=True, bint index_tags=False):
@@ -94,11 +99,12 @@ cdef class EntryCheck:
         free(self.faults.items)
 
     cdef bint _add_hash(self, int32_t key_hash) noexcept nogil:
-        cdef int32_t *items = <int32_t *>_with_room(self.hashes, self.key_count, &self.key_room, sizeof(int32_t))
+        cdef KeyHash *items = <KeyHash *>_with_room(self.hashes, self.key_count, &self.key_room, sizeof(KeyHash))
         if items == NULL:
             return False
         self.hashes = items
-        self.hashes[self.key_count] = key_hash
+        self.hashes[self.key_count].key_hash = key_hash
+        self.hashes[self.key_count].is_found = False
         self.key_count += 1
         return True
 
@@ -141,14 +147,26 @@ cdef class EntryCheck:
         self.found_count += 1
         return True
 
-    cdef int64_t _missing(self) noexcept nogil:
-        """Keys of the row at hand that none of its entries has."""
-        cdef int64_t i, k, missing = 0
+    cdef int64_t _match(self) noexcept nogil:
+        """Tell the entries that have one of the hashes, which are sorted then; returns of how many none has it."""
+        cdef int64_t i, k, low, high, missing = 0
+        if self.key_count == 0:
+            return 0
+        qsort(self.hashes, <size_t>self.key_count, sizeof(KeyHash), _by_hash)
+        for k in range(self.found_count):
+            low, high = 0, self.key_count
+            while low < high:
+                i = (low + high) // 2
+                if self.hashes[i].key_hash < self.found[k].key_hash:
+                    low = i + 1
+                else:
+                    high = i
+            if low < self.key_count and self.hashes[low].key_hash == self.found[k].key_hash:
+                self.found[k].is_right = self.hashes[low].is_found = True
         for i in range(self.key_count):
-            k = 0
-            while k < self.found_count and self.found[k].key_hash != self.hashes[i]:
-                k += 1
-            missing += k == self.found_count
+            if i > 0 and self.hashes[i].key_hash == self.hashes[i - 1].key_hash:
+                self.hashes[i].is_found = self.hashes[i - 1].is_found
+            missing += not self.hashes[i].is_found
         return missing
 
     cdef bint _judge(self, const RecordRow *row, int64_t required_end, int64_t file, int32_t number) noexcept nogil:
@@ -161,12 +179,12 @@ cdef class EntryCheck:
         cdef bint is_same = self.found_count == self.key_count
         cdef RecordRow old
         while is_same and i < self.key_count:
-            is_same = self.found[i].key_hash == self.hashes[i]
+            is_same = self.found[i].key_hash == self.hashes[i].key_hash
             i += 1
         if is_same:
             self.right += self.key_count
             return self._end_run() if self.key_count and self.has_run else True
-        missing = self._missing()
+        missing = self._match()
         if self.is_lenient:
             old = row[0]
             old.keys_size = old.uniq_key_size = old.tags_size = -1
@@ -174,14 +192,14 @@ cdef class EntryCheck:
             if missing:
                 if not self._hash_keys(&old, False):
                     return False
-                if self._missing() == 0:
+                if self._match() == 0:
                     missing = 0
             if not self._hash_keys(&old, True):
                 return False
-            self._mark()
+            self._match()
             if not self._hash_keys(row, True):
                 return False
-        self._mark()
+            self._match()
         for k in range(self.found_count):
             if self.found[k].is_right:
                 self.right += 1
@@ -202,14 +220,6 @@ cdef class EntryCheck:
         self.run.a = row.phy_offset
         self.run.b += missing
         return True
-
-    cdef void _mark(self) noexcept nogil:
-        """Tell the entries that have one of the hashes from the others."""
-        cdef int64_t i, k
-        for i in range(self.key_count):
-            for k in range(self.found_count):
-                if self.found[k].key_hash == self.hashes[i]:
-                    self.found[k].is_right = True
 
     cdef bint _end_run(self) noexcept nogil:
         self.has_run = False
