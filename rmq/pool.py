@@ -7,18 +7,22 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 AHEAD = 2  # tasks for each process that are begun or wait
+SOON = 0.1  # s: how long an interrupt may wait for it
 
 
 class Runner(Protocol):
@@ -58,24 +62,74 @@ def _here(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Ans
 
 
 def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
-    running: deque[Future[Answer]] = deque()
-    left = iter(items)
-    try:
-        for _ in range(len(items)):
-            while len(running) < workers * AHEAD and (item := next(left, _NOTHING)) is not _NOTHING:
-                running.append(pool.submit(_told, task, item))  # type: ignore[arg-type]
-            yield running.popleft().result()
-    except KeyboardInterrupt:
-        # A second one would leave them waiting for tasks for ever, and this process for them.
-        for process in (getattr(pool, "_processes", None) or {}).values():
+    mine, its = socket.socketpair()
+    with mine:
+        crew = _Crew(workers, task, items, its)
+        crew.start()
+        try:
+            for _ in range(len(items)):
+                mine.send(_MORE)
+                mine.recv(1)
+                yield crew.take()
+        except BrokenProcessPool:
+            raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
+                                    "`if __name__ == \"__main__\":`") from None  # fmt: skip
+        finally:
+            mine.close()
+            crew.join()
+
+
+class _Crew(threading.Thread, Generic[Item, Answer]):
+    """Has processes do a task for each item, in a thread of its own: an interrupt amid a call would leave the pool's
+    locks taken. Gives an answer for each byte that it gets, and a byte for each answer.
+    """
+
+    def __init__(self, workers: int, task: Callable[[Item], Answer], items: Sequence[Item],
+                 asked: socket.socket) -> None:  # fmt: skip
+        """asked: closed by who wants no more; amid an answer when it was interrupted, and waits for no task then."""
+        super().__init__(name="rmq-pool", daemon=True)
+        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
+        self._ahead, self._task, self._items = workers * AHEAD, task, iter(items)
+        self._running: deque[Future[Answer]] = deque()
+        self._asked = asked
+        self._answers: deque[tuple[Answer | None, BaseException | None]] = deque()
+
+    def run(self) -> None:
+        with self._asked, suppress(BrokenPipeError):
+            while self._asked.recv(1):
+                self._answers.append(self._next())
+                self._asked.send(_MORE)
+        self._pool.shutdown(cancel_futures=True)
+
+    def _next(self) -> tuple[Answer | None, BaseException | None]:
+        try:
+            while len(self._running) < self._ahead and (item := next(self._items, _NOTHING)) is not _NOTHING:
+                self._running.append(self._pool.submit(_told, self._task, item))  # type: ignore[arg-type]
+            future = self._running.popleft()
+            while not wait_for([future], SOON).done:
+                if self._is_left():
+                    self._kill()
+            return future.result(), None
+        except BaseException as error:
+            return None, error
+
+    def take(self) -> Answer:
+        """The answer that was told; raises what its task raised."""
+        answer, error = self._answers.popleft()
+        if error is not None:
+            raise error
+        return answer  # type: ignore[return-value]
+
+    def _is_left(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        with suppress(BlockingIOError):
+            return not self._asked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return False
+
+    def _kill(self) -> None:
+        """End its processes."""
+        for process in list((getattr(self._pool, "_processes", None) or {}).values()):
             process.kill()
-        raise
-    except BrokenProcessPool:
-        raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
-                                "`if __name__ == \"__main__\":`") from None  # fmt: skip
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _told(task: Callable[[Item], Answer], item: Item) -> Answer:
@@ -91,6 +145,7 @@ def _told(task: Callable[[Item], Answer], item: Item) -> Answer:
 
 
 _NOTHING = object()
+_MORE = b"."
 
 
 def _begin() -> None:
