@@ -150,10 +150,10 @@ class StoreConfig:
         read_only, ip, port = others.values()
         if read_only and "," in given.get("store_path_commit_log", ""):
             given["store_path_commit_log"] += f",{read_only}"
-        if not (port.isascii() and port.isdigit() and 1 <= int(port[-19:]) <= 65535):
+        if not (re.fullmatch("0*[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
             raise ValueError(f"{os.fspath(file)}, line {lines['listenPort']}: listenPort has no value {port!r}")
         if _is_address(ip):
-            given.setdefault("store_host", f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}")
+            given.setdefault("store_host", f"[{ip}]:{int(port)}" if ":" in ip else f"{ip}:{int(port)}")
         try:
             return cls(**given)
         except ValueError as error:  # its first word is the field

@@ -14,7 +14,7 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._indexfit import geometry_candidates
-from rmq.config import StoreConfig
+from rmq.config import CRC_SINCE, StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
@@ -55,6 +55,8 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
                 known[name] = getattr(config, name)  # the same files may be written on in another way
                 continue
             raise ValueError(f"{name}={getattr(config, name)} contradicts the store, which has {value}")
+    if config.is_explicit("rocketmq_version") and config.version < CRC_SINCE:
+        known.pop("enabled_append_prop_crc", None)  # of a broker's store, by a later release
     config = dataclasses.replace(config, **known)
     if "max_index_num" in known:
         damaged += _of_another_length(paths.index, index_file_size(config.max_hash_slot_num, config.max_index_num))
@@ -138,8 +140,11 @@ def has_segments(paths: StorePaths) -> bool:
 
 
 def has_lost_log(paths: StorePaths) -> bool:
-    """Whether queues have files and the commit log has none: it was not copied, or is not mounted."""
-    return not has_segments(paths) and any(path.is_file() for path in paths.consume_queue.glob("*/*/*"))
+    """Whether queues or index have files and the commit log has none: it was not copied, or is not mounted."""
+    return not has_segments(paths) and (
+        foreign_queues(paths) is not None or bool(index_paths(paths.index)) or any(
+            path.is_file() for queues in (paths.consume_queue, paths.batch_consume_queue)
+            for path in queues.glob("*/*/*")))  # fmt: skip
 
 
 def is_own_store(paths: StorePaths, meta: dict[str, Any] | None) -> bool:
@@ -331,7 +336,7 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
         other = min(told, key=lambda pair: len(told[pair]))
         raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
-    is_alone = geometry is None and is_asked and len(there) == 1 and _is_shorter(there[0], asked)
+    is_alone = geometry is None and is_asked and len(there) == 1 and there[0].stat().st_size < index_file_size(*asked)
     if geometry is None and not is_alone:
         _check_left_open(there, config, unsure, tolerant)
     chosen = geometry or asked
@@ -366,11 +371,6 @@ def _fitting(path: Path, config: StoreConfig, being_put: bool) -> list[tuple[int
         if file.size == index_file_size(*usual) and _fits(file, *usual, being_put):
             return [usual]
         return [pair for pair in geometry_candidates(file.map, being_put=being_put) if _fits(file, *pair, being_put)]
-
-
-def _is_shorter(path: Path, geometry: tuple[int, int]) -> bool:
-    """Whether the file may have been cut; of several all: their geometry is another."""
-    return path.stat().st_size < index_file_size(*geometry)
 
 
 def _is_damaged(path: Path, geometry: tuple[int, int], being_put: bool) -> bool:

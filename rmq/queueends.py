@@ -25,6 +25,7 @@ logger = logging.getLogger("rmq")
 
 QueueKey = tuple[str, int]  # topic, queue id
 LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads as zeros
+LOOKED_AT = 4  # units at the end: a crash may leave some without a record
 TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
 
 
@@ -60,10 +61,11 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
 
 
 def refuse_light(log: CommitLog, queues: QueueSet) -> None:
-    """UnsupportedFormatError when some queue ends with a message of another topic, by whatever name."""
+    """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name."""
     for queue in queues.queues.values():
-        place = queue.read(queue.max_offset - 1, 1)[0] if queue.max_offset else np.empty(0, np.int64)
-        for message in messages_at(log, place, log.max_phy_offset).values():
+        last = max(queue.min_offset, queue.max_offset - LOOKED_AT)
+        places = np.concatenate([queue.read(at, count)[0] for at, count in ((queue.min_offset, 1), (last, LOOKED_AT))])
+        for message in messages_at(log, places[places >= 0], log.max_phy_offset).values():
             if message.topic != queue.topic and _is_of(queue, message):
                 raise UnsupportedFormatError(queue.directory, "light queue, of messages of other topics", READS_IT)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
-from rmq.paths import queue_directories, queue_directory
-from rmq.segment import LOOKS, FileCache, sync_directory
+from rmq.paths import is_queue_id, queue_directories, queue_directory, topic_of
+from rmq.segment import LOOKS, NO_DIRECTORY, FileCache, sync_directory
 
 ADVICE = "`rmq rebuild` makes the queues again"
 
@@ -64,6 +64,12 @@ class QueueSet:
                 self.open(topic, queue_id)
             except CorruptFileError as error:
                 self.refuse((topic, queue_id), error)
+        if self._is_exact:
+            return  # the manifest tells what is lost
+        for path in self.directory.glob("*/*"):
+            topic_name = topic_of(path.parent.name)
+            if topic_name is not None and is_queue_id(path.name) and not path.is_dir():
+                self.refuse((topic_name, int(path.name)), CorruptFileError(path, 0, NO_DIRECTORY))
 
     def refuse(self, key: tuple[str, int], error: CorruptFileError) -> None:
         """A queue whose files are damaged is an error to writers; readers go on without it, and check tells."""

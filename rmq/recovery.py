@@ -242,6 +242,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _set_damaged_aside(store.paths, store.index)
         return
     if repair:
+        refuse_light(log, store.queues)
         _repair(store, mark, crashed)
         return
     gap = log.first_gap()

@@ -30,6 +30,7 @@ LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
 SYNC_FILE_RANGE_WRITE = 2
+NO_DIRECTORY = "a file or a broken link stands where a directory belongs"
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
 
 
@@ -116,8 +117,7 @@ def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) 
     try:
         path.mkdir(DIRECTORY_MODE, exist_ok=True)
     except FileExistsError:
-        reason = "a file or a broken link stands where a directory belongs"
-        raise NotADirectoryError(errno.ENOTDIR, reason, str(path)) from None
+        raise NotADirectoryError(errno.ENOTDIR, NO_DIRECTORY, str(path)) from None
     sync(path.parent)
 
 

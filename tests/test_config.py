@@ -159,3 +159,12 @@ def test_numbers_of_numpy_are_ints(tmp_path: Path) -> None:
     for wrong in (np.bool_(True), True, 10.0, np.float64(10)):
         with pytest.raises(TypeError, match="max_hash_slot_num must be int"):
             rmq.StoreConfig(max_hash_slot_num=wrong)
+
+
+@pytest.mark.parametrize("port", ["10000000000000000000080", "0", "65536", "x", "-1", "1_0"])
+def test_a_listen_port_that_is_none_names_its_line(tmp_path: Path, port: str) -> None:
+    (tmp_path / "broker.conf").write_text(f"brokerIP1=1.2.3.4\nlistenPort={port}\n")
+    with pytest.raises(ValueError, match="line 2: listenPort has no value"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+    (tmp_path / "broker.conf").write_text("brokerIP1=1.2.3.4\nlistenPort=010922\n")
+    assert rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf").store_host == "1.2.3.4:10922"

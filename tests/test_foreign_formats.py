@@ -168,10 +168,26 @@ def test_a_light_queue_of_another_name_is_read_and_kept(tmp_path: Path) -> None:
             assert [message.body for message in store.pull(topic, 1, tags="A").messages] == bodies
     assert rmq.verify(path).is_sound
     before = digests(path, "commitlog"), digests(path, "consumequeue")
-    for write in (*(partial(rmq.open, path, mode) for mode in ("a", "r+")), partial(rmq.rebuild, path)):
+    for write in (*(partial(rmq.open, path, mode) for mode in ("a", "r+")), partial(rmq.rebuild, path),
+                  partial(rmq.open, path, "r+", repair=True)):  # fmt: skip
         with pytest.raises(rmq.UnsupportedFormatError, match="light queue"):
             write()
     assert (digests(path, "commitlog"), digests(path, "consumequeue")) == before
+
+
+def test_a_queue_with_messages_of_its_own_and_of_others_is_read_and_kept(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    raw = b"INNER_MULTI_QUEUE_OFFSET\x010\2INNER_MULTI_DISPATCH\1x\2"
+    other = builder.record(body=b"other", topic="T", raw_properties=raw)
+    own = builder.record(body=b"own", topic="x", queue_offset=1)
+    builder.units("T", 0, [(*other, 0)])
+    builder.units("x", 0, [(*other, 0), (*own, 0), (10**6, 100, 0)])  # the last one's record did not reach the log
+    path = builder.finish()
+    with rmq.open(path) as store:
+        assert [message.body for message in store.pull("x").messages] == [b"other", b"own"]
+    for write in (partial(rmq.open, path, "r+"), partial(rmq.rebuild, path)):
+        with pytest.raises(rmq.UnsupportedFormatError, match="light queue"):
+            write()
 
 
 # ---- other storage ---------------------------------------------------------------------------------------

@@ -379,3 +379,38 @@ def test_a_checkpoint_that_is_cut_short_stops_no_open(store: Path, size: int, is
             assert len(opened.query("T", "all")) == len(opened.pull("T").messages) == 8
     assert (store / "checkpoint").stat().st_size == 4096
     assert rmq.verify(store) == []
+
+
+def test_a_file_in_the_place_of_a_brokers_queue_is_an_error_to_what_needs_it(store: Path) -> None:
+    """A put would begin at offset 0 again."""
+    shutil.rmtree(store / "rmq")
+    shutil.rmtree(store / "consumequeue/T/0")
+    (store / "consumequeue/T/0").write_text("notes")
+    with rmq.open(store) as reader:
+        assert reader.scan().read_all().num_rows == len(reader.query("T", "all")) == 8
+        with pytest.raises(rmq.CorruptFileError, match="stands where a directory belongs"):
+            reader.pull("T")
+    with pytest.raises(rmq.CorruptFileError, match="stands where a directory belongs.*rebuild"):
+        rmq.open(store, "r+")
+    rmq.rebuild(store, processes=1)
+    with rmq.open(store, "r+") as opened:
+        assert opened.put(rmq.Message("T", b"next")).queue_offset == 8
+
+
+@pytest.mark.parametrize("left", ["index", "batchconsumequeue/T/0", "consumequeue/CURRENT"])
+def test_whatever_is_left_of_a_store_tells_that_its_log_is_elsewhere(store: Path, left: str) -> None:
+    for name in ("rmq", "commitlog", "consumequeue"):
+        shutil.rmtree(store / name)
+    if left != "index":
+        shutil.rmtree(store / "index")
+        (store / left).parent.mkdir(parents=True)
+    if left == "consumequeue/CURRENT":
+        (store / left).touch()
+        (store / "consumequeue/MANIFEST-1").touch()
+    elif left != "index":
+        (store / left).mkdir()
+        (store / left / f"{0:020d}").write_bytes(bytes(46))
+    with pytest.raises(rmq.CorruptFileError, match="the commit log has no segments"):
+        rmq.open(store)
+    with pytest.raises((rmq.CorruptFileError, rmq.UnsupportedFormatError)):
+        rmq.open(store, "a")

@@ -280,8 +280,9 @@ raw_properties=None)\n--\n\n\
         if why != NULL:
             raise IllegalMessageError((<bytes>why).decode())
         self._wait = waits(<const uint8_t *><const char *>self._encoded, len(self._encoded))
-        self._is_plain = self.born_timestamp is None and self.raw_properties is None and not rmq_ends_with_crc(
-            <const uint8_t *><const char *>self._encoded, len(self._encoded))
+        self._is_plain = self.born_timestamp is None and self.raw_properties is None and not (
+            rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded)) or
+            rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded) - 1))
         self.topic = topic
 
     def _encode_properties(self):

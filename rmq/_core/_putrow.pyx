@@ -117,13 +117,13 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
         with gil:
             raise fault(i, f"topic has {row.topic_size} UTF-8 bytes: this record version holds 127")
     row.append_crc = rules.append_crc
-    if row.properties != NULL and rmq_ends_with_crc(row.properties, row.properties_size):
-        if not rmq_ends_with_whole_crc(row.properties, row.properties_size):
-            with gil:
-                raise fault(i, "properties end with __CRC32# and no ten digits: readers take that for a damaged record")
+    if row.properties != NULL and rmq_ends_with_whole_crc(row.properties, row.properties_size):
         row.properties_size -= L.PROPERTY_CRC_SIZE      # of the record that they were read from
     if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0:
         row.properties_size -= 1
+    if row.properties != NULL and not row.append_crc and rmq_ends_with_crc(row.properties, row.properties_size):
+        with gil:
+            raise fault(i, "properties end with __CRC32# and no CRC: readers take that for a damaged record")
     if row.properties != NULL and row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
         with gil:
             raise fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")

@@ -110,6 +110,11 @@ def _note_scan(store: Store, topic: str) -> None:
 
 def _lookup(store: Store, id: str, topic: str | None) -> StoredMessage:
     """By the first form of the ID under which there is a message. KeyError: under none."""
+    if topic is not None:
+        with suppress(UnsupportedFormatError, ValueError):
+            for message in store.query(topic, id):
+                if message.uniq_key == id:
+                    return message
     forms: list[int | str | tuple[str, int, int]] = [id]
     if place := _PLACE.fullmatch(id):
         forms.append((place[1], int(place[2]), int(place[3])))

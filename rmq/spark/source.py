@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -142,8 +142,19 @@ def check_once(asked: ReadOptions) -> None:
 
 def stores_of(asked: ReadOptions) -> list[tuple[str, Place]]:
     """Stores and, of directories that Spark wrote, the shards that were committed: path, and how it is opened."""
-    return [store for path in asked.paths for store in
-            (snapshots(path, asked) if is_elsewhere(path) else [(root, root) for root in roots(path)])]  # fmt: skip
+    stores: list[tuple[str, Place]] = [store for path in asked.paths for store in
+              (snapshots(path, asked) if is_elsewhere(path) else [(root, root) for root in roots(path)])]  # fmt: skip
+    _check_shards_once(path for path, _ in stores if not is_elsewhere(path))
+    return stores
+
+
+def _check_shards_once(paths: Iterable[str]) -> None:
+    """ValueError for a shard that is named by itself, too."""
+    known: set[str] = set()
+    for path in map(os.path.realpath, paths):
+        if path in known:
+            raise ValueError(f"option paths: {path} is named twice; name it once")
+        known.add(path)
 
 
 class MessageReader(DataSourceReader):

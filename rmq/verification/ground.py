@@ -127,7 +127,9 @@ class Ground:
         batch = RecordBatch(1)
         last = self.checkpoint.confirm_phy_offset if self.checkpoint is not None else 0
         try:
-            return last > 0 and self.load(batch, last) and last + int(batch.numbers("size")[0]) == self.log_end
+            return self.checkpoint is not None and last > 0 and self.load(batch, last) and \
+                last + int(batch.numbers("size")[0]) == self.log_end and \
+                self.checkpoint.physic_msg_timestamp <= batch.store_timestamp(0)
         finally:
             batch.release()
 
