@@ -390,7 +390,7 @@ def test_a_file_in_the_place_of_a_brokers_queue_is_an_error_to_what_needs_it(sto
         assert reader.scan().read_all().num_rows == len(reader.query("T", "all")) == 8
         with pytest.raises(rmq.CorruptFileError, match="stands where a directory belongs"):
             reader.pull("T")
-    with pytest.raises(rmq.CorruptFileError, match="stands where a directory belongs.*rebuild"):
+    with pytest.raises(rmq.CorruptFileError, match=r"stands where a directory belongs.*rebuild"):
         rmq.open(store, "r+")
     rmq.rebuild(store, processes=1)
     with rmq.open(store, "r+") as opened:
