@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmq._core import _layout as L
+from rmq._core._record import ends_with_crc
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import stored_at
 from rmq.checkpoint import Checkpoint
@@ -138,8 +139,7 @@ def has_old_blanks(log: CommitLog) -> bool:
 def has_record_crc(log: CommitLog, phy_offset: int) -> bool:
     """Whether the record at a phy offset ends with its own CRC, as with enabledAppendPropCRC."""
     for batch, _ in log.load(np.array([phy_offset], np.int64), log.max_phy_offset, checks=CHECK_CRC):
-        raw = stored_at(batch, 0, StoredMessage).raw_properties
-        return raw[-L.PROPERTY_CRC_SIZE :].startswith(b"__CRC32#\x01")
+        return ends_with_crc(stored_at(batch, 0, StoredMessage).raw_properties)
     return False
 
 

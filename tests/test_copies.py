@@ -189,9 +189,10 @@ def test_a_property_of_the_crc_s_name_is_read_back_or_refused(tmp_path: Path, ve
     message = rmq.Message("T", b"x", properties={"__CRC32#": value})
     for number, put in enumerate((rmq.Store.put, lambda store, item: store.put_many([item]))):
         with rmq.open(tmp_path / str(number), "x", config=config) as store:
-            try:
+            if len(value) == 11 and version != "5.3.3":  # without its last 0x02 it looks like a CRC
+                with pytest.raises(rmq.IllegalMessageError, match="end with __CRC32#"):
+                    put(store, message)
+            else:
                 put(store, message)
-            except rmq.IllegalMessageError:
-                assert value == "12345678901" or version == "5.3.3"
-            assert store.scan().read_all().num_rows <= 1
+                assert store.scan().read_all().num_rows == 1
         assert rmq.verify(tmp_path / str(number)).is_sound

@@ -422,6 +422,11 @@ def load_visible(const uint8_t[::1] marks not None):
     return read_published_i64(&marks[L.MARKS_VISIBLE_PHY_OFFSET_OFFSET])
 
 
+def ends_with_crc(bytes properties not None):
+    """Whether properties end with the CRC of a whole record, or with what its name makes one."""
+    return rmq_ends_with_crc(<const uint8_t *><const char *>properties, len(properties)) != 0
+
+
 def body_crc(const uint8_t[::1] body not None):
     """CRC-32 of a body as RocketMQ stores it: 31 bits, 0 when empty. Source: UtilAll#crc32."""
     return crc_of(&body[0], body.shape[0]) if body.shape[0] else 0

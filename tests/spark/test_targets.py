@@ -89,8 +89,6 @@ def test_a_stream_s_own_checkpoint_may_lie_among_its_shards(tmp_path: Path, name
 @pytest.mark.spark
 @pytest.mark.parametrize(("mode", "how"), [("shards", "append"), ("shards", "overwrite"), ("single", "append")])
 def test_a_write_into_a_directory_of_others_makes_nothing(spark: Any, tmp_path: Path, mode: str, how: str) -> None:
-    if (mode, how) == ("single", "overwrite"):
-        pytest.skip("mode=single only appends")
     (tmp_path / "precious.txt").write_text("precious")
     frame = spark.createDataFrame([(b"a",)], "body binary")
     with pytest.raises(Exception, match="choose an empty or new directory"):
