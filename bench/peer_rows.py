@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 import statistics
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -16,16 +17,19 @@ from compiled import MODULES, compiled
 from contenders import KEYS, ROUND, SLOTS, Contenders, Keys
 from goals import ratio_text
 from index_rows import touch_all
+from keyfiles import WIDTH
 from rounds import Round, interleaved, timed
 from setting import Setting
 
 import rmq
 from rmq._core._indexfile import index_file_size
+from rmq._core._layout import INDEX_SLOT_SIZE
 
 LOOK_UPS = 200_000
 NO_LMDB = "lmdb is missing (pip install -e '.[bench]')"
 PUTTERS = ("lmdb put", "sqlite executemany")
-NEW = "rmq, new file"
+NEW, MEMORY = "rmq, new file", "memory"
+WALKS = 64  # side by side, as many as the put asks slots of memory ahead
 HOLDERS = ("rmq", "lmdb put", "numpy expert", "dict")
 
 
@@ -47,7 +51,7 @@ def put_row(setting: Setting, contenders: Contenders) -> None:
     """All of the keys, in rounds and transactions of 100,000: the median is that of a file of a million.
 
     The pages of our file are touched before, as in I1. Beside it a new one, whose pages are first touched by its puts:
-    what that takes falls into some rounds, so its mean counts.
+    what that takes falls into some rounds, so its mean counts. What memory alone takes says what is in reach.
     """
     touch_all(contenders.file, KEYS)
     np.frombuffer(contenders.file._file.map, np.uint8)[: index_file_size(SLOTS, KEYS + 1)] = 0
@@ -55,15 +59,29 @@ def put_row(setting: Setting, contenders: Contenders) -> None:
         takers = contenders.takers | {NEW: contenders.taker_of(new)}
         runs = {name: timed(ROUND, lambda _, taker=takers[name]: taker.round())
                 for name in (NEW, *PUTTERS, "rmq") if name in takers}  # fmt: skip
-        taken = interleaved(runs, rounds=KEYS // ROUND // (2 if setting.quick else 1), warm=0)
+        rounds = KEYS // ROUND // (2 if setting.quick else 1)
+        taken = interleaved({MEMORY: memory_alone(setting), **runs}, rounds, warm=0)
     for name in PUTTERS:
         if name in taken:
-            setting.record("I12", name, taken["rmq"], {name: taken[name]})
-    means = {name: statistics.mean(taken[name]) for name in taken}
+            setting.record("I12", name, taken["rmq"], {name: taken[name]}, taken[MEMORY])
+    means = {name: statistics.mean(taken[name]) for name in runs}
     beside = "".join(f"; {name} {means[name]:.1f} ns, {ratio_text(means[name] / means[NEW])}"
                      for name in PUTTERS if name in means)  # fmt: skip
     setting.note(f"ungated: I12 into a new file, means: {means[NEW]:.1f} ns{beside}")
     setting.table.skip("I12", NO_LMDB)
+
+
+def memory_alone(setting: Setting) -> Round:
+    """A random line of as many bytes as the slots have, and reading as many as a key that is a str; ns per key."""
+    lines = setting.floors.Lines(SLOTS * INDEX_SLOT_SIZE, setting.seed)
+    part = ROUND * sys.getsizeof("k" * WIDTH)
+    texts = np.ones(KEYS // ROUND * part, np.uint8)
+
+    def run(number: int) -> float:
+        read = setting.floors.read(texts[number * part : (number + 1) * part])
+        return float(lines.walk(WALKS, ROUND, number + 1) + read * part / ROUND)
+
+    return run
 
 
 def look_up_row(setting: Setting, contenders: Contenders, keys: Keys) -> None:

@@ -58,9 +58,9 @@ class Setting:
             return interleaved(contenders, QUICK_ROUNDS, QUICK_WARM)
         return interleaved(contenders)
 
-    def record(self, row: str, part: str, ours: list[float], anchors: Taken, memcpy: list[float] | None = None) -> None:
-        line = self.table.add(row, part, ours, anchors, memcpy)
-        beside = f", memcpy {line.memcpy:.1f} ns" if line.memcpy else ""
+    def record(self, row: str, part: str, ours: list[float], anchors: Taken, memory: list[float] | None = None) -> None:
+        line = self.table.add(row, part, ours, anchors, memory)
+        beside = f", memory alone {line.memory:.1f} ns" if line.memory else ""
         times = f"{line.ours:.1f} ns, {line.anchor} {line.theirs:.1f} ns{beside}"
         self.note(f"{line.name}: {times}, {ratio_text(line.ratio)}")
 
