@@ -26,7 +26,9 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
 from rmq.paths import LARGEST_OFFSET, StorePaths
 from rmq.segment import (
+    FILE_MODE,
     SMALL_FILE,
+    allocate,
     make_directory,
     read_file,
     remove_file,
@@ -38,6 +40,7 @@ logger = logging.getLogger("rmq")
 
 FORMAT = 1
 MANIFEST_LIMIT = 64 * 1024 * 1024
+SPARE_SIZE = 256 * 1024
 _CELL = struct.Struct(">6q40s")
 _CRC = struct.Struct(">I")
 
@@ -220,6 +223,27 @@ def write_manifest(paths: StorePaths, manifest: Manifest) -> None:
     queues = [[*key, *offsets] for key, offsets in sorted(manifest.queues.items())]
     document = {"min_phy_offset": manifest.min_phy_offset, "index": list(manifest.index_files), "queues": queues}
     write_atomically(paths.manifest, (json.dumps(document) + "\n").encode())
+
+
+def keep_spare(paths: StorePaths) -> None:
+    """Keep blocks for an open on a full disk, which writes small files: a store must open to be cleaned. The caller has
+    the lock; without room, nothing is kept.
+    """
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(paths.own).free < 4 * SPARE_SIZE:
+            return
+        descriptor = os.open(paths.spare, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            allocate(descriptor, 0, SPARE_SIZE)
+        finally:
+            os.close(descriptor)
+
+
+def give_up_spare(paths: StorePaths) -> None:
+    """Where the disk is full, those blocks are free again. The caller has the lock."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(paths.own).free < SPARE_SIZE:
+            remove_file(paths.spare)
 
 
 def finish_rebuild(paths: StorePaths) -> None:

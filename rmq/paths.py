@@ -57,6 +57,7 @@ class StorePaths:
         self.marks = self.own / "marks"
         self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
+        self.spare = self.own / "spare"
         self.cut = self.own / "cut"
         self.rebuilt, self.replaced = self.own / "rebuild", self.own / "replaced"  # while a rebuild is at work
         self.sidecars = self.own / "sidecar"

@@ -45,7 +45,7 @@ from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, lock_holder, restorer
 from rmq.logsegment import Segment
-from rmq.marks import Marks, finish_rebuild, read_manifest, read_meta, write_meta
+from rmq.marks import Marks, finish_rebuild, give_up_spare, keep_spare, read_manifest, read_meta, write_meta
 from rmq.message import PutResult
 from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
@@ -176,6 +176,7 @@ class Store(StoreWriter):
         make_root(self.path, self._paths, self.mode)
         check_writable(self._paths)
         self._release.callback(StoreLock(self._paths.lock, lambda: holder_pid(self._paths)).close)
+        give_up_spare(self._paths)
         finish_rebuild(self._paths)
         meta = read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
         self.config, damaged = settle_config(self._paths, config, meta)
@@ -224,6 +225,7 @@ class Store(StoreWriter):
         self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
             write_meta(self._paths, new_meta)
+        keep_spare(self._paths)
         if crashed is not Crash.OURS:
             keep_announced(self._paths)
         if self.config.flush_disk_type != SYNC_FLUSH:

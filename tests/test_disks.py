@@ -20,6 +20,7 @@ from forks import error_in_child, in_child
 from test_processes import CALLS, CONFIG, SIZES, assert_goes_on, assert_holds, message, numbers
 
 import rmq
+from rmq.marks import SPARE_SIZE
 
 NOBODY = 65534
 
@@ -208,6 +209,44 @@ def test_many_messages_on_a_full_disk_are_stored_up_to_what_the_error_says(leave
 
     with mounted("size=2m") as path:
         in_child(lambda: work(path))
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_a_store_on_a_disk_without_a_free_block_opens_to_be_cleaned(how: str) -> None:
+    def work(path: Path) -> None:
+        store = rmq.open(path / "live", "a", config=CONFIG)
+        store.put_many([message(i, b"x" * 300) for i in range(200)])
+        store.flush()
+        if how == "killed":
+            store.put_many([message(i, b"x" * 300) for i in range(200, 210)])
+            shutil.copytree(path / "live", path / "s")
+            os.posix_fallocate(spare := os.open(path / "s/rmq/spare", os.O_RDWR), 0, SPARE_SIZE)  # a copy has holes
+            os.close(spare)
+        store.close()
+        if how == "closed":
+            (path / "live").rename(path / "s")
+        with full(path, 0):
+            with rmq.open(path / "s", "r+") as store:
+                assert not (path / "s/rmq/spare").exists()
+                assert store.clean(file_reserved_time=0).freed_bytes >= 40_000
+                kept = numbers(store)
+                assert 0 < len(kept) < 200
+                store.put(message(1000))
+            with rmq.open(path / "s") as reader:
+                assert numbers(reader) == [*kept, 1000]
+        rmq.open(path / "s", "r+").close()
+        assert (path / "s/rmq/spare").stat().st_blocks * 512 >= SPARE_SIZE
+
+    with mounted("size=4m") as path:
+        in_child(lambda: work(path))
+
+
+def test_a_disk_with_little_room_keeps_no_blocks_for_an_open() -> None:
+    with mounted("size=1m") as path:
+        with rmq.open(path / "s", "a", config=CONFIG) as store:
+            store.put(message(0))
+        assert not (path / "s/rmq/spare").exists()
+        assert_goes_on(path / "s", [0])
 
 
 def test_a_full_disk_while_a_torn_tail_is_kept_changes_nothing() -> None:
