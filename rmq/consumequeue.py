@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rmq._core._consumequeue import unpack_units
-from rmq._core._layout import RECORD_FIXED_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._layout import RECORD_FIXED_SIZE, UNIT_PRE_BLANK_SIZE, UNIT_SIZE, UNIT_SIZE_OFFSET
 from rmq.errors import RmqError
 from rmq.paths import LARGEST_OFFSET
 from rmq.queueunits import QueueUnits
@@ -150,13 +150,14 @@ class ConsumeQueue(QueueUnits):
         the unit that has the first record. One that is not judged takes none up to its last record, which have theirs
         or never had one. Source: ConsumeQueue#putMessagePositionInfo."""
         def phy_offset_of(number: int) -> int:
-            return int.from_bytes(self._read(number, 1)[:8] or b"\xff", "big", signed=True)  # -1 for none
+            found = self._read(number, 1)[:UNIT_SIZE_OFFSET]
+            return int.from_bytes(found or b"\xff", "big", signed=True)  # -1 for none
 
         last, size, _ = self.read(self.max_offset - 1, 1)
         if not self._judges and len(size) and 0 < size[0] < UNIT_PRE_BLANK_SIZE:
             done = int(np.searchsorted(unpack_units(data)[0], last[0], side="right"))
             return first + done, data[done * UNIT_SIZE :]
-        phy_offset = int.from_bytes(data[:8], "big", signed=True)
+        phy_offset = int.from_bytes(data[:UNIT_SIZE_OFFSET], "big", signed=True)
         if first < 0 or not len(last) or last[0] < phy_offset:
             return first, data
         lowest = min(self.first_offset, self.max_offset)

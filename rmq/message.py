@@ -262,13 +262,14 @@ def inner_messages(wrapper: StoredMessage) -> list[StoredMessage] | None:
     found: list[StoredMessage] = []
     at = 0
     while at < len(packed):
-        size = int.from_bytes(packed[at : at + 4], "big", signed=True)
+        size = int.from_bytes(packed[at : at + L.INNER_MAGIC_OFFSET], "big", signed=True)
         item = packed[at : at + size] if size >= L.INNER_FIXED_SIZE else b""
         body_size = int.from_bytes(item[L.INNER_BODY_SIZE_OFFSET : L.INNER_BODY_OFFSET], "big", signed=True)
         tail = L.INNER_BODY_OFFSET + body_size
-        properties_size = int.from_bytes(item[tail : tail + 2], "big")
+        properties_at = tail + L.RECORD_PROPERTIES_SIZE_SIZE
+        properties_size = int.from_bytes(item[tail:properties_at], "big")
         is_whole = len(item) >= max(size, L.INNER_FIXED_SIZE) and body_size >= 0
-        if not is_whole or tail + 2 + properties_size != size or properties_size > L.PROPERTIES_SIZE_LIMIT:
+        if not is_whole or properties_at + properties_size != size or properties_size > L.PROPERTIES_SIZE_LIMIT:
             reason = f"inner batch is damaged at byte {at} of its body"
             raise CorruptFileError(SOME_SEGMENT, phy_offset, reason)
         if len(found) == L.INNER_COUNT_LIMIT:
@@ -276,7 +277,7 @@ def inner_messages(wrapper: StoredMessage) -> list[StoredMessage] | None:
         flag = int.from_bytes(item[L.INNER_FLAG_OFFSET : L.INNER_BODY_SIZE_OFFSET], "big", signed=True)
         own = item[L.INNER_BODY_OFFSET : tail]
         found.append(StoredMessage((wrapper.topic, wrapper.queue_id, base + len(found), phy_offset, wrapper.size, flag,
-                                    plain_flag, *shared, body_crc(own), own, item[tail + 2 :])))  # fmt: skip
+                                    plain_flag, *shared, body_crc(own), own, item[properties_at:])))  # fmt: skip
         at += size
     return found
 

@@ -120,8 +120,8 @@ class WindowedSegment(Segment):
 
     def _is_own(self, place: int) -> bool:
         """Whether what may be a record at a phy offset says so too."""
-        begin = place + L.RECORD_PHY_OFFSET_OFFSET
-        return self._bytes(begin, min(begin + 8, self.end)) == place.to_bytes(8, "big")
+        begin, end = place + L.RECORD_PHY_OFFSET_OFFSET, place + L.RECORD_SYS_FLAG_OFFSET
+        return self._bytes(begin, min(end, self.end)) == place.to_bytes(end - begin, "big")
 
     def reach(self, begin: int, end: int, records: int) -> int:
         if self._whole() is not None:

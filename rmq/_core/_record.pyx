@@ -21,7 +21,6 @@ cdef extern from "property.h" nogil:
 
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
-    uint8_t *rmq_copy_host(uint8_t *dest, const uint8_t *host, int size) noexcept
 cdef extern from "texts.h" nogil:
     void rmq_texts_copy(uint8_t *dest, const rmq_texts *texts, int64_t i, int64_t size) noexcept
 cdef extern from "items.h" nogil:
@@ -327,9 +326,10 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
 
     number: of the row in `texts`. REQUIRES: row.size writable bytes at dest. Source: MessageExtEncoder#encode.
     """
+    cdef uint8_t *late = dest + row.born_host_size - L.HOST_IPV4_SIZE     # what lies behind the born host, from here
     cdef uint8_t *p
     cdef int32_t properties_written
-    store_i32(dest, 0)
+    store_i32(dest + L.RECORD_SIZE_OFFSET, 0)
     store_i32(dest + L.RECORD_MAGIC_OFFSET, L.RECORD_MAGIC_V2 if row.is_v2 else L.RECORD_MAGIC_V1)
     store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, row.queue_id)
     store_i32(dest + L.RECORD_FLAG_OFFSET, row.flag)
@@ -337,15 +337,14 @@ cdef void encode_record(const PutRow *row, uint8_t *dest, int64_t phy_offset, in
     store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
     store_i32(dest + L.RECORD_SYS_FLAG_OFFSET, row.sys_flag)
     store_i64(dest + L.RECORD_BORN_TIMESTAMP_OFFSET, store_timestamp if row.is_born_now else row.born_timestamp)
-    p = dest + L.RECORD_BORN_HOST_OFFSET
-    p = rmq_copy_host(p, row.born_host, row.born_host_size)
-    store_i64(p, store_timestamp)
-    p = rmq_copy_host(p + 8, row.store_host, row.store_host_size)
-    store_i32(p, row.reconsume_times)
-    store_i64(p + 4, row.prepared_transaction_offset)
-    p += 12
-    store_i32(p, row.body_size)
-    p += 4
+    rmq_copy(dest + L.RECORD_BORN_HOST_OFFSET, row.born_host, <size_t>row.born_host_size)
+    store_i64(late + L.RECORD_STORE_TIMESTAMP_OFFSET, store_timestamp)
+    rmq_copy(late + L.RECORD_STORE_HOST_OFFSET, row.store_host, <size_t>row.store_host_size)
+    late += row.store_host_size - L.HOST_IPV4_SIZE
+    store_i32(late + L.RECORD_RECONSUME_TIMES_OFFSET, row.reconsume_times)
+    store_i64(late + L.RECORD_PREPARED_TRANSACTION_OFFSET_OFFSET, row.prepared_transaction_offset)
+    store_i32(late + L.RECORD_BODY_SIZE_OFFSET, row.body_size)
+    p = late + L.RECORD_BODY_OFFSET
     store_i32(dest + L.RECORD_BODY_CRC_OFFSET, rmq_crc32_copied(p, row.body, <size_t>row.body_size))
     p += row.body_size
     if row.is_v2:

@@ -65,11 +65,4 @@ static inline void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) {
 #endif
 }
 
-/* A host as on disk, 8 or 20 bytes; returns the place behind it. */
-static inline uint8_t *rmq_copy_host(uint8_t *dest, const uint8_t *host, int size) {
-    memcpy(dest, host, 8);
-    if (size == 20) memcpy(dest + 8, host + 8, 12);
-    return dest + size;
-}
-
 #endif
