@@ -195,13 +195,15 @@ class Store(StoreWriter):
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
+        if meta is None and not is_own:
+            undo.callback(restorer(self._paths.marks))
+            undo.callback(restorer(self._paths.meta))
         has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
         if has_marks and meta is None:
             remove_file(self._paths.marks)  # of a store that nobody knows
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or meta is None)
         self._release.callback(self._marks.close)
         if meta is None and not is_own:
-            undo.callback(restorer(self._paths.meta))
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark = self._marks.read() if meta is not None else None
         self._table = QueueTable()

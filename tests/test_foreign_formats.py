@@ -173,6 +173,7 @@ def test_a_light_queue_of_another_name_is_read_and_kept(tmp_path: Path) -> None:
         with pytest.raises(rmq.UnsupportedFormatError, match="light queue"):
             write()
     assert (digests(path, "commitlog"), digests(path, "consumequeue")) == before
+    assert list((path / "rmq").iterdir()) == []
 
 
 def test_a_queue_with_messages_of_its_own_and_of_others_is_read_and_kept(tmp_path: Path) -> None:
