@@ -170,7 +170,8 @@ class Store(StoreWriter):
         self._index = Index(directory, self.config, writable=writable, damaged=damaged)
         self._release.callback(self._index.close)
 
-    def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
+    def _claim(self, config: StoreConfig) -> dict[str, Any] | None:
+        """Make the store, or refuse what we do not write; take its lock. Returns its meta.json."""
         put_rules(config)  # what is wrong with it shows before anything is made
         check_readable(self._paths)
         make_root(self.path, self._paths, self.mode)
@@ -178,7 +179,10 @@ class Store(StoreWriter):
         self._release.callback(StoreLock(self._paths.lock, lambda: holder_pid(self._paths)).close)
         give_up_spare(self._paths)
         finish_rebuild(self._paths)
-        meta = read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
+        return read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
+
+    def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
+        meta = self._claim(config)
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)
@@ -191,38 +195,24 @@ class Store(StoreWriter):
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
-        for path in (self._paths.abort, self._paths.abort_bak, self._paths.owner):
+        changed = [self._paths.abort, self._paths.abort_bak, self._paths.owner]
+        if meta is None and not is_own:
+            changed += [self._paths.marks, self._paths.meta]
+        for path in changed:
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
-        if meta is None and not is_own:
-            undo.callback(restorer(self._paths.marks))
-            undo.callback(restorer(self._paths.meta))
-        has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
-        if has_marks and meta is None:
-            remove_file(self._paths.marks)  # of a store that nobody knows
-        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or meta is None)
-        self._release.callback(self._marks.close)
+        self._open_marks(is_known=meta is not None)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
-        mark = self._marks.read() if meta is not None else None
-        self._table = QueueTable()
-        indexing = self._index if self.config.message_index_enable else None
-        self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
-        self._overflow = Overflow(self._log, self._queues, self._dispatcher, self.config)
-        self._release.callback(self._overflow.close)
-        parts = OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
-                            self._checkpoint)  # fmt: skip
-        recover(parts, mark, read_manifest(self._paths) if meta is not None else None, crashed=crashed, repair=repair)
+        mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
+        parts = self._assemble()
+        recover(parts, mark, manifest, crashed=crashed, repair=repair)
         if not is_own and not config.is_explicit("enabled_append_prop_crc") and self.config.version >= CRC_SINCE and \
                 has_record_crc(self._log, self._log.tail.last_phy_offset):  # its broker may cut off records without
             self.config = dataclasses.replace(self.config, enabled_append_prop_crc=True)
             rules, new_meta["enabled_append_prop_crc"], is_told = put_rules(self.config), True, False
-        self._batch, self._low = PutBatch(rules), self._log.min_phy_offset
-        self._put_lock = OwnedLock()
-        self._flusher = Flusher(parts, self._marks, self._put_lock, self.config,
-                                known_queues=0 if is_own else len(self._table))  # fmt: skip
-        self._release.callback(self._flusher.stop)
+        self._prepare_puts(parts, PutBatch(rules), known_queues=0 if is_own else len(self._table))
         self._marks.show(self._log.position)
         self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
@@ -230,6 +220,29 @@ class Store(StoreWriter):
         keep_spare(self._paths)
         if crashed is not Crash.OURS:
             keep_announced(self._paths)
+
+    def _open_marks(self, *, is_known: bool) -> None:
+        """is_known: there is a meta.json, so what the marks say is of this store."""
+        has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
+        if has_marks and not is_known:
+            remove_file(self._paths.marks)
+        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or not is_known)
+        self._release.callback(self._marks.close)
+
+    def _assemble(self) -> OpenedStore:
+        self._table = QueueTable()
+        indexing = self._index if self.config.message_index_enable else None
+        self._dispatcher = Dispatcher(self._log, self._queues, indexing, self.config)
+        self._overflow = Overflow(self._log, self._queues, self._dispatcher, self.config)
+        self._release.callback(self._overflow.close)
+        return OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
+                           self._checkpoint)  # fmt: skip
+
+    def _prepare_puts(self, parts: OpenedStore, batch: PutBatch, *, known_queues: int) -> None:
+        self._batch, self._low = batch, self._log.min_phy_offset
+        self._put_lock = OwnedLock()
+        self._flusher = Flusher(parts, self._marks, self._put_lock, self.config, known_queues=known_queues)
+        self._release.callback(self._flusher.stop)
         if self.config.flush_disk_type != SYNC_FLUSH:
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
             self._putter = Putter(put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail,
