@@ -80,13 +80,9 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         numbers, room = np.arange(at, at + len(offsets)), limit - len(messages)
         chosen: slice | npt.NDArray[np.int64] = slice(None)
         if hashes is not None:
-            # A unit of an extended queue holds an address there; only the message tells its tags.
-            codes = tags_codes.astype(np.int32)
-            passes = np.logical_or.reduce([tags_codes < UNIT_TAGS_HASH_MIN, *(codes == code for code in hashes)])
-            passes |= queue.topic == SCHEDULE_TOPIC
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
-            passes[[end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(passes)]] = True
-            chosen = np.flatnonzero(passes)
+            newest = [end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(offsets)]
+            chosen = np.arange(len(offsets)) if queue.topic == SCHEDULE_TOPIC else _of_tags(tags_codes, hashes, newest)
             if has_strangers:
                 ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
                 room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
@@ -121,6 +117,16 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
     else:
         status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, low, high, messages)
+
+
+def _of_tags(tags_codes: npt.NDArray[np.int64], hashes: set[int], newest: list[int]) -> npt.NDArray[np.int64]:
+    """Rows of units whose messages may have tags of these hashes, or one of the rows `newest`. A unit of an extended
+    queue holds an address there; only the message tells its tags.
+    """
+    codes = tags_codes.astype(np.int32)
+    passes = np.logical_or.reduce([tags_codes < UNIT_TAGS_HASH_MIN, *(codes == code for code in hashes)])
+    passes[newest] = True
+    return np.flatnonzero(passes)
 
 
 def _gone(log: CommitLog, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

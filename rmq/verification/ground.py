@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import dropwhile, pairwise
 from pathlib import Path
@@ -153,44 +154,22 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
     MappedFileQueue#load.
     """
     size = log.segment_size
-    found: list[Segment] = []
+    readable: dict[int, Segment] = {}
     there: dict[int, Path] = {}
     empty: dict[int, Path] = {}
-    seen: set[Path] = set()
-    for directory in log.directories:
-        if directory.resolve() in seen:
-            report.note(directory, 0, "name", "the commit-log directory is configured twice; it is read once")
-            continue
-        seen.add(directory.resolve())
-        check_mode(directory, report)
-        for entry in scan_directory(directory):
-            path = Path(entry.path)
-            is_named = SEGMENT_NAME.fullmatch(entry.name) and int(entry.name) <= LARGEST_OFFSET - size
-            if not is_named or not path.is_file():
-                if not os.path.lexists(path):
-                    continue  # cleaned away
-                if not is_named and path.is_dir():
-                    report.note(path, 0, "name", "a directory among the segments; it is passed over")
-                else:
-                    what = "no regular file" if is_named else "no commit-log segment has this name"
-                    report.damage(path, 0, "name", f"{what}; a store does not open with it")
-                continue
-            check_mode(path, report)
-            start, length = int(entry.name), size_of(entry)
-            if length is None:
-                continue
-            if start % size:
-                report.damage(path, 0, "name", f"segment starts off the grid of {size} bytes")
-            elif length == 0:
-                empty[start] = path
-            elif start in there:
-                report.damage(path, 0, "name", f"the segment is there twice: {there[start]}; only that one is read")
+    for path, start, length in _named_files(log, report):
+        if start % size:
+            report.damage(path, 0, "name", f"segment starts off the grid of {size} bytes")
+        elif length == 0:
+            empty[start] = path
+        elif start in there:
+            report.damage(path, 0, "name", f"the segment is there twice: {there[start]}; only that one is read")
+        else:
+            there[start] = path
+            if length == size:
+                readable[start] = log.segment(path, start)
             else:
-                there[start] = path
-                if length == size:
-                    found.append(log.segment(path, start))
-                else:
-                    report.damage(path, min(length, size), "size", f"segment has {length} bytes, expected {size}")
+                report.damage(path, min(length, size), "size", f"segment has {length} bytes, expected {size}")
     last = max(there, default=-1)
     for start, path in empty.items():
         if start < last:
@@ -200,7 +179,6 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
             report.note(path, 0, "leftover", EMPTY)
     # Beside a cleaning a listing may show a file and none of those behind it: the file is gone by now.
     starts = list(dropwhile(lambda start: not there[start].exists(), sorted(there)))
-    readable = {segment.start: segment for segment in found}
     log.take([readable[start] for start in starts if start in readable])
     blind = [(start, start + size) for start in starts if start not in readable]
     for start, following in pairwise(starts):
@@ -209,6 +187,29 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
             report.damage(path, 0, "missing", f"{(following - start) // size - 1} commit-log segments are missing here")
             blind.append((start + size, following))
     return blind
+
+
+def _named_files(log: HeldLog, report: Report) -> Iterator[tuple[Path, int, int]]:
+    """Path, start and length of each file with a segment's name. Reports what else lies in the log's directories."""
+    seen: set[Path] = set()
+    for directory in log.directories:
+        if directory.resolve() in seen:
+            report.note(directory, 0, "name", "the commit-log directory is configured twice; it is read once")
+            continue
+        seen.add(directory.resolve())
+        check_mode(directory, report)
+        for entry in scan_directory(directory):
+            path = Path(entry.path)
+            is_named = SEGMENT_NAME.fullmatch(entry.name) and int(entry.name) <= LARGEST_OFFSET - log.segment_size
+            if is_named and path.is_file():
+                check_mode(path, report)
+                if (length := size_of(entry)) is not None:
+                    yield path, int(entry.name), length
+            elif not is_named and path.is_dir():
+                report.note(path, 0, "name", "a directory among the segments; it is passed over")
+            elif os.path.lexists(path):  # else cleaned away
+                what = "no regular file" if is_named else "no commit-log segment has this name"
+                report.damage(path, 0, "name", f"{what}; a store does not open with it")
 
 
 def scan_directory(directory: Path) -> list[os.DirEntry[str]]:
