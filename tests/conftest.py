@@ -31,6 +31,8 @@ GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it
 NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/faults/interpose.c",
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
+SIZES = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
+         "max_index_num": 30}  # a few messages fill a file
 MEMORY, ROOM = "/dev/shm", 4 << 30  # where the developer loop keeps its files, when so much is free there
 CASES_IN_THE_LOOP = 3
 SYNCED = ("synced", "crash", "kill", "faults", "interop")  # markers

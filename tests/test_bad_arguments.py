@@ -14,7 +14,8 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
-from test_bad_input import CONFIG, SIZES, assert_holds, message
+from conftest import SIZES
+from test_bad_input import CONFIG, assert_holds, message
 
 import rmq
 

@@ -16,18 +16,12 @@ from typing import Any
 
 import oracle
 import pytest
-from conftest import digests
+from conftest import SIZES, digests
 
 import rmq
 
 pytestmark = pytest.mark.slow
 
-SIZES = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 CONFIG = rmq.StoreConfig(**SIZES)
 COUNT = 62
 TYPED = (rmq.RmqError, OSError)

@@ -13,15 +13,10 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
+from conftest import SIZES
 
 import rmq
 
-SIZES = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 CONFIG = rmq.StoreConfig(**SIZES)
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)

@@ -11,8 +11,8 @@ from typing import Any
 
 import oracle
 import pytest
-from conftest import digests
-from test_bad_files import CONFIG, COUNT, SIZES, TYPED, Base, assert_goes_on, build, judge, message, scanned
+from conftest import SIZES, digests
+from test_bad_files import CONFIG, COUNT, TYPED, Base, assert_goes_on, build, judge, message, scanned
 
 import rmq
 

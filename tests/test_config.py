@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_store import CONFIG, GEOMETRY, message, numbers, put_to
+from conftest import SIZES
+from test_store import CONFIG, message, numbers, put_to
 
 import rmq
 
@@ -117,7 +118,7 @@ def test_a_config_is_frozen_and_keyword_only() -> None:
         CONFIG.max_index_num = 5  # type: ignore[misc]
     with pytest.raises(TypeError):
         rmq.StoreConfig(4096)  # type: ignore[misc]
-    assert rmq.StoreConfig(**GEOMETRY) == rmq.StoreConfig(**GEOMETRY)
+    assert rmq.StoreConfig(**SIZES) == rmq.StoreConfig(**SIZES)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "foreign"])
@@ -128,13 +129,13 @@ def test_what_was_passed_must_not_contradict_the_files_and_defaults_never_do(tmp
     if not own:
         (tmp_path / "s/rmq/meta.json").unlink()
     for mode in ("r", "r+", "a"):
-        for name, size in GEOMETRY.items():
+        for name, size in SIZES.items():
             with pytest.raises(ValueError, match=name if own else "max|mapped|index"):
                 rmq.open(tmp_path / "s", mode, config=rmq.StoreConfig(**{name: size + 20}))
         for config in (None, rmq.StoreConfig(), rmq.StoreConfig(flush_disk_type="SYNC_FLUSH"), CONFIG):
             if own or config is CONFIG:
                 with rmq.open(tmp_path / "s", mode, config=config) as store:
-                    assert {name: getattr(store.config, name) for name in GEOMETRY} == GEOMETRY
+                    assert {name: getattr(store.config, name) for name in SIZES} == SIZES
                     assert len(numbers(store)) == 4
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import digests
+from conftest import SIZES, digests
 from forks import error_in_child, in_child
-from test_processes import CALLS, CONFIG, SIZES, assert_goes_on, assert_holds, message, numbers
+from test_processes import CALLS, CONFIG, assert_goes_on, assert_holds, message, numbers
 
 import rmq
 from rmq.marks import SPARE_SIZE

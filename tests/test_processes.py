@@ -14,7 +14,7 @@ from typing import Any
 
 import oracle
 import pytest
-from conftest import digests
+from conftest import SIZES, digests
 from forks import error_in_child, fork, in_child, lock_of_a_broker
 
 import rmq
@@ -22,12 +22,6 @@ from rmq.lock import Holder, lock_holder
 
 pytestmark = pytest.mark.synced
 
-SIZES = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 CONFIG = rmq.StoreConfig(**SIZES)
 
 

@@ -15,18 +15,12 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
-from conftest import digests
+from conftest import SIZES, digests
 
 import rmq
 
-GEOMETRY = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 FAR = 2**31 - 1  # ms to the next timed flush
-CONFIG = rmq.StoreConfig(**GEOMETRY, flush_interval_commit_log=FAR)
+CONFIG = rmq.StoreConfig(**SIZES, flush_interval_commit_log=FAR)
 START = 1_700_000_000_000
 
 
@@ -108,7 +102,7 @@ def test_queues_and_index_lag_at_most_a_thousand_records(tmp_path: Path, how: st
 
 def test_records_that_were_not_indexed_are_found_and_indexed_later(tmp_path: Path) -> None:
     for turn, enable in enumerate((False, True, False, False, True)):
-        config = rmq.StoreConfig(**GEOMETRY, message_index_enable=enable)
+        config = rmq.StoreConfig(**SIZES, message_index_enable=enable)
         with rmq.open(tmp_path / "s", "a", config=config) as store:
             for phase in (0, 1):
                 seen = range(turn * 40 + phase * 40)

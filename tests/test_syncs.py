@@ -14,18 +14,13 @@ from typing import Any
 
 import oracle
 import pytest
+from conftest import SIZES
 
 import rmq
 import rmq.checkpoint
 import rmq.flushing
 from rmq.segment import sync_directory, write_file
 
-SIZES = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 FAR = 2**31 - 1  # ms to the next timed flush
 
 

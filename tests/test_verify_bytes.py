@@ -13,8 +13,9 @@ from typing import Any
 
 import oracle
 import pytest
+from conftest import SIZES
 from test_bad_stores import crafted
-from test_verify_damage import SIZES, Victim, message
+from test_verify_damage import Victim, message
 
 import rmq
 from rmq.dispatch import Dispatcher

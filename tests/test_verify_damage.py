@@ -13,17 +13,11 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import digests
+from conftest import SIZES, digests
 
 import rmq
 from rmq.verification.findings import KINDS, SEVERITIES
 
-SIZES = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 10,
-    "max_index_num": 30,
-}
 CONFIG = rmq.StoreConfig(**SIZES)
 COUNT = 70
 ENTRIES_AT = 40 + 10 * 4

@@ -10,7 +10,8 @@ from typing import Any
 
 import oracle
 import pytest
-from test_verify_damage import COUNT, SIZES, TABLE, Victim, base
+from conftest import SIZES
+from test_verify_damage import COUNT, TABLE, Victim, base
 
 import rmq
 from rmq.verification import verify as module

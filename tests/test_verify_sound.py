@@ -12,8 +12,8 @@ from typing import Any
 
 import oracle
 import pytest
-from conftest import Golden, copy_store
-from test_verify_damage import CONFIG, SIZES, base, message
+from conftest import SIZES, Golden, copy_store
+from test_verify_damage import CONFIG, base, message
 
 import rmq
 from rmq.lock import StoreLock

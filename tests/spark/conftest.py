@@ -91,3 +91,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             made.put(message)
         made.put_many([rmq.Message("other", b"x", queue_id=7)] * 10)
     return path
+
+
+class Crash(BaseException): ...
+
+
+@pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes the nth call of a function the last one of this driver."""
+
+    def at(owner: object, name: str, calls: int = 1) -> None:
+        real, left = getattr(owner, name), [calls]
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                monkeypatch.setattr(owner, name, real)
+                raise Crash
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    return at

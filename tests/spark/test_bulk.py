@@ -24,6 +24,7 @@ from rmq.spark import bulk_load, clean_staging
 from rmq.spark.loading import Placed, Staged, check_new, plan, publish, put_in_place, stage
 from rmq.spark.staging import Staging
 from rmq.store import Store
+from spark.conftest import Crash
 
 SEGMENT = 8192
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT)
@@ -90,28 +91,6 @@ def is_begun(path: Path) -> bool:
     with pytest.raises(rmq.UnsupportedFormatError, match="a write of Spark began here and has not committed"):
         rmq.open(path)
     return True
-
-
-class Crash(BaseException): ...
-
-
-@pytest.fixture
-def crash(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes the nth call of a function the last one of this driver."""
-
-    def at(owner: object, name: str, calls: int = 1) -> None:
-        real, left = getattr(owner, name), [calls]
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                monkeypatch.setattr(owner, name, real)
-                raise Crash
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(owner, name, call)
-
-    return at
 
 
 # ---- without Spark -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from rmq.spark.source import MessageReader
 from rmq.spark.staging import PUT_COLUMNS, Staging, Written, commits, pending_begin, roots
 from rmq.spark.stream import StreamReader
 from rmq.spark.write import check_target
+from spark.conftest import Crash
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20 * 1000,
                          max_hash_slot_num=100, max_index_num=400)  # fmt: skip
@@ -62,28 +63,6 @@ def is_sound(path: Path) -> bool:
 
 def nothing_is_staged(path: Path) -> bool:
     return list((path / "rmq" / "spark" / "staging").iterdir()) == []
-
-
-class Crash(BaseException): ...
-
-
-@pytest.fixture
-def crash(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes the nth call of a function the last one of this driver."""
-
-    def at(owner: object, name: str, calls: int = 1) -> None:
-        real, left = getattr(owner, name), [calls]
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                monkeypatch.setattr(owner, name, real)
-                raise Crash
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(owner, name, call)
-
-    return at
 
 
 # ---- shards --------------------------------------------------------------------------------------

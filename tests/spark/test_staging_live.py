@@ -13,7 +13,8 @@ from rmq.spark import clean_staging
 from rmq.spark.options import ReadOptions
 from rmq.spark.selection import log_bounds, select
 from rmq.spark.staging import Staging, Written, roots
-from spark.test_staging import CONFIG, Crash, bodies, stage
+from spark.conftest import Crash
+from spark.test_staging import CONFIG, bodies, stage
 
 
 @pytest.mark.parametrize("when", [1, 2])
