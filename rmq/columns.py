@@ -217,6 +217,8 @@ class ColumnReader:
                 continue
             column = self._known(batch, field)
             kind, ticks = column.type, 1
+            if pa.types.is_null(kind) and field == "born_timestamp":
+                continue  # all those of the put
             if pa.types.is_timestamp(kind) and field == "born_timestamp":
                 if kind.tz is None:
                     raise ValueError("column 'born_timestamp' must carry a time zone: "
@@ -226,13 +228,18 @@ class ColumnReader:
                 ticks = _TICKS_PER_MS[column.type.unit]
             elif not pa.types.is_integer(kind):
                 raise TypeError(f"column {field!r} must be of integers, got {kind}")
-            if column.null_count:
-                row = int(np.flatnonzero(flags(column.is_null()))[0])
+            missing = column.is_null() if column.null_count else None
+            if missing is not None and field == "born_timestamp":
+                column = column.fill_null(0)
+            elif missing is not None:
+                row = int(np.flatnonzero(flags(missing))[0])
                 raise IllegalMessageError(f"column {field!r} holds nulls", row=row)
             values = integers(_cast(column, pa.int64(), field))
             if ticks > 1:
                 values = values // ticks  # down, before 1970 too, as a Message does
             numbers[field] = values & _PLAIN_FLAGS if field == "sys_flag" and self._is_plain else values
+            if missing is not None:
+                numbers["born_now"] = integers(missing.cast("int64"))  # behind the column, whose rows it takes back
         return numbers
 
     def _hosts(self, batch: pa.RecordBatch) -> dict[str, tuple[list[bytes], npt.NDArray[np.int64]]]:

@@ -164,7 +164,8 @@ def checked_target(target: str | os.PathLike[str], store: str | os.PathLike[str]
                    config: StoreConfig | None = None) -> Path:  # fmt: skip
     """The target's real path. It must be absent or an empty directory, and not lie in the store."""
     place = Path(os.path.realpath(directory_here(target, "target")))
-    paths = StorePaths(store_root(store).absolute(), config.store_path_commit_log if config is not None else None)
+    elsewhere = config.store_path_commit_log if config is not None else None
+    paths = StorePaths(store_root(store).absolute(), elsewhere)
     roots = {Path(os.path.realpath(root)) for root in (paths.root, *paths.commit_logs)}
     if roots & {place, *place.parents}:
         raise ValueError(f"target {place} lies in the store")

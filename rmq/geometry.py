@@ -247,14 +247,14 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
     except FileNotFoundError:
         if mode == "r+":
             raise
+        check_writable(paths)  # before anything is made
         make_directory(path)
         return
     is_empty = not _names(path)
     if mode == "x" and not is_empty:
         raise FileExistsError(f"{path}: exists and is not empty")
-    is_store = _is_store(paths)
     check_beginning(path, paths, by_spark=paths.is_begun_by_spark())
-    if mode == "r+" and not is_store:
+    if mode == "r+" and not _is_store(paths):
         raise FileNotFoundError(f"{path}: no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark())
     if is_empty:  # perhaps made by a process that was killed
         with contextlib.suppress(PermissionError):

@@ -23,6 +23,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
 from rmq.keys import checked_max_num, hash_keys, int64_array, list_array, ms_array
 from rmq.mappedfile import MappedFile, guarded
+from rmq.paths import path_text
 from rmq.sidecar import open_sidecar
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ MAX_TIMESTAMP = 2**63 - 1
 RESERVE_AHEAD = 8 * 1024 * 1024  # bytes of entries, at most as many as there are
 RESERVE_FIRST = 1024 * 1024
 ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+
+
+def _checked_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"key must be str, got {type(key).__name__}")
+    return key
 
 
 class IndexFile:
@@ -54,7 +61,7 @@ class IndexFile:
         config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
                              rocketmq_version=rocketmq_version)  # fmt: skip
         before = int(int64_array([end_phy_offset], "end_phy_offset")[0]), to_ms(end_timestamp, "end_timestamp")
-        if not os.fspath(path):
+        if not path_text(path, "path"):
             raise FileNotFoundError("the path of the index file is empty")
         self.path = Path(path)
         writable = mode != "r"
@@ -147,8 +154,7 @@ class IndexFile:
         TypeError, StoreReadOnlyError, StoreClosedError, CorruptFileError (pages are gone), OSError (disk full). Cost:
         about one wait for memory a key, many at a time.
         """
-        if not self._writable:
-            raise StoreReadOnlyError(f"{self.path}: index file is open read only")
+        self._check_writable()
         hashes = hash_keys(keys)
         offsets = int64_array(phy_offsets, "phy_offsets")
         times = ms_array(store_timestamps, "store_timestamps")
@@ -177,7 +183,14 @@ class IndexFile:
         finally:
             if lost_pages():
                 self._check_maps()
-        return self.put_keys([key], [phy_offset], [store_timestamp]) == 1
+        self._check_writable()
+        hashes = hash_keys([_checked_key(key)])
+        offsets, times = int64_array([phy_offset], "phy_offset"), ms_array([store_timestamp], "store_timestamp")
+        return self.put_hashes(hashes, offsets, times) == 1
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise StoreReadOnlyError(f"{self.path}: index file is open read only")
 
     @guarded
     def put_rows(self, batch: RecordBatch, row: int, key: int, index_tags: bool) -> tuple[int, int]:
@@ -208,7 +221,7 @@ class IndexFile:
             if lost_pages():
                 self._check_maps()
         if answer is None:
-            answer = self.select_phy_offset_many([key], max_num, begin, end).values.to_pylist()
+            answer = self.select_phy_offset_many([_checked_key(key)], max_num, begin, end).values.to_pylist()
         return answer
 
     @property

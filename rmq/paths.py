@@ -163,19 +163,29 @@ def local_path(path: str) -> str:
     return path if uri is None else unquote(uri[1])
 
 
-def store_root(path: str | os.PathLike[str]) -> Path:
-    """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
+def path_text(path: str | os.PathLike[str], name: str) -> str:
+    """What a caller passed as a path; TypeError with the argument's name."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be str or os.PathLike, got {type(path).__name__}")
     text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a path of str, got one of {type(text).__name__}")
+    return text
+
+
+def store_root(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
+    text = path_text(path, name)
     if not text:
         raise FileNotFoundError("the path of the store is empty")
-    if isinstance(text, str) and is_elsewhere(text):
+    if is_elsewhere(text):
         raise FileNotFoundError(f"{text}: no directory of this machine; Spark reads stores on object stores")
-    return Path(local_path(text) if isinstance(text, str) else text)
+    return Path(local_path(text))
 
 
 def directory_here(path: str | os.PathLike[str], name: str) -> Path:
     """The absolute path of a directory to write; ValueError with the argument's name for another place's URI."""
-    text = local_path(os.fspath(path))
+    text = local_path(path_text(path, name))
     if is_elsewhere(text):
         raise ValueError(f"{name} {text} is no directory of this machine")
     return Path(text).absolute()

@@ -92,15 +92,16 @@ def checked_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
         return COLUMNS
     if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
         raise TypeError(f"columns must be a sequence of names, got {type(columns).__name__}")
-    names = tuple(columns)
-    for name in names:
+    names = []
+    for name in columns:
         if not isinstance(name, str):
             raise TypeError(f"columns must be names, got {type(name).__name__}")
+        names.append(str(name))  # of a subclass, as NumPy's
         if name not in KINDS:
             raise ValueError(f"columns: no column {name!r}; there are: {', '.join(KINDS)}")
     if len(set(names)) != len(names):
         raise ValueError(f"columns repeat {next(name for name in names if names.count(name) > 1)!r}")
-    return names
+    return tuple(names)
 
 
 @cache

@@ -250,6 +250,26 @@ class Patched:
         return schema, array
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"),
+                                  pa.int64(), pa.uint32(), pa.null()])  # fmt: skip
+@pytest.mark.parametrize("constant", ["T", None])
+def test_a_null_born_timestamp_is_the_time_of_the_put(store: rmq.Store, kind: pa.DataType,
+                                                      constant: str | None) -> None:  # fmt: skip
+    """As born_timestamp=None of a Message; also of a sliced column, and of one whose values are all null."""
+    born = [None, 3000, None, 5000] if kind != pa.null() else [None] * 4
+    ticks = {pa.timestamp("s", "UTC"): 1000, pa.timestamp("ns", "UTC"): 1 / 10**6}.get(kind, 1)
+    column = pa.array([None if ms is None else int(ms / ticks) for ms in [7000, *born]], pa.int64()).cast(kind) \
+        if kind != pa.null() else pa.nulls(5)  # fmt: skip
+    table = pa.table({"body": list("xabcd"), "born_timestamp": column})
+    if constant is None:
+        table = table.append_column("topic", pa.array(["T"] * 5))
+    store.put_many(table.slice(1), topic=constant)
+    found = store.pull("T").messages
+    assert [message.born_timestamp for message in found] == [
+        message.store_timestamp if ms is None else ms for ms, message in zip(born, found, strict=True)]  # fmt: skip
+    assert found[0].store_timestamp > 5000
+
+
 @pytest.mark.parametrize("length", [0, 1, 4])
 @pytest.mark.parametrize("name", ["topic", "body", "keys", "born_host", "flag"])
 def test_a_column_that_is_shorter_than_its_table_is_refused(store: rmq.Store, name: str, length: int) -> None:

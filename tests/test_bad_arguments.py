@@ -430,11 +430,11 @@ def test_a_store_is_not_copied(shared: rmq.Store, copier: Callable[[Any], Any]) 
 FILE_CALLS: list[tuple[Callable[[rmq.IndexFile], Any], Any, str]] = [
     *((lambda f, v=v: f.put_key(v, 0, 0), TypeError, "key") for v in (None, 5, b"T#k", ["T#k"])),
     *(
-        (lambda f, v=v: f.put_key("T#k", v, 0), (TypeError, ValueError), "phy_offset")
+        (lambda f, v=v: f.put_key("T#k", v, 0), (TypeError, ValueError), "^phy_offset ")
         for v in (None, "x", HUGE, [1, 2], 1.5)
     ),
     *(
-        (lambda f, v=v: f.put_key("T#k", 0, v), (TypeError, ValueError), "timestamp")
+        (lambda f, v=v: f.put_key("T#k", 0, v), (TypeError, ValueError), "^store_timestamp ")
         for v in (None, "x", HUGE, NAIVE, 1.5)
     ),
     (lambda f: f.put_keys(["a", "b"], [1], [1, 2]), ValueError, "length"),
@@ -443,7 +443,8 @@ FILE_CALLS: list[tuple[Callable[[rmq.IndexFile], Any], Any, str]] = [
     (lambda f: f.put_keys(["a"], [[1]], [1]), ValueError, "phy_offset"),
     *((lambda f, v=v: f.select_phy_offset("T#k", v), TypeError, "max_num") for v in (None, "1", 1.5)),
     *((lambda f, v=v: f.select_phy_offset("T#k", v), ValueError, "max_num") for v in (-1, -HUGE)),
-    (lambda f: f.select_phy_offset(5), TypeError, "key"),
+    (lambda f: f.select_phy_offset(5), TypeError, "^key "),
+    (lambda f: f.put_key(b"T#k", 0, 0), TypeError, "^key "),
     (lambda f: f.select_phy_offset("T#k", 1, NAIVE), ValueError, "begin"),
     (lambda f: f.select_phy_offset("T#k", 1, 0, HUGE), ValueError, "end"),
     (lambda f: f.select_phy_offset_many("T#k"), TypeError, "keys"),

@@ -318,3 +318,18 @@ def test_an_open_whose_undoing_is_interrupted_lets_go_of_the_lock(
     (tmp_path / "segment").rename(middle)
     with rmq.open(path, "r+", config=CONFIG) as store:
         assert sum(batch.num_rows for batch in store.scan()) == 4
+
+
+@pytest.mark.parametrize("path", [None, 5, b"s", ["s"]])
+@pytest.mark.parametrize("call", [rmq.open, rmq.IndexFile, rmq.verify, rmq.rebuild, lambda path: rmq.export(path, "t"),
+                                  lambda path: rmq.scan_map(path, list)])  # fmt: skip
+def test_what_is_no_path_is_told_by_the_argument_s_name(call: Callable[[Any], object], path: Any) -> None:
+    with pytest.raises(TypeError, match=r"^path must be "):
+        call(path)
+
+
+def test_what_is_no_text_has_no_hash() -> None:
+    with pytest.raises(TypeError, match=r"^text must be str, got NoneType$"):
+        rmq.java_hash(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^key must be str, got bytes$"):
+        rmq.index_key_hash(b"k")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
@@ -128,6 +129,7 @@ def test_columns_come_in_the_order_asked_for(store: rmq.Store) -> None:
     assert table.schema.names == names
     assert table.select(DEFAULT).equals(checked(store.scan()))
     assert checked(store.scan(columns=[])).schema.names == []
+    assert checked(store.scan(columns=np.array(names))) == table
 
 
 @pytest.mark.parametrize("columns", [["nothing"], ["topic", "topic"], ["Topic"]])

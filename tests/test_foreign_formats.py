@@ -259,6 +259,10 @@ def test_a_log_in_several_paths_is_read_but_not_written(tmp_path: Path) -> None:
         assert pa.table(store).num_rows == 30
         assert len(store.pull("T", limit=99).messages) == 30
     refused(path, "several paths", config)
+    for mode in ("a", "x"):
+        with pytest.raises(rmq.UnsupportedFormatError, match="several paths"):
+            rmq.open(tmp_path / "new", mode, config=config)
+    assert not (tmp_path / "new").exists()
     twice = rmq.StoreConfig(store_path_commit_log=",".join(map(str, [*folders, *folders])), max_hash_slot_num=10,
                             max_index_num=20)  # fmt: skip
     with rmq.open(path, config=twice) as store:

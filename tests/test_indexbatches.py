@@ -129,7 +129,8 @@ def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except (TypeError, ValueError) as error:
-        return type(error), str(error)
+        return type(error), str(error).replace("keys[0] ", "key ").replace("phy_offsets ", "phy_offset ").replace(
+            "store_timestamps ", "store_timestamp ")  # fmt: skip
 
 
 @pytest.mark.parametrize("put", ODD, ids=repr)

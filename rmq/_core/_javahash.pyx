@@ -67,9 +67,15 @@ def decode_text(const uint8_t[::1] data not None):
     return decode_utf8(&data[0], data.shape[0]) if data.shape[0] else ""
 
 
+cdef inline object _named(object text, str name):
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be str, got {type(text).__name__}")
+    return text
+
+
 def java_hash(text):
     """Java's String.hashCode: int32 over UTF-16 code units. Cost: one pass. Source: java.lang.String#hashCode."""
-    return hash_of_str(text, 0)
+    return hash_of_str(_named(text, "text"), 0)
 
 
 def index_key_hash(key):
@@ -77,7 +83,7 @@ def index_key_hash(key):
 
     Source: RocketMQ IndexFile#indexKeyHashMethod.
     """
-    return key_hash_of(hash_of_str(key, 0))
+    return key_hash_of(hash_of_str(_named(key, "key"), 0))
 
 
 def hash_slot(int32_t key_hash, int32_t hash_slot_num):

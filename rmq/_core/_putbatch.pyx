@@ -214,9 +214,10 @@ cdef class PutBatch:
         key_lists, names and values with maps have those of row i at list[i] .. list[i + 1].
 
         numbers: int64 arrays queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp,
-        those that are given. hosts: born_host, store_host -> (list of bytes, int64 array of numbers in it, -1 the
-        store's own). raw_properties excludes keys, tags, uniq_key and maps. is_stored: read from a store, where values
-        may hold 0x01: the first one of an item ends its name. IllegalMessageError with .row.
+        born_now (where it is not 0 that of the put), those that are given and in this order. hosts: born_host,
+        store_host -> (list of bytes, int64 array of numbers in it, -1 the store's own). raw_properties excludes keys,
+        tags, uniq_key and maps. is_stored: read from a store, where values may hold 0x01: the first one of an item ends
+        its name. IllegalMessageError with .row.
         """
         cdef Py_ssize_t i
         cdef PutRow *row

@@ -64,7 +64,7 @@ cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
     for name, values in numbers.items():
         column = values
         field = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
-                 "born_timestamp").index(name)
+                 "born_timestamp", "born_now").index(name)
         if column.shape[0] != count:
             raise ValueError(f"{name} must have one number per row")
         for i in range(count):
@@ -80,9 +80,11 @@ cdef int set_numbers(PutRow *rows, Py_ssize_t count, dict numbers) except -1:
                 rows[i].reconsume_times = <int32_t>column[i]
             elif field == 4:
                 rows[i].prepared_transaction_offset = column[i]
-            else:
+            elif field == 5:
                 rows[i].born_timestamp = column[i]
                 rows[i].is_born_now = False
+            else:
+                rows[i].is_born_now = column[i] != 0
     return 0
 
 
