@@ -32,7 +32,7 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @functools.cache
 def _numbers_of(version: str) -> tuple[int, int, int]:
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(-[A-Za-z0-9]+)?", version)
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(-[A-Za-z0-9]+)?", version, re.ASCII)
     if match is None:
         raise ValueError(f"rocketmq_version {version!r} is no version such as 5.3.3")
     return int(match[1]), int(match[2]), int(match[3])

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 logger = logging.getLogger("rmq")
 
-SEGMENT_NAME = re.compile(r"\d{20}")
+SEGMENT_NAME = re.compile(r"\d{20}", re.ASCII)
 LMQ_PREFIX = "%LMQ%"  # of topics whose units point to messages of other topics. Source: RocketMQ MixAll
-INDEX_NAME = re.compile(r"\d{17}")
+INDEX_NAME = re.compile(r"\d{17}", re.ASCII)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1

@@ -34,6 +34,7 @@ def test_with_a_topic_a_unique_key_comes_before_what_it_looks_like(store: Path, 
 
 def test_what_looks_like_a_place_of_nothing_is_a_unique_key_without_a_topic_too(store: Path) -> None:
     assert body(store, "A/9/9") == body(store, "A/9/9", "--topic", "T") == "key A/9/9"
+    assert_error(call("get", store, "A/0/\u0660"), 1, f"{store}: no message has the id 'A/0/\u0660'")
 
 
 def test_with_a_topic_no_message_of_another_one_is_shown(store: Path) -> None:

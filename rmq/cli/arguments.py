@@ -22,7 +22,7 @@ from rmq.store import open as open_any
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _AGO = re.compile(r"-(?:[0-9]{1,19}(?:ms|[smhdw]))+")
-_AGO_PART = re.compile(r"(\d+)(ms|[smhdw])")
+_AGO_PART = re.compile(r"(\d+)(ms|[smhdw])", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _INT64 = 2**63
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -27,7 +27,7 @@ from rmq.errors import UnsupportedFormatError
 from rmq.message import StoredMessage
 from rmq.store import Store
 
-_PLACE = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,19})")
+_PLACE = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,19})", re.ASCII)
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _BODY_LIMIT = 4096  # characters of a body that a table shows
 

@@ -50,7 +50,7 @@ def _bool(name: str, value: str) -> bool:
 
 def _number(low: int, high: int = 2**63 - 1) -> Callable[[str, str], int]:
     def read(name: str, value: str) -> int:
-        if not re.fullmatch(r"-?\d{1,19}", value.strip()) or not low <= int(value) <= high:
+        if not re.fullmatch(r"-?[0-9]{1,19}", value.strip()) or not low <= int(value) <= high:
             raise ValueError(f"option {name}: {value!r} is no number from {low} to {high}")
         return int(value)
 
@@ -116,7 +116,7 @@ def per_queue(name: str, value: Any, lowest: int = EARLIEST) -> Offsets:
         if not isinstance(queues, dict):
             raise ValueError(form)
         for queue, number in queues.items():
-            if not re.fullmatch(r"\d{1,10}", queue) or type(number) is not int or not lowest <= number < 2**63:
+            if not re.fullmatch(r"[0-9]{1,10}", queue) or type(number) is not int or not lowest <= number < 2**63:
                 raise ValueError(form)
             offsets.setdefault(topic, {})[int(queue)] = number
     return offsets
