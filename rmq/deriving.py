@@ -24,11 +24,12 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import Told
 from rmq.dispatch import Dispatcher
+from rmq.filecache import FileCache
 from rmq.indexfile import ENTRY, IndexFile
 from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
 from rmq.pool import Runner
 from rmq.queueset import QueueSet
-from rmq.segment import FILE_MODE, FileCache, make_directory, sync_directories
+from rmq.segment import FILE_MODE, make_directory, sync_directories
 
 KEYS = np.dtype([("hash", "<i4"), ("phy_offset", "<i8"), ("store_timestamp", "<i8")])  # staged, read by this machine
 _FIELDS = ("hash", "phy_offset", "store_timestamp")

@@ -24,7 +24,7 @@ from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.preparing import Preparer
 from rmq.recovery import OpenedStore, fill_table
-from rmq.segment import EXHAUSTED, sync_directory
+from rmq.segment import EXHAUSTED, sync_file
 from rmq.sidecar import SidecarMaker
 from rmq.sleeper import Sleeper
 from rmq.topics import merge_topics
@@ -260,10 +260,10 @@ class Flusher:
                 end = self._flushed
             yield end
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_names(self, descriptor: int) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""
         try:
-            sync_directory(path)
+            sync_file(descriptor)
         except OSError as error:
             self.failure = error
             raise

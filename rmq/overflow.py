@@ -7,8 +7,8 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.dispatch import Dispatcher
+from rmq.filecache import FileCache
 from rmq.queueset import QueueSet
-from rmq.segment import FileCache
 
 
 class Overflow:

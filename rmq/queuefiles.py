@@ -16,8 +16,9 @@ from pathlib import Path
 from rmq._core._consumequeue import pre_blank_units
 from rmq._core._layout import UNIT_SIZE
 from rmq.errors import CorruptFileError
+from rmq.filecache import FileCache
 from rmq.paths import segment_name
-from rmq.segment import FileCache, create_file, make_directory, sized_files, sync_directory, sync_file, telling
+from rmq.segment import create_file, make_directory, sized_files, sync_directory, sync_file, telling
 
 logger = logging.getLogger("rmq")
 

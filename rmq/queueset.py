@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
+from rmq.filecache import FileCache
 from rmq.paths import is_queue_id, queue_directories, queue_directory, topic_of
-from rmq.segment import LOOKS, NO_DIRECTORY, FileCache, sync_directory
+from rmq.segment import LOOKS, NO_DIRECTORY, sync_directory
 
 ADVICE = "`rmq rebuild` makes the queues again"
 
@@ -20,7 +21,7 @@ class QueueSet:
 
     def __init__(self, directory: Path, segment_size: int, *, writable: bool, is_exact: bool) -> None:
         self.directory = directory
-        self._is_exact = is_exact
+        self.is_exact = is_exact
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.cache = FileCache(writable)
         self._segment_size = segment_size
@@ -64,7 +65,7 @@ class QueueSet:
                 self.open(topic, queue_id)
             except CorruptFileError as error:
                 self.refuse((topic, queue_id), error)
-        if self._is_exact:
+        if self.is_exact:
             return  # the manifest tells what is lost
         for path in self.directory.glob("*/*"):
             topic_name = topic_of(path.parent.name)
@@ -90,7 +91,7 @@ class QueueSet:
 
     def end_in_files(self) -> int:
         """For readers: behind the last record of which a queue file has the unit by now."""
-        with closing(QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)) as fresh:
+        with closing(QueueSet(self.directory, self._segment_size, writable=False, is_exact=self.is_exact)) as fresh:
             fresh.bridges_gaps = self.bridges_gaps
             fresh.load()
             return fresh.end_phy_offset()
@@ -119,7 +120,7 @@ class QueueSet:
 
         cache: by which they are read; several sets may share it. CorruptFileError while files of one are damaged.
         """
-        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self._is_exact)
+        fresh = QueueSet(self.directory, self._segment_size, writable=False, is_exact=self.is_exact)
         fresh.cache, fresh.trusted = cache, trusted
         fresh.load()
         fresh.check()
@@ -155,7 +156,7 @@ class QueueSet:
         if queue is None:
             directory = queue_directory(self.directory, topic, queue_id)
             queue = ConsumeQueue(directory, topic, queue_id, self._segment_size, self.cache,
-                                 writable=self._writable, is_exact=self._is_exact, trusted=self.trusted,
+                                 writable=self._writable, is_exact=self.is_exact, trusted=self.trusted,
                                  bridges_gap=self.bridges_gaps, judges_files=self.judges_files)  # fmt: skip
             self.queues[(topic, queue_id)] = queue
         return queue

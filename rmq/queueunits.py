@@ -17,9 +17,10 @@ import numpy.typing as npt
 from rmq._core._consumequeue import unpack_units, valid_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError
+from rmq.filecache import FileCache
 from rmq.paths import LMQ_PREFIX
 from rmq.queuefiles import QueueFiles
-from rmq.segment import LOOKS, FileCache
+from rmq.segment import LOOKS
 
 Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
 

@@ -27,7 +27,7 @@ from rmq.keys import check_limit, checked_int
 from rmq.logsegment import Segment
 from rmq.paths import SEGMENT_NAME, sidecar_path
 from rmq.queueset import QueueSet
-from rmq.segment import remove_file
+from rmq.segment import open_directory, remove_file
 from rmq.topics import is_system_topic
 
 logger = logging.getLogger("rmq")
@@ -130,7 +130,7 @@ class Flushing(Protocol):
 
     def dispatch(self) -> None: ...
     def flush(self) -> None: ...
-    def sync_directory(self, path: Path) -> None: ...
+    def sync_names(self, descriptor: int) -> None: ...
 
 
 class Retention:
@@ -163,12 +163,13 @@ class Retention:
 
         Raises OSError; the store is then as a crash would leave it, and what is left over goes at the next time.
         """
+        self._forget_gone(put_lock)
         segments, truncated = self._expired(log_end)
         try:
             for segment in segments:
                 segment.detach()
                 try:
-                    remove_file(segment.path, flusher.sync_directory)
+                    remove_file(segment.path, flusher.sync_names)
                 finally:
                     if not segment.path.exists():  # gone, though maybe not for good: its sync failed
                         with put_lock:
@@ -188,7 +189,7 @@ class Retention:
                     flusher.dispatch()
                     self._remove_queue(queue, following, table, flusher)
             for path in paths:
-                remove_file(path, flusher.sync_directory)
+                remove_file(path, flusher.sync_names)
         except OSError:
             self._queues.leave()
             with suppress(OSError, RmqError):  # the manifest names what stays, again
@@ -235,20 +236,21 @@ class Retention:
             self._removed = [file for file in self._removed if Path(file.path) not in files]
             return
         for path in _left_over(files):
-            remove_file(path, flusher.sync_directory)
+            remove_file(path, flusher.sync_names)
         for path in files:  # up to the last one the queue goes on where it ends
             try:
-                remove_file(path, flusher.sync_directory)
+                remove_file(path, flusher.sync_names)
             finally:
                 if not path.exists():
                     queue.forget_first(1)
         queue.forget_files()
         table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
-        try:
-            queue.directory.rmdir()
-        except OSError:  # others' files are in it
-            return
-        flusher.sync_directory(queue.directory.parent)
+        with open_directory(queue.directory.parent) as descriptor:
+            try:
+                queue.directory.rmdir()
+            except OSError:  # others' files are in it
+                return
+            flusher.sync_names(descriptor)
 
     def _note_index_files(self, count: int) -> list[Path]:
         """The first files of the index, each behind its sidecar if it has one."""
@@ -257,6 +259,12 @@ class Retention:
         for path in paths:
             self._note([path], _INDEX_REASON if path in files else _SIDECAR_REASON)
         return paths
+
+    def _forget_gone(self, put_lock: OwnedLock) -> None:
+        """First segments that a cleaning removed, and was interrupted before the log knew."""
+        while len(self._log.segments) > 1 and not self._log.segments[0].path.exists():
+            with put_lock:
+                self._log.forget_first(self._log.segments[0])
 
     def _expired(self, log_end: int) -> tuple[list[Segment], bool]:
         """Segments that go, oldest first, and whether the limit kept others. Never the one with the last byte.

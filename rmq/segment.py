@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: allocate, sync, delete; atomic small files; how many are open at a time."""
+"""Files: allocate, sync, delete; atomic small files; how many may be open at a time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ import functools
 import os
 import resource
 import stat
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rmq.errors import CorruptFileError, StoreClosedError
+from rmq.errors import CorruptFileError
 from rmq.paths import SEGMENT_NAME
 
 Answer = TypeVar("Answer")
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
-FILE_CACHE_LIMIT = 96
-SYNCED_TOGETHER = 32  # files
 LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
@@ -43,13 +39,20 @@ def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> Non
         raise
 
 
-def sync_directory(path: Path) -> None:
-    """Make creations, renames and removals in a directory durable."""
+@contextlib.contextmanager
+def open_directory(path: Path) -> Iterator[int]:
+    """Its descriptor, which syncs the names in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        sync_file(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and removals in a directory durable."""
+    with open_directory(path) as descriptor:
+        sync_file(descriptor)
 
 
 def sync_directories(path: Path) -> None:
@@ -90,10 +93,13 @@ def begin_write_out(descriptor: int, position: int, size: int) -> None:
         call(descriptor, position, size, SYNC_FILE_RANGE_WRITE)
 
 
-def remove_file(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
-    """Remove a file; durable before anything else is removed. sync: makes a directory's names durable."""
-    os.unlink(path)
-    sync(path.parent)
+def remove_file(path: Path, sync: Callable[[int], None] = sync_file) -> None:
+    """Remove a file; durable before anything else is removed. sync: makes the names in a directory durable, by its
+    descriptor, without which nothing is removed.
+    """
+    with open_directory(path.parent) as descriptor:
+        os.unlink(path)
+        sync(descriptor)
 
 
 def exchange(path: Path, other: Path) -> bool:
@@ -309,92 +315,41 @@ def close_all(closers: Iterable[Callable[[], None]]) -> None:
         raise failure
 
 
+class Closers:
+    """What closes the parts of something, last first. One that is interrupted is called again, once; what an interrupt
+    between two has left, is called by the next `close`.
+    """
+
+    def __init__(self) -> None:
+        self._closers: list[Callable[[], object]] = []
+        self._again: Callable[[], object] | None = None
+
+    def callback(self, close: Callable[[], object]) -> None:
+        self._closers.append(close)
+
+    def close(self) -> None:
+        """Raises the first error, when all have been called."""
+        failure: BaseException | None = None
+        while self._closers:
+            close = self._closers[-1]
+            try:
+                close()
+            except BaseException as error:
+                failure = failure or error
+                if not isinstance(error, Exception) and self._again is not close:
+                    self._again = close
+                    continue
+            self._closers.pop()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 def room_for_files(limit: int) -> int:
     """How many files to hold open at a time: an eighth of what the process may, at most `limit`."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit if allowed == resource.RLIM_INFINITY else max(4, min(limit, allowed // 8))
-
-
-class FileCache:
-    """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
-
-    def __init__(self, writable: bool) -> None:
-        self._limit = room_for_files(FILE_CACHE_LIMIT)
-        self._flags = os.O_RDWR if writable else os.O_RDONLY
-        self._open: OrderedDict[Path, int] = OrderedDict()
-        self._is_closed = False
-        self.changes = 0  # files made or removed by those that share the cache
-        self.syncs_new = True  # whether they make a new file durable at once
-        self._lock = threading.Lock()
-
-    def _descriptor(self, path: Path) -> int:
-        descriptor = self._open.get(path, -1)
-        if descriptor >= 0:
-            self._open.move_to_end(path)
-            return descriptor
-        if self._is_closed:
-            raise StoreClosedError(f"{path}: store is closed")
-        self._keep(self._limit - 1)
-        self._open[path] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
-        return descriptor
-
-    def _with_room(self, kept: int, call: Callable[[], int]) -> int:
-        """The descriptor that a call makes; when there are no more, those of all but the last `kept` files are closed.
-        """
-        try:
-            return call()
-        except OSError as error:
-            if error.errno not in EXHAUSTED or len(self._open) <= kept:
-                raise
-            self._keep(kept)
-            return call()
-
-    def _keep(self, count: int) -> None:
-        """Close those not used for longest."""
-        while len(self._open) > count:
-            os.close(self._open.popitem(last=False)[1])
-
-    def _with_file(self, path: Path, call: Callable[[int], Answer]) -> Answer:
-        """What a call makes of a descriptor of its own: the cache is not locked while the disk is waited for."""
-        with self._lock:
-            descriptor = self._with_room(1, functools.partial(os.dup, self._descriptor(path)))
-        try:
-            return call(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def read(self, path: Path, position: int, size: int) -> bytes:
-        """Up to `size` bytes at a position; fewer at the end of the file."""
-        return self._with_file(path, lambda descriptor: os.pread(descriptor, size, position))
-
-    def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
-        """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
-        with self._lock, telling(path):
-            write_fully(self._descriptor(path), data, position)
-
-    def sync(self, path: Path) -> None:
-        """Everything written to the file is on disk."""
-        self._with_file(path, sync_file)
-
-    def sync_all(self, paths: Sequence[Path]) -> None:
-        """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
-        for first in range(0, len(paths), SYNCED_TOGETHER):
-            together = paths[first : first + SYNCED_TOGETHER]
-            for path in together[1:]:
-                self._with_file(path, lambda descriptor: begin_write_out(descriptor, 0, 0))
-            for path in together:
-                self.sync(path)
-
-    def forget(self, path: Path) -> None:
-        """Close the file before it is removed or replaced."""
-        with self._lock:
-            self.changes += 1
-            descriptor = self._open.pop(path, -1)
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            descriptors, self._open = list(self._open.values()), OrderedDict()
-        close_all(functools.partial(os.close, descriptor) for descriptor in descriptors)

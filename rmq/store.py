@@ -52,7 +52,7 @@ from rmq.paths import StorePaths, store_root
 from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
-from rmq.segment import make_directory, remove_file, sync_directory
+from rmq.segment import Closers, make_directory, remove_file, sync_directory
 from rmq.signs import has_record_crc
 from rmq.visible import Visible
 
@@ -91,7 +91,7 @@ class Store(StoreWriter):
                  repair: bool) -> None:  # fmt: skip
         self._closed = True  # until everything is open
         self._pid = os.getpid()
-        self._release = contextlib.ExitStack()
+        self._release = Closers()
         undo = contextlib.ExitStack()  # what an open that fails takes back
         self.path = Path(path)
         self.mode = mode
@@ -298,10 +298,12 @@ class Store(StoreWriter):
         Raises OSError when the flush fails, or one failed that no call has told of: the store is closed all the same,
         and recovers when opened again.
         """
-        if self._closed:
-            return
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close
+            return
+        if self._closed:
+            with self._close_lock:
+                self._release.close()  # what an interrupted one has left
             return
         if self.mode != "r":
             self._flusher.check_not_nested()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from contextlib import closing
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.segment import FileCache
+from rmq.filecache import FileCache
 
 
 def test_a_slow_read_of_one_queue_file_holds_up_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +60,27 @@ def test_a_file_is_read_where_descriptors_are_used_up(tmp_path: Path, monkeypatc
         failures.append(OSError(errno.EMFILE, "used up"))
         with pytest.raises(OSError, match="used up"):
             files.read(paths[0], 0, 1)
+
+
+def test_what_an_interrupted_close_has_left_open_the_next_closes(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    files = FileCache(writable=False)
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(b"x")
+        files.read(tmp_path / str(number), 0, 1)
+    before, real, calls = open_descriptors(), os.close, itertools.count()
+
+    def close(descriptor: int) -> None:
+        real(descriptor)
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        files.close()
+    files.close()
+    assert open_descriptors() == before - 3
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -11,7 +11,7 @@ from test_info import broker
 from test_queue_gaps import CONFIG, IN_A_FILE, queue_files
 
 import rmq
-import rmq.segment
+import rmq.filecache
 from rmq import PullStatus
 
 COUNT = 100
@@ -65,7 +65,7 @@ def test_a_reader_goes_on_behind_files_that_go_while_it_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """File by file, as in RocketMQ."""
-    monkeypatch.setattr(rmq.segment, "FILE_CACHE_LIMIT", 4)
+    monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LIMIT", 4)
     of_a_broker(tmp_path / "s", 0)
     with broker(tmp_path / "s"), rmq.open(tmp_path / "s", config=CONFIG) as store:
         store.pull("T", 0, COUNT - 4 * IN_A_FILE, COUNT)  # else the files that go may be open still
@@ -83,7 +83,7 @@ def test_a_reader_stays_where_it_is_while_no_later_file_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recovery removes a queue's files, the last first, and writes them again."""
-    monkeypatch.setattr(rmq.segment, "FILE_CACHE_LIMIT", 4)
+    monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LIMIT", 4)
     of_a_broker(tmp_path / "s", 0)
     with broker(tmp_path / "s"), rmq.open(tmp_path / "s", config=CONFIG) as store:
         store.pull("T", 0, COUNT - 4 * IN_A_FILE, COUNT)  # else the files that go may be open still

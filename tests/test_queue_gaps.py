@@ -14,8 +14,8 @@ import pytest
 from cleaning import ROOMY
 
 import rmq
+import rmq.filecache
 import rmq.retention
-import rmq.segment
 from rmq.consumequeue import ConsumeQueue
 from rmq.segment import remove_file
 
@@ -112,7 +112,7 @@ def test_the_disk_begins_with_many_files_before_a_sync_waits_for_one(
             store.put(rmq.Message("T", b"", queue_id=number))
         store.topics()
         syncs.clear()
-        monkeypatch.setattr(rmq.segment, "begin_write_out", begin)
+        monkeypatch.setattr(rmq.filecache, "begin_write_out", begin)
         store.flush()
         monkeypatch.undo()
     made = sorted((tmp_path / "s/consumequeue/T").glob("*/*"))

@@ -13,7 +13,7 @@ import pytest
 
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
-from rmq.segment import FileCache
+from rmq.filecache import FileCache
 
 IN_A_FILE = 10
 

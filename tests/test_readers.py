@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import workload
 
-from rmq.segment import FILE_CACHE_LIMIT
+from rmq.filecache import FILE_CACHE_LIMIT
 
 pytestmark = pytest.mark.synced
 

@@ -18,8 +18,8 @@ import rmq
 from rmq import deriving, rebuilding, segment
 from rmq._core import _layout as L
 from rmq.consumequeue import ConsumeQueue
+from rmq.filecache import FileCache
 from rmq.queueset import QueueSet
-from rmq.segment import FileCache
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,33 @@ def test_a_sync_that_fails_stops_the_cleaning_and_the_puts(
         assert_left(store, messages, LOW)
 
 
+@pytest.mark.parametrize("folder", ["commitlog", "index", "0"])
+def test_without_a_descriptor_for_a_directory_nothing_goes_and_puts_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    messages = make(tmp_path / "s")
+    with open_store(tmp_path / "s", "r+") as store:
+        expire(tmp_path / "s", LOW)
+        real = os.open
+
+        def used_up(path: Any, flags: int, *mode: int, **options: Any) -> int:
+            if flags & os.O_DIRECTORY and os.path.basename(path) == folder:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+            return real(path, flags, *mode, **options)
+
+        before = digests(tmp_path / "s", "commitlog" if folder == "commitlog" else "index")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", used_up)
+            with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+                clean(store)
+        if folder != "0":
+            assert digests(tmp_path / "s", "commitlog" if folder == "commitlog" else "index") == before
+        assert_left(store, messages, first_segment(tmp_path / "s") * SEGMENT)
+        clean(store)
+        assert_left(store, messages, LOW)
+        store.put(rmq.Message("T", b"goes on"))
+
+
 def test_on_a_full_disk_what_is_flushed_can_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither queues nor index find a block for what was put last; it stays, and they follow when there is room."""
     messages = make(tmp_path / "s")

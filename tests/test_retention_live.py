@@ -39,9 +39,9 @@ import rmq
 from rmq import pull, retention
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
+from rmq.filecache import FileCache
 from rmq.logsegment import Segment
 from rmq.queuefiles import QueueFiles
-from rmq.segment import FileCache
 
 LOW = 4 * SEGMENT
 ROUNDS = 60  # segments that go while others look

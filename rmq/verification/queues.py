@@ -21,10 +21,10 @@ from rmq._core._message import check_directory
 from rmq._core._record import PARSE_PROPERTIES, parse_properties
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import StoredFields, stored_at
+from rmq.filecache import FileCache
 from rmq.mappedfile import data_end
 from rmq.message import is_dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
-from rmq.segment import FileCache
 from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
 
 Name = tuple[str, int]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptors of many small files."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rmq.errors import StoreClosedError
+from rmq.segment import (
+    EXHAUSTED,
+    begin_write_out,
+    close_all,
+    open_regular,
+    room_for_files,
+    sync_file,
+    telling,
+    write_fully,
+)
+
+Answer = TypeVar("Answer")
+FILE_CACHE_LIMIT = 96
+SYNCED_TOGETHER = 32  # files
+
+
+class FileCache:
+    """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
+
+    def __init__(self, writable: bool) -> None:
+        self._limit = room_for_files(FILE_CACHE_LIMIT)
+        self._flags = os.O_RDWR if writable else os.O_RDONLY
+        self._open: OrderedDict[str, int] = OrderedDict()  # a Path's hash is Python, in which a signal can raise
+        self._is_closed = False
+        self.changes = 0  # files made or removed by those that share the cache
+        self.syncs_new = True  # whether they make a new file durable at once
+        self._lock = threading.Lock()
+
+    def _descriptor(self, path: Path) -> int:
+        descriptor = self._open.get(str(path), -1)
+        if descriptor >= 0:
+            self._open.move_to_end(str(path))
+            return descriptor
+        if self._is_closed:
+            raise StoreClosedError(f"{path}: store is closed")
+        self._keep(self._limit - 1)
+        self._open[str(path)] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
+        return descriptor
+
+    def _with_room(self, kept: int, call: Callable[[], int]) -> int:
+        """The descriptor that a call makes; when there are no more, those of all but the last `kept` files are closed.
+        """
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in EXHAUSTED or len(self._open) <= kept:
+                raise
+            self._keep(kept)
+            return call()
+
+    def _keep(self, count: int) -> None:
+        """Close those not used for longest."""
+        while len(self._open) > count:
+            os.close(self._open.popitem(last=False)[1])
+
+    def _with_file(self, path: Path, call: Callable[[int], Answer]) -> Answer:
+        """What a call makes of a descriptor of its own: the cache is not locked while the disk is waited for."""
+        with self._lock:
+            descriptor = self._with_room(1, functools.partial(os.dup, self._descriptor(path)))
+        try:
+            return call(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path, position: int, size: int) -> bytes:
+        """Up to `size` bytes at a position; fewer at the end of the file."""
+        return self._with_file(path, lambda descriptor: os.pread(descriptor, size, position))
+
+    def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
+        """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
+        with self._lock, telling(path):
+            write_fully(self._descriptor(path), data, position)
+
+    def sync(self, path: Path) -> None:
+        """Everything written to the file is on disk."""
+        self._with_file(path, sync_file)
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
+        for first in range(0, len(paths), SYNCED_TOGETHER):
+            together = paths[first : first + SYNCED_TOGETHER]
+            for path in together[1:]:
+                self._with_file(path, lambda descriptor: begin_write_out(descriptor, 0, 0))
+            for path in together:
+                self.sync(path)
+
+    def forget(self, path: Path) -> None:
+        """Close the file before it is removed or replaced."""
+        with self._lock:
+            self.changes += 1
+            descriptor = self._open.pop(str(path), -1)
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            close_all([functools.partial(self._keep, left) for left in reversed(range(len(self._open)))])
