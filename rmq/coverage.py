@@ -5,13 +5,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rmq._core._indexput import key_count
+from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
-from rmq.index import Index
+from rmq.index import Index, entries_at_begin, entries_at_end
 from rmq.indexfile import IndexFile
 from rmq.query import has_keys
 
 Range = tuple[int, int]
+
+
+def record_at(log: CommitLog, phy_offset: int, end: int, *, index_tags: bool = False) -> tuple[int, int]:
+    """End of the record at a phy offset below `end`, and how many entries an index has of it. Of what is no record the
+    offset and 0.
+    """
+    for batch in log.scan(phy_offset, end, checks=PARSE_PROPERTIES, batch=RecordBatch(1)):
+        return int(phy_offset + batch.numbers("size")[0]), key_count(batch, index_tags)
+    return phy_offset, 0
+
+
+def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int, *, index_tags: bool) -> bool:
+    """Whether keys are missing where a file of the index follows those before it, or the begin of the log: of records
+    between, of the last one before, or of the first one in the file. All files have entries. end: of the log.
+    """
+    before, first = files[:number], files[number].begin_phy_offset
+    last = before[-1].end_phy_offset if before else -1
+    following, missing = log.min_phy_offset, 0
+    if last >= log.min_phy_offset:
+        following, missing = record_at(log, last, end, index_tags=index_tags)
+        missing -= entries_at_end(before, last)
+    if first < last:
+        return False  # what a broker indexed again
+    found = entries_at_begin(files[number:], first)
+    if first == last:
+        return missing > found
+    return missing > 0 or record_at(log, first, end, index_tags=index_tags)[1] > found or (
+        following < first and has_keys(log, following, first))
 
 
 class Coverage:
@@ -19,41 +49,29 @@ class Coverage:
 
     def __init__(self, log: CommitLog, index: Index) -> None:
         self._log, self._index = log, index
-        self._keyless: set[Range] = set()  # gaps between files that hide no key
+        self._whole: set[Range] = set()  # ends and begins of files between which no key is missing
 
     def gaps(self, files: Sequence[IndexFile], end: int, *, is_closed: bool) -> tuple[list[Range], int]:
         """Ranges in front of and between files whose keys none of them holds, and where the last one ends.
 
-        end: of the log. is_closed: the writer left no record half indexed.
+        files: with entries. end: of the log. is_closed: the writer left no record half indexed.
         """
         log, index = self._log, self._index
         covered, ranges = log.min_phy_offset, []
-        for file in files:
+        for number, file in enumerate(files):
             begin = file.begin_phy_offset
-            is_hidden = begin >= covered if index.damaged else begin > covered
-            if is_hidden and (index.damaged or not self._is_keyless(covered, begin, end)):
-                # Of the record that this file begins with the missing one may hold keys too.
-                ranges.append((covered, self._end_of_record(begin, end)))
+            if begin >= covered and (index.damaged or self._hides_keys(files, number, covered, end)):
+                ranges.append((covered, record_at(log, begin, end)[0]))
             covered = max(covered, file.end_phy_offset)
         if is_closed and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
-            covered = self._record_after(covered, end)
+            covered = record_at(log, covered, end)[0]
         return ranges, covered
 
-    def _is_keyless(self, begin: int, stop: int, end: int) -> bool:
-        """Whether a gap between index files hides no key; the answer is kept. Its first record is indexed."""
-        if (begin, stop) not in self._keyless:
-            following = self._record_after(begin, end)
-            if stop > end or has_keys(self._log, following, stop):
-                return False
-            self._keyless.add((begin, stop))
-        return True
-
-    def _record_after(self, phy_offset: int, end: int) -> int:
-        """Behind the record at a phy offset when an index file ends with it, else the offset itself."""
-        is_end = any(file.end_phy_offset == phy_offset and file.index_count > 1 for file in self._index.files)
-        return self._end_of_record(phy_offset, end) if is_end else phy_offset
-
-    def _end_of_record(self, phy_offset: int, end: int) -> int:
-        for batch in self._log.records(phy_offset, end, batch=RecordBatch(1)):
-            return int(phy_offset + batch.numbers("size")[0])
-        return phy_offset
+    def _hides_keys(self, files: Sequence[IndexFile], number: int, covered: int, end: int) -> bool:
+        """hides_keys; that nothing is missing is kept."""
+        place = covered, files[number].begin_phy_offset
+        if place not in self._whole:
+            if place[1] > end or hides_keys(self._log, files, number, end, index_tags=self._index.indexes_tags):
+                return True
+            self._whole.add(place)
+        return False

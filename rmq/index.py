@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,28 @@ logger = logging.getLogger("rmq")
 Durable = tuple[int, int]  # what counts after a crash: up to the file of this name, of it the entries below a count
 
 
+def entries_at_end(files: Sequence[IndexFile], phy_offset: int) -> int:
+    """How many of the last entries of successive files, all of which have some, are of the record at a phy offset."""
+    done = 0
+    for file in reversed(files):
+        own = file.view.entries_of(phy_offset)
+        done += own
+        if own < file.index_count - 1:
+            break
+    return done
+
+
+def entries_at_begin(files: Sequence[IndexFile], phy_offset: int) -> int:
+    """How many of the first entries are."""
+    done = 0
+    for file in files:
+        own = file.view.entries_of(phy_offset, first=True)
+        done += own
+        if own < file.index_count - 1:
+            break
+    return done
+
+
 class Index:
     """The index files of a store, oldest first; the last one takes entries.
 
@@ -44,6 +66,7 @@ class Index:
         self.damaged = damaged
         self._watch = DirectoryWatch([directory])
         self._config = config
+        self.indexes_tags = config.indexes_tags
         self._writable = writable
         self._unsynced: list[IndexFile] = []
         self.spare_names: list[str] = []  # of files that were removed to be derived again
@@ -131,13 +154,8 @@ class Index:
     def end(self) -> tuple[int, int]:
         """The record of the last entry, and how many keys of it are in; (-1, 0) when there are no entries."""
         files = [file for file in self.files if file.index_count > 1]
-        done, phy_offset = 0, files[-1].end_phy_offset if files else -1
-        for file in reversed(files):
-            own = file.view.entries_of(phy_offset)
-            done += own
-            if own < file.index_count - 1:
-                break
-        return phy_offset, done
+        phy_offset = files[-1].end_phy_offset if files else -1
+        return phy_offset, entries_at_end(files, phy_offset)
 
     def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
         """Index rows of a batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_ZERO
-from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
+from rmq.coverage import hides_keys
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.geometry import NO_LOG
@@ -39,7 +39,6 @@ from rmq.logend import (
 )
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
 from rmq.paths import StorePaths
-from rmq.query import has_keys
 from rmq.queueends import QueueKey, cut_queues, lost_queues, refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
@@ -157,7 +156,6 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
     keep = 0
     while keep < len(index.files):
         file = index.files[keep]
-        last = index.files[keep - 1].end_phy_offset if keep else log.min_phy_offset
         if not clean and not (file.is_full and file.end_timestamp <= checkpoint.index_msg_timestamp):
             _remove_files(index, index.files[keep:])
             break
@@ -167,8 +165,7 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
             wrong = "is not full, though files follow it"
         elif file.end_phy_offset >= end:
             wrong = "indexes records that are not in the log"
-        elif file.index_count > 1 and file.begin_phy_offset > last and has_keys(
-                log, max(_after(log, last, keep > 0), log.min_phy_offset), file.begin_phy_offset):
+        elif file.index_count > 1 and hides_keys(log, index.files, keep, end, index_tags=index.indexes_tags):
             wrong = "keys of earlier records are missing before it"
         else:
             keep += 1
@@ -187,18 +184,6 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
         keep = min(keep, len(index.files))
     phy_offset, keys = index.end()
     return (phy_offset, keys) if phy_offset >= log.min_phy_offset else (log.min_phy_offset, 0)
-
-
-def _after(log: CommitLog, phy_offset: int, is_record: bool) -> int:
-    """The place behind the record at a phy offset; the offset itself when it is no record."""
-    segment = log.segment_at(phy_offset)
-    if not is_record or segment is None:
-        return phy_offset
-    batch = RecordBatch(1)
-    segment.scan(batch, phy_offset, segment.end)
-    following = batch.next_phy_offset
-    batch.release()
-    return following
 
 
 # ---- whole stores ----------------------------------------------------------------------------------------------

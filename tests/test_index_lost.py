@@ -173,3 +173,52 @@ def test_the_only_index_file_of_a_broker_may_be_cut_short_when_the_sizes_are_pas
     for mode in ("r", "r+", "r"):
         with rmq.open(tmp_path / "s", mode, config=CONFIG) as store:
             scanned(store, 50)
+
+
+def ask_all(path: Path, config: rmq.StoreConfig, keys: dict[str, int], *, hidden: bool) -> None:
+    """Each key is found in each mode. hidden: until a writer has opened the store, what no file covers is searched."""
+    for mode, is_hidden in (("r", hidden), ("r+", False), ("r", False)):
+        with rmq.open(path, mode, config=config) as store:
+            for key, phy_offset in keys.items():
+                assert [message.phy_offset for message in store.query("T", key)] == [phy_offset], (mode, key)
+            assert store.query("T", "none", complete=False).complete is not is_hidden
+            assert store.query_many("T", list(keys)).table.num_rows == len(keys)
+    assert rmq.verify(path, config=config).is_sound
+
+
+@pytest.mark.parametrize("brokers", [False, True])
+@pytest.mark.parametrize(("entries", "lost"), [(5, 0), (5, 1), (5, 2), (3, 1), (3, 2), (4, 3), (2, 2)])
+def test_a_lost_file_of_keys_of_its_neighbours_records_is_missed(tmp_path: Path, brokers: bool, entries: int,
+                                                                   lost: int) -> None:  # fmt: skip
+    """Files of one to four entries, records of five keys: no whole record lies between a file's neighbours."""
+    config = rmq.StoreConfig(max_hash_slot_num=7, max_index_num=entries)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        keys = {f"k{number}-{piece}": result.phy_offset for number in range(4)
+                for result in [store.put(rmq.Message("T", b"x", keys=[f"k{number}-{piece}" for piece in range(5)]))]
+                for piece in range(5)}  # fmt: skip
+        store.put(rmq.Message("T", b"no keys"))
+    if brokers:
+        shutil.rmtree(tmp_path / "s" / "rmq")
+    index_files(tmp_path / "s")[lost].unlink()
+    ask_all(tmp_path / "s", config, keys, hidden=True)
+
+
+@pytest.mark.parametrize("again", [["c0", "c1", "d0"], ["c1", "d0"], ["d0"], ["p1", "c0", "c1", "d0"]], ids="-".join)
+def test_a_broker_that_indexes_again_from_a_later_segment_hides_no_key(tmp_path: Path, again: list[str]) -> None:
+    """Source: CommitLog#recoverAbnormally dispatches from the last segments on; the full index file before stays."""
+    sizes = {"max_hash_slot_num": 3, "max_index_num": 10}
+    config = rmq.StoreConfig(**sizes)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        names = [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"], ["p0", "p1"], [], [], ["c0", "c1"], ["d0"]]
+        put = [store.put(rmq.Message("T", b"x", keys=each)) for each in names]
+    keys = {key: result.phy_offset for each, result in zip(names, put, strict=True) for key in each}
+    shutil.rmtree(tmp_path / "s" / "rmq")
+    first, second = index_files(tmp_path / "s")
+    second.unlink()
+    with rmq.IndexFile(first, **sizes) as before:
+        assert (before.is_full, before.end_phy_offset) == (True, keys["p0"])
+        end = {"end_phy_offset": before.end_phy_offset, "end_timestamp": before.end_timestamp}
+    with rmq.IndexFile(second, "x", **sizes, **end) as file:
+        for key in again:
+            file.put_key(f"T#{key}", keys[key], put[-1].store_timestamp)
+    ask_all(tmp_path / "s", config, keys, hidden=len(again) < 4)

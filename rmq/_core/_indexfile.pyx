@@ -368,14 +368,15 @@ cdef class IndexFileView:
 
     # ---- whole file ----
 
-    def entries_of(self, int64_t phy_offset):
-        """How many of the last entries point to phy_offset: the keys of that record which are in this file."""
-        cdef int32_t position, count = 0
+    def entries_of(self, int64_t phy_offset, bint first=False):
+        """How many of the last, or of the first, entries point to phy_offset: keys of that record in this file."""
+        cdef int32_t end, position, count = 0
         self._check()
-        position = self._count() - 1
-        while position > 0 and load_i64(self._entry(position) + L.ENTRY_PHY_OFFSET_OFFSET) == phy_offset:
+        end = self._count()
+        position = 1 if first else end - 1
+        while 0 < position < end and load_i64(self._entry(position) + L.ENTRY_PHY_OFFSET_OFFSET) == phy_offset:
             count += 1
-            position -= 1
+            position += 1 if first else -1
         return count
 
     def restore(self, const uint8_t[::1] header not None):

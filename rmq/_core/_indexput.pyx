@@ -228,3 +228,15 @@ cdef void gather(RecordBatch batch, int32_t *row, int32_t *key, bint index_tags,
                 return
         row[0] += 1
         key[0] = 0
+
+
+def key_count(RecordBatch batch not None, bint index_tags=False):
+    """How many entries an index has of the rows of a batch, whose properties are parsed."""
+    cdef KeyBlock block
+    cdef int32_t row = 0, key = 0
+    cdef int64_t count = 0
+    with nogil:
+        while row < batch.count:
+            gather(batch, &row, &key, index_tags, &block)
+            count += block.count
+    return count
