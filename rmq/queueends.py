@@ -10,8 +10,10 @@ from functools import partial
 import numpy as np
 
 from rmq._core._consumequeue import unpack_units
-from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
+from rmq._core._layout import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._queuetable import QueueTable
+from rmq._core._record import PARSE_PROPERTIES
+from rmq._core._storedfields import stored_at
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError, UnsupportedFormatError
@@ -26,6 +28,7 @@ logger = logging.getLogger("rmq")
 QueueKey = tuple[str, int]  # topic, queue id
 LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads as zeros
 LOOKED_AT = 4  # units at the end: a crash may leave some without a record
+_MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\1"
 TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
 
 
@@ -61,13 +64,33 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
 
 
 def refuse_light(log: CommitLog, queues: QueueSet) -> None:
-    """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name."""
+    """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name; where no
+    queue is left, when a record had a unit in one that is not made here.
+    """
+    if not queues.queues and not queues.is_exact:
+        _refuse_others_units(log)
     for queue in queues.queues.values():
         last = max(queue.min_offset, queue.max_offset - LOOKED_AT)
         places = np.concatenate([queue.read(at, count)[0] for at, count in ((queue.min_offset, 1), (last, LOOKED_AT))])
         for message in messages_at(log, places[places >= 0], log.max_phy_offset).values():
             if message.topic != queue.topic and _is_of(queue, message):
                 raise UnsupportedFormatError(queue.directory, "light queue, of messages of other topics", READS_IT)
+
+
+def _refuse_others_units(log: CommitLog) -> None:
+    for batch in log.scan(log.min_phy_offset, log.max_phy_offset, checks=PARSE_PROPERTIES):
+        offsets, sizes = batch.numbers("phy_offset"), batch.numbers("size")
+        segment = log.segment_at(int(offsets[0]))
+        assert segment is not None
+        if (batch.numbers("sys_flag") & SYS_FLAG_INNER_BATCH).any():
+            raise UnsupportedFormatError(segment.path, "inner batches, whose queues (BatchCQ) are gone", READS_IT)
+        begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
+        if _MULTI_DISPATCH in segment.read(begin - segment.start, end - begin):
+            for row in range(len(batch)):
+                message = stored_at(batch, row, StoredMessage)
+                names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+                if any(name != message.topic and is_dispatched_to(message.properties, name) for name in names):
+                    raise UnsupportedFormatError(segment.path, "messages of light queues, which are gone", READS_IT)
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,

@@ -191,6 +191,41 @@ def test_a_queue_with_messages_of_its_own_and_of_others_is_read_and_kept(tmp_pat
             write()
 
 
+@pytest.mark.parametrize("lost", ["consumequeue", "all topics"])
+def test_a_store_whose_light_queues_are_gone_is_left_to_a_broker(light: Path, lost: str) -> None:
+    """It makes them again from the log; queues of ours would keep it from that."""
+    shutil.rmtree(light / "consumequeue")
+    if lost == "all topics":
+        (light / "consumequeue").mkdir()
+    before = digests(light, "commitlog")
+    for write in (*(partial(rmq.open, light, mode) for mode in WRITING), partial(rmq.rebuild, light),
+                  partial(rmq.open, light, "r+", repair=True)):  # fmt: skip
+        with pytest.raises(rmq.UnsupportedFormatError, match="light queues, which are gone"):
+            write()
+    assert not list((light / "consumequeue").iterdir())
+    assert digests(light, "commitlog") == before
+    with rmq.open(light) as store:
+        assert pa.table(store)["body"].to_pylist() == [b"0", b"1"]
+
+
+def test_a_store_whose_queues_of_inner_batches_are_gone_is_left_to_a_broker(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    builder.record()
+    builder.record("B", b"\0" * 22, b"INNER_NUM\x011\2", sys_flag=0xC0)
+    path = builder.finish()
+    for write in (partial(rmq.open, path, "r+", config=CONFIG), partial(rmq.rebuild, path, config=CONFIG)):
+        with pytest.raises(rmq.UnsupportedFormatError, match="inner batches, whose queues"):
+            write()
+
+
+def test_a_property_that_made_no_light_queue_keeps_no_store_from_being_written(tmp_path: Path) -> None:
+    """The broker did not dispatch it: it wrote no offset. Bodies may hold anything."""
+    builder = Builder(tmp_path / "store")
+    builder.record(body=b"INNER_MULTI_DISPATCH\1x\2", raw_properties=b"INNER_MULTI_DISPATCH\1%LMQ%a\2")
+    with rmq.open(builder.finish(), "r+", config=CONFIG) as store:
+        assert store.topics() == {"T": {0: (0, 1)}}
+
+
 # ---- other storage ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("folder", ["consumequeue", "consumequeue_r"])
