@@ -206,7 +206,7 @@ class StoreConfig:
 
     @property
     def stores_untouched_count(self) -> bool:
-        """Whether a flush stores the count of an index file without entries, 1 where 0 stood."""
+        """Whether a store's flush stores the count of an index file without entries, 1 where 0 stood."""
         return self.version >= (5, 0, 0)
 
     @property

@@ -301,12 +301,15 @@ class IndexFile:
 
     @guarded
     def flush(self) -> None:
-        """Everything put so far is on disk; from 5.0.0 on the count of an untouched file becomes 1, as in RocketMQ."""
-        self.settle()
+        """Everything put so far is on disk. The count of an untouched file becomes 1. Source: IndexFile#flush."""
+        if self._writable:
+            self.view.settle()
         self.sync()
 
     def settle(self) -> None:
-        """Store the count of a file without entries. Not beside a put, whose count it would take back."""
+        """Store the count of a file without entries, where a store's flush does. Not beside a put, whose count it would
+        take back.
+        """
         if self._writable and self._stores_untouched:
             self.view.settle()
 

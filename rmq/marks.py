@@ -24,7 +24,7 @@ from rmq._core._message import check_directory
 from rmq._core._record import load_visible, store_visible
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
-from rmq.paths import LARGEST_OFFSET, StorePaths
+from rmq.paths import INDEX_NAME, LARGEST_OFFSET, StorePaths
 from rmq.segment import (
     FILE_MODE,
     SMALL_FILE,
@@ -188,7 +188,7 @@ def read_manifest(paths: StorePaths) -> Manifest | None:
         data = json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
         queues = {_queue_key(topic, queue_id): _extent(first, following)
                   for topic, queue_id, first, following in data["queues"]}  # fmt: skip
-        return Manifest(int(data["min_phy_offset"]), queues, tuple(str(name) for name in data["index"]))
+        return Manifest(int(data["min_phy_offset"]), queues, tuple(_index_name(name) for name in data["index"]))
     except FileNotFoundError:
         return None
     except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -210,6 +210,13 @@ def _queue_key(topic: Any, queue_id: Any) -> tuple[str, int]:
     if not 0 <= int(queue_id) < 2**31:
         raise ValueError(f"{topic!r}, {queue_id}: no queue")
     return topic, int(queue_id)
+
+
+def _index_name(name: Any) -> str:
+    """ValueError, TypeError."""
+    if not INDEX_NAME.fullmatch(name):
+        raise ValueError(f"{name!r}: no index file")
+    return str(name)
 
 
 def _extent(first: Any, following: Any) -> tuple[int, int]:

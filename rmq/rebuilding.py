@@ -19,6 +19,7 @@ from rmq._core._record import SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.consumequeue import ConsumeQueue
 from rmq.deriving import Derived, derive
 from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import check_is_store, check_readable, check_writable, require_store, settle_config
@@ -271,18 +272,26 @@ class _Source:
                 if not queue.end_phy_offset():
                     continue
                 kept = queue_directory(target, topic, queue_id)
-                make_directory(kept)
-                last, position = queue.place_of(queue.max_offset - 1)
-                for path in [path for path in queue.files.first() if path <= last]:
-                    copied = kept / path.name
-                    shutil.copyfile(path, copied)
-                    with copied.open("rb+") as file:
-                        if path == last:
-                            file.truncate(position + UNIT_SIZE)
-                            file.truncate(self.config.mapped_file_size_consume_queue)
-                        os.fsync(file.fileno())
+                try:
+                    self._copy_queue(queue, kept)
+                except FileNotFoundError:  # a cleaning removed it meanwhile
+                    shutil.rmtree(kept)
+                    continue
                 derived.extents[topic, queue_id] = queue.first_offset, queue.max_offset
         sync_directories(target)
+
+    def _copy_queue(self, queue: ConsumeQueue, target: Path) -> None:
+        """Its files up to its last unit; synced, but for their names."""
+        make_directory(target)
+        last, position = queue.place_of(queue.max_offset - 1)
+        for path in [path for path in queue.files.first() if path <= last]:
+            copied = target / path.name
+            shutil.copyfile(path, copied)
+            with copied.open("rb+") as file:
+                if path == last:
+                    file.truncate(position + UNIT_SIZE)
+                    file.truncate(self.config.mapped_file_size_consume_queue)
+                os.fsync(file.fileno())
 
     def write_marks(self, derived: Derived) -> None:
         """What is on disk now. A mark that is not of this log's end stays; without a manifest its word on the index and

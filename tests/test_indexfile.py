@@ -58,8 +58,9 @@ def filled(tmp_path: Path) -> Iterator[rmq.IndexFile]:
 
 # ---- bytes -----------------------------------------------------------------------------------------------
 
-def test_an_untouched_file_is_zeros_until_a_flush_writes_its_count(tmp_path: Path) -> None:
-    with rmq.IndexFile(tmp_path / "new", "x", **TEN) as file:
+@pytest.mark.parametrize("version", ["4.7.1", "5.3.3"])
+def test_an_untouched_file_is_zeros_until_a_flush_writes_its_count(tmp_path: Path, version: str) -> None:
+    with rmq.IndexFile(tmp_path / "new", "x", **TEN, rocketmq_version=version) as file:
         assert (tmp_path / "new").read_bytes() == bytes(480)
         assert (file.index_count, file.is_full) == (1, False)
         file.flush()

@@ -102,6 +102,9 @@ def test_faults_in_several_files_at_once_end_with_an_answer(checked: Path, tmp_p
             rmq.verify(path, config=config, limit=rng.choice([1, 3, 1000]))
         except rmq.UnsupportedFormatError as error:
             assert "format" in str(error)  # noqa: PT017
+        except ValueError as error:  # both segments were cut short, and meta.json does not tell their size
+            assert "mapped_file_size_commit_log=4096 contradicts" in str(error)  # noqa: PT017
+            assert all(file.stat().st_size < 4096 for file in (path / "commitlog").iterdir())
         shutil.rmtree(path)
 
 

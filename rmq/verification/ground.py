@@ -157,8 +157,11 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
     readable: dict[int, Segment] = {}
     there: dict[int, Path] = {}
     empty: dict[int, Path] = {}
+    gone: dict[int, Path] = {}
     for path, start, length in _named_files(log, report):
-        if start % size:
+        if length is None:
+            gone[start] = path
+        elif start % size:
             report.damage(path, 0, "name", f"segment starts off the grid of {size} bytes")
         elif length == 0:
             empty[start] = path
@@ -177,9 +180,14 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
             there.setdefault(start, path)
         elif not is_live:
             report.note(path, 0, "leftover", EMPTY)
+    first = min(there, default=NO_LIMIT)
+    for start, path in gone.items():
+        if start < first and start % size == 0:
+            there[start], readable[start] = path, log.segment(path, start)
+    log.take([readable[start] for start in sorted(readable)])
     # Beside a cleaning a listing may show a file and none of those behind it: the file is gone by now.
     starts = list(dropwhile(lambda start: not there[start].exists(), sorted(there)))
-    log.take([readable[start] for start in starts if start in readable])
+    log.refresh()
     blind = [(start, start + size) for start in starts if start not in readable]
     for start, following in pairwise(starts):
         if following != start + size:
@@ -189,8 +197,10 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
     return blind
 
 
-def _named_files(log: HeldLog, report: Report) -> Iterator[tuple[Path, int, int]]:
-    """Path, start and length of each file with a segment's name. Reports what else lies in the log's directories."""
+def _named_files(log: HeldLog, report: Report) -> Iterator[tuple[Path, int, int | None]]:
+    """Path, start and length of each file with a segment's name; None: it has gone since it was listed. Reports what
+    else lies in the log's directories.
+    """
     seen: set[Path] = set()
     for directory in log.directories:
         if directory.resolve() in seen:
@@ -203,11 +213,13 @@ def _named_files(log: HeldLog, report: Report) -> Iterator[tuple[Path, int, int]
             is_named = SEGMENT_NAME.fullmatch(entry.name) and int(entry.name) <= LARGEST_OFFSET - log.segment_size
             if is_named and path.is_file():
                 check_mode(path, report)
-                if (length := size_of(entry)) is not None:
-                    yield path, int(entry.name), length
+                yield path, int(entry.name), size_of(entry)
+            elif not os.path.lexists(path):  # cleaned away
+                if is_named:
+                    yield path, int(entry.name), None
             elif not is_named and path.is_dir():
                 report.note(path, 0, "name", "a directory among the segments; it is passed over")
-            elif os.path.lexists(path):  # else cleaned away
+            else:
                 what = "no regular file" if is_named else "no commit-log segment has this name"
                 report.damage(path, 0, "name", f"{what}; a store does not open with it")
 

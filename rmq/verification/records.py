@@ -158,16 +158,16 @@ class SegmentCheck:
                 continue
             if stop in (SCAN_LIMIT, SCAN_BLANK):
                 break
-            if self._ground.is_live and retried != place:
-                retried = place  # a broker may have been in the middle of it
+            following = self._next_record(place, stop, end)
+            if following >= 0 and self._ground.is_live and retried != place:
+                retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue
-            if stop in _PASSABLE and not self._may_be_torn(place, stop, end):
+            if stop in _PASSABLE and not self._may_be_torn(place, following):
                 self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
                 one.scan(segment.file.map, segment.start, place, end, queues=self._table, checks=self._checks)
                 self._use(one)
                 place = one.next_phy_offset
                 continue
-            following = self._next_record(place, stop, end)
             if following < 0:
                 break
             self._pass_over(place, following, stop)
@@ -180,11 +180,11 @@ class SegmentCheck:
             raise UnsoundPieceError
         self._findings.damage(self._segment.path, place - self._segment.start, kind, reason)
 
-    def _may_be_torn(self, place: int, stop: int, end: int) -> bool:
+    def _may_be_torn(self, place: int, following: int) -> bool:
         """Whether a crash may have left a record with a wrong CRC half written: the last, and not yet on disk."""
         ground = self._ground
         durable = ground.mark.durable_phy_offset if ground.mark is not None else 0
-        return not ground.is_closed and place >= durable and self._next_record(place, stop, end) < 0
+        return not ground.is_closed and place >= durable and following < 0
 
     def _next_record(self, place: int, stop: int, end: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""

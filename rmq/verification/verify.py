@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -52,18 +52,20 @@ from rmq.verification.work import (
     Crew,
     Site,
     Tasks,
+    Tell,
     Threads,
     check_ranges,
+    in_groups,
     judge_part,
     judge_queues,
+    until_quiet,
 )
 
-PIECES = 4  # for each thread, of the last segments: when one has nothing left to do, the others soon are done too
+PIECES = 4  # for each thread, of the last segments: when one has nothing left to do, others are soon done
 PIECE_BYTES = 4 * 1024 * 1024  # at least
 SEARCHED = 1024 * 1024  # bytes in which a piece's first record is looked for
 
 Progress = Callable[[int, int], object]
-_Item = TypeVar("_Item")
 
 
 def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, progress: Progress | None = None,
@@ -71,20 +73,21 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     """Every broken rule of a store directory: read only, nothing is created, locked or changed.
 
     Log records, queues and index in both directions, checkpoint, the files of <store>/rmq/, names, sizes, modes. What
-    releases of RocketMQ do differently is no finding. Beside a writer what it has made visible and derived is verified.
-    config: geometry that the files do not tell, as for `rmq.open`. progress: called here now and then with (bytes read,
-    bytes to read). jobs: threads, default the number of cores. limit: findings that are kept; the others are counted.
-    Cost: one pass over log, queues and index, by several threads a second one over damaged segments; memory does not
-    grow with the store, but for four bytes for each slot of an index file and a few hundred for each queue. Raises
-    OSError, UnsupportedFormatError, ValueError (geometry), never CorruptFileError: that is a finding. Source: what
-    RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
+    releases of RocketMQ do differently is no finding. Beside a writer what it has made visible and derived is verified,
+    and findings while one came or went are looked at again. config: geometry that the files do not tell, as for
+    `rmq.open`. progress: called here now and then with (bytes read, bytes to read). jobs: threads, default the number
+    of cores. limit: findings that are kept; the others are counted. Cost: one pass over log, queues and index, by
+    several threads a second one over damaged segments; memory does not grow with the store, but for four bytes for each
+    slot of an index file and a few hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError
+    (geometry), never CorruptFileError: that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile
+    write.
     """
     _check_numbers(jobs=jobs, limit=limit)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, got {type(progress).__name__}")
     paths, given = _found(path, config)
-    work = _Verification(paths, given, Report(limit), progress)
-    return work.run(Threads(jobs or cores(), work.tell))
+    run = partial(Threads, jobs or cores())
+    return until_quiet(paths, lambda: _Verification(paths, given, Report(limit), progress).run(run))
 
 
 def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig | None = None,
@@ -95,8 +98,7 @@ def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig 
     """
     _check_numbers(limit=limit)
     paths, given = _found(path, config)
-    work = _Verification(paths, given, Report(limit), None)
-    return work.run(Tasks(run, work.tell))
+    return until_quiet(paths, lambda: _Verification(paths, given, Report(limit), None).run(partial(Tasks, run)))
 
 
 def _check_numbers(**numbers: int | None) -> None:
@@ -158,8 +160,8 @@ class _Verification:
 
     # ---- the passes ----
 
-    def run(self, crew: Crew) -> VerifyResult:
-        ground = self._ground
+    def run(self, crew_of: Callable[[Tell], Crew]) -> VerifyResult:
+        ground, crew = self._ground, crew_of(self.tell)
         foreign = [error for error in (foreign_queues(self._paths), foreign_index(self._paths)) if error is not None]
         for error in foreign:
             self._report.note(Path(error.path), 0, "unread", f"{error.what}: not verified")
@@ -190,7 +192,7 @@ class _Verification:
             self._judge_last_segment(queues)
             names = list(queues.queues)
             groups = [{name: queues.queues[name].spans for name in group}
-                      for group in _groups(names, -(-len(names) // QUEUE_GROUPS))]  # fmt: skip
+                      for group in in_groups(names, -(-len(names) // QUEUE_GROUPS))]  # fmt: skip
             for _ in crew.each(site, judge_queues, groups):
                 pass
             return self._result(found)
@@ -225,7 +227,7 @@ class _Verification:
             pieces: dict[Segment, list[SegmentReport]] = {}
             left = Counter(log.listed_at(begin) for begin, _ in ranges)
             again: list[Range] = []
-            for piece in chain.from_iterable(crew.each(site, check_ranges, _groups(ranges, count))):
+            for piece in chain.from_iterable(crew.each(site, check_ranges, in_groups(ranges, count))):
                 segment = log.listed_at(piece.start)
                 pieces.setdefault(segment, []).append(piece)
                 left[segment] -= 1
@@ -385,11 +387,6 @@ class _Verification:
 
 _UNREAD = (("batchconsumequeue", "queues of inner batches"), ("consumequeue_ext", "tags codes in extended queues"),
            ("timerlog", "timers"), ("compaction/compactionLog", "compacted topics"))  # fmt: skip
-
-
-def _groups(items: list[_Item], count: int) -> list[list[_Item]]:
-    """The items in their order, at most `count` in a group."""
-    return [items[first : first + count] for first in range(0, len(items), max(1, count))]
 
 
 def _index_names(manifest: Manifest | None, mark: Mark | None) -> set[str]:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from rmq.lock import lock_holder
+from rmq.paths import StorePaths, version_of
 from rmq.splits import SPLIT_BYTES
-from rmq.verification.findings import Finding, Report
+from rmq.verification.findings import Finding, Report, VerifyResult
 from rmq.verification.ground import Ground, HeldLog
 from rmq.verification.indexes import IndexFiles, PartPlan, PartTimes
 from rmq.verification.queues import Name, Queue, QueueFiles, Span
@@ -21,11 +23,36 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Tell = Callable[[], object]
 TICK_S = 0.1
+LOOKS = 3  # at a store into which writers come
 QUEUE_GROUPS = 64  # so many items of queues at most
 # What a task takes over of the ground; the rest it opens, or begins anew.
 _CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_limit", "unit_end", "entry_end", "blind",
             "places", "log_end", "tail")  # fmt: skip
+
+
+def until_quiet(paths: StorePaths, look: Callable[[], VerifyResult]) -> VerifyResult:
+    """What a look at a store finds; looks again when that is anything and a writer came meanwhile, or went."""
+    for _ in range(LOOKS):
+        before = _signs_of_writers(paths)
+        result = look()
+        if result.is_sound or _signs_of_writers(paths) == before:
+            break
+    return result
+
+
+def _signs_of_writers(paths: StorePaths) -> list[object]:
+    """What differs when one has come or gone; of one that stays nothing but what it derives again."""
+    is_open = lock_holder(paths.lock) is not None
+    files = [paths.owner, paths.abort, *([] if is_open else [paths.checkpoint, paths.marks])]
+    directories = [version_of(str(path)) for path in (paths.consume_queue, paths.index)]
+    return [is_open, *(version_of(str(file)) for file in files), *(found and found[0] for found in directories)]
+
+
+def in_groups(items: list[Item], count: int) -> list[list[Item]]:
+    """The items in their order, at most `count` in a group."""
+    return [items[first : first + count] for first in range(0, len(items), max(1, count))]
 
 
 @dataclass(frozen=True)
