@@ -356,7 +356,18 @@ def test_a_broker_s_open_store_gives_no_finding(small_golden: Golden, tmp_path: 
         lock.close()
 
 
-def test_a_store_with_times_before_1970_is_sound(tmp_path: Path) -> None:
-    with rmq.open(tmp_path / "s", "x", clock=lambda: -1000) as store:
-        store.put(rmq.Message("T", b"1", keys="k"))
+@pytest.mark.parametrize("times", [[-1000], [5, -7], [-7, 5], [5, -7, 3, -9]])
+def test_a_store_with_times_before_1970_is_sound(tmp_path: Path, times: list[int]) -> None:
+    with rmq.open(tmp_path / "s", "x", clock=iter(times).__next__) as store:
+        for _ in times:
+            store.put(rmq.Message("T", b"1", keys="k"))
     assert list(rmq.verify(tmp_path / "s")) == []
+
+
+def test_a_time_of_the_checkpoint_below_all_of_the_log_is_a_finding(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", clock=iter([5, -7]).__next__) as store:
+        store.put(rmq.Message("T", b"1"))
+        store.put(rmq.Message("T", b"1"))
+    checkpoint = tmp_path / "s" / "checkpoint"
+    checkpoint.write_bytes((-8).to_bytes(8, "big", signed=True) + checkpoint.read_bytes()[8:])
+    assert [finding.reason for finding in rmq.verify(tmp_path / "s")] == ["physicMsgTimestamp is -8, which is no time"]

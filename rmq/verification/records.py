@@ -62,6 +62,7 @@ class SegmentReport:
     stop: int = SCAN_LIMIT
     record_count: int = 0
     last_timestamp: int | None = None
+    least_timestamp: int = 0  # of those below 0
     spans: dict[tuple[str, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
     unit_count: int = 0
     entry_count: int = 0
@@ -87,6 +88,7 @@ def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
         for name in ("record_count", "unit_count", "entry_count", "units_behind", "keys_behind"):
             setattr(first, name, getattr(first, name) + getattr(piece, name))
         first.see_time(piece.last_timestamp)
+        first.least_timestamp = min(first.least_timestamp, piece.least_timestamp)
         for queue, spans in piece.spans.items():
             first.spans.setdefault(queue, []).extend(spans)
     return first if first.is_sound else None
@@ -206,7 +208,9 @@ class SegmentCheck:
         for phy_offset in misnamed_crcs(batch):
             self._damage(phy_offset, "crc", "the name or the end of its whole-record CRC is damaged")
         self._report.record_count += len(batch)
-        self._report.see_time(int(batch.numbers("store_timestamp").max()))
+        timestamps = batch.numbers("store_timestamp")
+        self._report.see_time(int(timestamps.max()))
+        self._report.least_timestamp = min(self._report.least_timestamp, int(timestamps.min()))
         self._compare_units(batch)
         self._entries.compare(batch)
 

@@ -122,8 +122,8 @@ def read_checkpoint(paths: StorePaths, report: Report, *, is_live: bool) -> Chec
     return checkpoint
 
 
-def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
-    """Its times against the newest one in the log. Source: StoreCheckpoint."""
+def judge_checkpoint(ground: Ground, last_timestamp: int | None, least_timestamp: int) -> None:
+    """Its times against the newest one in the log, and the least one below 0. Source: StoreCheckpoint."""
     checkpoint, report = ground.checkpoint, ground.report
     if checkpoint is None or not checkpoint.exists or ground.is_live:
         return
@@ -133,7 +133,7 @@ def judge_checkpoint(ground: Ground, last_timestamp: int | None) -> None:
              (L.CHECKPOINT_INDEX_MSG_TIMESTAMP_OFFSET, "indexMsgTimestamp",
               checkpoint.index_msg_timestamp))  # fmt: skip
     for offset, name, time in times:
-        if time < 0 <= latest:
+        if time < least_timestamp and latest >= 0:
             report.derived(checkpoint.path, offset, "checkpoint", f"{name} is {time}, which is no time")
         elif time > max(latest, 0) and not ground.blind and not ground.log.min_phy_offset:  # or it was removed
             # What queues and index had reached may have been cut with the log behind it.

@@ -372,7 +372,7 @@ class _Verification:
             else:
                 report.note(path, position, "tail", f"bytes behind the end of the log: {reason}")
         times = [item.last_timestamp for item in found if item.last_timestamp is not None]
-        judge_checkpoint(ground, max(times, default=None))
+        judge_checkpoint(ground, max(times, default=None), min((item.least_timestamp for item in found), default=0))
         if ground.state == "not closed":
             behind = sum(item.units_behind for item in found)
             keys = sum(item.keys_behind for item in found)
