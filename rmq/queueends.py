@@ -28,6 +28,7 @@ logger = logging.getLogger("rmq")
 QueueKey = tuple[str, int]  # topic, queue id
 LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads as zeros
 LOOKED_AT = 4  # units at the end: a crash may leave some without a record
+SEARCHED = 4 * 1024 * 1024  # bytes of records at a time
 _MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\1"
 TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
 
@@ -78,7 +79,7 @@ def refuse_light(log: CommitLog, queues: QueueSet) -> None:
 
 
 def _refuse_others_units(log: CommitLog) -> None:
-    for batch in log.scan(log.min_phy_offset, log.max_phy_offset, checks=PARSE_PROPERTIES):
+    for batch in log.scan(log.min_phy_offset, log.max_phy_offset, checks=PARSE_PROPERTIES, byte_limit=SEARCHED):
         offsets, sizes = batch.numbers("phy_offset"), batch.numbers("size")
         segment = log.segment_at(int(offsets[0]))
         assert segment is not None

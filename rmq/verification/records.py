@@ -160,11 +160,12 @@ class SegmentCheck:
                 continue
             if stop in (SCAN_LIMIT, SCAN_BLANK):
                 break
-            following = self._next_record(place, stop, end)
+            is_settled = stop in _PASSABLE and self._is_settled(place)
+            following = -1 if is_settled else self._next_record(place, stop, end)
             if following >= 0 and self._ground.is_live and retried != place:
                 retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue
-            if stop in _PASSABLE and not self._may_be_torn(place, following):
+            if is_settled or (stop in _PASSABLE and following >= 0):  # else a crash may have left the last one torn
                 self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
                 one.scan(segment.file.map, segment.start, place, end, queues=self._table, checks=self._checks)
                 self._use(one)
@@ -182,11 +183,10 @@ class SegmentCheck:
             raise UnsoundPieceError
         self._findings.damage(self._segment.path, place - self._segment.start, kind, reason)
 
-    def _may_be_torn(self, place: int, following: int) -> bool:
-        """Whether a crash may have left a record with a wrong CRC half written: the last, and not yet on disk."""
-        ground = self._ground
-        durable = ground.mark.durable_phy_offset if ground.mark is not None else 0
-        return not ground.is_closed and place >= durable and following < 0
+    def _is_settled(self, place: int) -> bool:
+        """Whether a record was on disk when its writer was last heard of."""
+        mark = self._ground.mark
+        return self._ground.is_closed or (mark is not None and place < mark.durable_phy_offset)
 
     def _next_record(self, place: int, stop: int, end: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""
