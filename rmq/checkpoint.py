@@ -50,6 +50,15 @@ class Checkpoint:
                 self.logics_msg_timestamp, self.index_msg_timestamp, self.is_behind = logics, index, True
         self.is_withdrawn = True
 
+    def lower(self, newest: int) -> None:
+        """The log's last record was stored at that time: after a crash a checkpoint that was copied later than the log
+        may say more.
+        """
+        if 0 < newest < max(self.physic_msg_timestamp, self.logics_msg_timestamp):
+            self.physic_msg_timestamp = min(self.physic_msg_timestamp, newest)
+            self.logics_msg_timestamp = min(self.logics_msg_timestamp, newest)
+            self.is_behind = True
+
     def take_back(self, end: int, last_phy_offset: int, newest: int) -> None:
         """Of what was cut off the log nothing is said: it ends at `end`, its last record begins before (-1: not known)
         and was stored at `newest` ms (0: not known, or later ones have entries).

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_ZERO
 from rmq.checkpoint import Checkpoint
@@ -39,6 +41,7 @@ from rmq.logend import (
 )
 from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
 from rmq.paths import StorePaths
+from rmq.query import messages_at
 from rmq.queueends import QueueKey, cut_queues, lost_queues, refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
@@ -249,6 +252,13 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _recover_with_mark(store, mark, manifest, crashed)
 
 
+def _last_timestamp(log: CommitLog) -> int:
+    """Of the last record; 0 when there is none, or nobody knows it."""
+    last = log.tail.last_phy_offset
+    found = messages_at(log, np.array([last], np.int64), log.max_phy_offset) if last >= log.min_phy_offset else {}
+    return found[last].store_timestamp if last in found else 0
+
+
 def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) -> None:
     """Closed by us and left alone: nothing is read but names, lengths and the ends of files."""
     log, derived = store.log, mark.derived_phy_offset
@@ -286,6 +296,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
     if not clean:
         log.distrust(durable)
+        store.checkpoint.lower(_last_timestamp(log))
         store.checkpoint.withdraw()  # it may be newer than the mark that the index goes back to
     derived = mark.derived_phy_offset
     lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived, is_closed=clean)
@@ -312,6 +323,7 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     lost = cut_queues(log, queues, log.position, derived=log.position if clean else start, is_closed=clean)
     if not clean:
         log.distrust(start)
+        store.checkpoint.lower(_last_timestamp(log))
         for queue in queues.queues.values():
             queue.files.distrust()
             queues.touch(queue)
