@@ -173,9 +173,9 @@ def path_text(path: str | os.PathLike[str], name: str) -> str:
     return text
 
 
-def store_root(path: str | os.PathLike[str], name: str = "path") -> Path:
+def store_root(path: str | os.PathLike[str]) -> Path:
     """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
-    text = path_text(path, name)
+    text = path_text(path, "path")
     if not text:
         raise FileNotFoundError("the path of the store is empty")
     if is_elsewhere(text):
