@@ -13,7 +13,7 @@ from rmq._core._textcolumn import TextColumn
 if TYPE_CHECKING:
     import pyarrow as pa
 
-EMPTY = np.empty(0, np.uint8)
+NO_BYTES = np.empty(0, np.uint8)
 
 
 def text_scalar(text: str) -> pa.Scalar:
@@ -63,7 +63,7 @@ def text_column(array: pa.Array, width: int = 0) -> TextColumn:
     width: bytes of an offset, when they are known.
     """
     _, offsets, data = array.buffers()
-    count, missing = len(array), EMPTY
+    count, missing = len(array), NO_BYTES
     if array.null_count:
         missing = flags(array.is_null()).view(np.uint8)
     if count == 0 or offsets is None:

@@ -16,7 +16,7 @@ from rmq._core._message import check_topic, parse_host
 from rmq._core._putbatch import PutBatch
 from rmq._core._putrow import PutRules
 from rmq._core._textcolumn import TextColumn
-from rmq.arrays import EMPTY, flags, integers, list_starts, offset_size, text_column
+from rmq.arrays import NO_BYTES, flags, integers, list_starts, offset_size, text_column
 from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError
 
@@ -84,7 +84,7 @@ class ColumnReader:
         self._queue_id = queue_id
         if topic is not None:
             encoded = check_topic(topic)
-            self._constant = TextColumn(np.array([0, len(encoded)]), encoded, EMPTY)
+            self._constant = TextColumn(np.array([0, len(encoded)]), encoded, NO_BYTES)
         elif "topic" not in names:
             raise ValueError("column 'topic' is missing, and no topic= is given")
         if "raw_body" not in names and "body" not in names:

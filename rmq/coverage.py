@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranges of the log the index covers, by the headers of its files."""
+"""Which ranges of the log the index covers, by the headers of its files and the manifest."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.commitlog import CommitLog
 from rmq.index import Index, entries_at_begin, entries_at_end
 from rmq.indexfile import IndexFile
+from rmq.marks import read_manifest
+from rmq.paths import FileVersion, StorePaths, version_of
 from rmq.query import has_keys
 
 Range = tuple[int, int]
@@ -47,9 +49,24 @@ def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int
 class Coverage:
     """Of an index's files, as a reader finds them."""
 
-    def __init__(self, log: CommitLog, index: Index) -> None:
-        self._log, self._index = log, index
+    def __init__(self, paths: StorePaths, log: CommitLog, index: Index) -> None:
+        self._paths, self._log, self._index = paths, log, index
+        self._manifest_name = str(paths.manifest)
+        self._judged: tuple[list[IndexFile], FileVersion | None] | None = None
+        self._misses_files = False
         self._whole: set[Range] = set()  # ends and begins of files between which no key is missing
+
+    def by_manifest(self) -> tuple[bool, bool]:
+        """Whether the manifest is there, which it is not while a recovery derives again, and whether files that it
+        names are not. They are looked for after a change.
+        """
+        files, version = self._index.files, version_of(self._manifest_name)
+        if self._judged is None or self._judged[0] is not files or self._judged[1] != version:
+            manifest = read_manifest(self._paths)
+            names = {file.path.name for file in files}
+            self._misses_files = manifest is not None and not names.issuperset(manifest.index_files)
+            self._judged = files, version
+        return version is not None, self._misses_files
 
     def gaps(self, files: Sequence[IndexFile], end: int, *, is_closed: bool) -> tuple[list[Range], int]:
         """Ranges in front of and between files whose keys none of them holds, and where the last one ends.

@@ -15,10 +15,10 @@ from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.paths import StorePaths
 from rmq.scan import WholeRecords
-from rmq.signs import Version, VersionSign, file_signs, first_messages, has_old_blanks, record_signs
+from rmq.signs import Release, VersionSign, file_signs, first_messages, has_old_blanks, record_signs
 
 Range = tuple[int, int]
-_NEW_RULES: Version = (4, 9, 1)
+_NEW_RULES: Release = (4, 9, 1)
 NO_LEGACY = "has_no_legacy_keys"  # in meta.json: what a broker's small files told before we wrote any
 
 

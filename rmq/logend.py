@@ -31,7 +31,8 @@ from rmq.marks import Mark
 
 logger = logging.getLogger("rmq")
 
-NEVER = -(2**63)  # before any store timestamp
+BEFORE_ALL = -(2**63)  # before any store timestamp
+_PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
 
 
@@ -61,6 +62,32 @@ class OnDisk:
     def holds(self, end: int, time: int) -> bool:
         """A record that ends at `end`, stored at `time`."""
         return end <= self.phy_offset or self.time is None or time <= self.time
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Where a record lies that was the log's last one, and how it begins."""
+
+    phy_offset: int
+    head: bytes
+
+    @staticmethod
+    def of(log: CommitLog, phy_offset: int) -> Proof | None:
+        segment = log.segment_at(phy_offset)
+        if segment is None:
+            return None
+        with contextlib.suppress(CorruptFileError):  # who reads there is told
+            return Proof(phy_offset, segment.read(phy_offset - segment.start, _PROOF_SIZE))
+        return None
+
+    def is_cut(self, log: CommitLog) -> bool:
+        """Whether it has gone, and not with a cleaning: a recovery took it off."""
+        if self.phy_offset < log.min_phy_offset:
+            return False
+        with contextlib.suppress(CorruptFileError):
+            segment = log.segment_at(self.phy_offset)
+            return segment is None or segment.read(self.phy_offset - segment.start, _PROOF_SIZE) != self.head
+        return False
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -141,7 +168,7 @@ def time_on_disk(crashed: Crash | None, checkpoint: Checkpoint) -> int | None:
     """Up to which store timestamp records behind our mark were on disk: None: all, of a closed store; none, ours."""
     if was_closed(crashed):
         return None
-    return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else NEVER
+    return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else BEFORE_ALL
 
 
 def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
@@ -176,7 +203,7 @@ def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
     """Beside a broker: whether no whole record lies behind the end but those that it appended since. One that does is
     behind damage, or was cut off by a recovery: nobody tells which.
     """
-    end = look_behind(log, replace(end), OnDisk(0, NEVER))
+    end = look_behind(log, replace(end), OnDisk(0, BEFORE_ALL))
     is_sure = not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
     if not is_sure and find_end(log, end.phy_offset, log.max_phy_offset).phy_offset > end.phy_offset:
         return True  # it was being written

@@ -22,11 +22,11 @@ INDEX_NAME = re.compile(r"\d{17}", re.ASCII)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1
-Version = tuple[int, int, int]
+FileVersion = tuple[int, int, int]
 BEGUN_BY_SPARK = {"spark", "meta.json", "meta.json.tmp"}  # in rmq/, while there is no store yet
 
 
-def version_of(name: str) -> Version | None:
+def version_of(name: str) -> FileVersion | None:
     """What tells a file from one that takes its place or is written over it; None without one."""
     try:
         status = os.stat(name)

@@ -17,7 +17,7 @@ SMALLEST = 4 * 1024 * 1024  # segments below it are made by the put that needs t
 FILL_STEP = 1024 * 1024  # a sync of the log may have to wait for so many zeros
 FILL_AHEAD = 64 * 1024 * 1024
 WARM_AHEAD = 16 * 1024 * 1024
-NEVER = 2**63 - 1
+NOTHING_DUE = 2**63 - 1
 
 
 class Preparer:
@@ -31,7 +31,7 @@ class Preparer:
     def __init__(self, log: CommitLog, *, fills: bool, dispatch: Callable[[], None],
                  failed: Callable[[OSError], None]) -> None:  # fmt: skip
         """dispatch: called between steps, when it is due. failed: told of a sync that failed."""
-        self.due_at = NEVER  # the log's end from which on there is something to do
+        self.due_at = NOTHING_DUE  # the log's end from which on there is something to do
         self._log = log
         self._fills = fills
         self._dispatch = dispatch
@@ -50,7 +50,7 @@ class Preparer:
 
     def stop(self) -> None:
         """End the thread; a step under way is finished."""
-        self._is_stopped, self.due_at = True, NEVER
+        self._is_stopped, self.due_at = True, NOTHING_DUE
         self._sleeper.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -77,7 +77,7 @@ class Preparer:
                     continue
             except Exception as error:  # the put that needs it meets it again
                 logger.warning("the log is not prepared: %r", error)
-            if self.due_at != NEVER:
+            if self.due_at != NOTHING_DUE:
                 ahead = (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
                 self.due_at = min(position + ahead, self._log.max_phy_offset)  # where the next segment begins
             return

@@ -23,7 +23,7 @@ from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages, i
 from rmq.query import messages_at, own_messages
 from rmq.topics import SCHEDULE_TOPIC
 
-Units = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # queue and phy offsets, sizes
+PulledUnits = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # queue and phy offsets, sizes
 
 PULL_CHUNK = 1024
 PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together where most have others than their units say
@@ -136,7 +136,7 @@ def _gone(log: CommitLog, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.
     return gone
 
 
-def _first_of(room: int, chosen: slice | npt.NDArray[np.int64], units: Units) -> Units:
+def _first_of(room: int, chosen: slice | npt.NDArray[np.int64], units: PulledUnits) -> PulledUnits:
     numbers, offsets, sizes = units
     return numbers[chosen][:room], offsets[chosen][:room], sizes[chosen][:room]
 

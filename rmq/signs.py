@@ -22,21 +22,21 @@ from rmq.logscan import CHECK_CRC
 from rmq.message import StoredMessage
 from rmq.paths import StorePaths
 
-Version = tuple[int, int, int]
+Release = tuple[int, int, int]
 SAMPLE_ROWS = 256
 BLANKS_ASKED = 16  # of the first segments
 BLANK_SIZE = 64 * 1024  # of a segment's end: a blank record is shorter than the record that had no room
 _BLANK_MAGIC = (L.BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
-_FIRST: Version = (4, 0, 0)
-_LAST: Version = (5, 99, 99)
+_FIRST: Release = (4, 0, 0)
+_LAST: Release = (5, 99, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionSign:
     """A fact in the files that only releases from `first` to `last` leave there."""
 
-    first: Version = _FIRST
-    last: Version = _LAST
+    first: Release = _FIRST
+    last: Release = _LAST
     fact: str
 
 
@@ -70,8 +70,8 @@ def generation(signs: list[VersionSign]) -> str:
     return f"RocketMQ {_text(first)} to {_text(last)}"
 
 
-def _text(version: Version) -> str:
-    return ".".join(str(number) for number in version)
+def _text(release: Release) -> str:
+    return ".".join(str(number) for number in release)
 
 
 def file_signs(paths: StorePaths) -> Iterator[VersionSign]:

@@ -4,12 +4,10 @@ written; every answer is asked anew."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from itertools import takewhile
 
-from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
@@ -17,12 +15,12 @@ from rmq.coverage import Coverage
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Durable, Index
-from rmq.indexfile import IndexFile
 from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
-    NEVER,
+    BEFORE_ALL,
     LogEnd,
     OnDisk,
+    Proof,
     end_past_damage,
     ends_for_sure,
     find_end,
@@ -37,14 +35,13 @@ from rmq.logend import (
     was_left_alone,
 )
 from rmq.marks import Mark, Marks, read_manifest
-from rmq.paths import StorePaths, Version, version_of
+from rmq.paths import FileVersion, StorePaths, version_of
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.recovery import index_is_whole
 
 TAIL_LIMIT = 4 * 1024 * 1024  # bytes of units in memory, of all queues, before those in files are dropped
 WEIGHED_EACH = 4  # limits of bytes of the log: a record has as many bytes for each of its unit
-PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
 
 logger = logging.getLogger("rmq")
 
@@ -64,7 +61,7 @@ class Visible:
         self._marks: Marks | None = None
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
-        self._last: tuple[int, bytes] | None = None  # where a record lies that was the last one, and how it begins
+        self._last: Proof | None = None  # of a record that was the last one
         self._lock = threading.RLock()
         self._look()
 
@@ -74,7 +71,7 @@ class Visible:
         queues.forget()
         self._dispatcher.forget_queues()
         self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
-        self._coverage = Coverage(log, index)
+        self._coverage = Coverage(paths, log, index)
         self._holder = lock_holder(paths.lock)
         self._writer = self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
@@ -96,9 +93,8 @@ class Visible:
         index.refresh()
         queues.load()
         log.refresh()
-        self._derived = self._dispatcher.fills_gaps = self._index_is_whole = self._misses_index = False
-        self._judged_index: tuple[list[IndexFile], Version | None] | None = None
-        self._cut_short: tuple[str, Version | None] | None = None  # a segment, as it was when it stopped us
+        self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
+        self._cut_short: tuple[str, FileVersion | None] | None = None  # a segment, as it was when it stopped us
         self.passed: CorruptFileError | None = None  # damage that was passed over: its records have no units
         try:
             self._start()
@@ -130,7 +126,7 @@ class Visible:
     def _is_live(self) -> bool:
         return self._holder is not None
 
-    def writer_now(self) -> Version | None:
+    def writer_now(self) -> FileVersion | None:
         """What tells one writer from the next: each makes its owner file anew."""
         return version_of(self._owner_name)
 
@@ -141,56 +137,75 @@ class Visible:
 
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
-        log, mark, dispatcher = self._log, self._mark, self._dispatcher
+        log, mark = self._log, self._mark
         in_files = self._queues.end_in_files() if self._crashed is Crash.OPENING else self._queues.end_phy_offset()
         queue_end = max(self._queue_end, in_files)
-        if mark is not None and self._holder is not Holder.RMQ and self._crashed is not Crash.OURS and \
-                is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
+        is_foreign = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
+        if mark is not None and is_foreign and is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
             mark = None
         is_closed = not self._is_live and was_closed(self._crashed) and self._known_end is None
         is_short = is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), in_files)
-        is_crashed = mark is not None and self._crashed is not None  # what lies behind the mark is judged anew
+        start = 0
         if mark is not None:
-            start, derived = mark.durable_phy_offset, mark.derived_phy_offset
+            start = mark.durable_phy_offset
             is_alone = not is_short and (start >= log.max_phy_offset or (is_closed and was_left_alone(log, mark)))
-            is_cut = is_crashed or (self._is_clean and is_alone and queue_end > start)
-            lost = cut_queues(log, self._queues, derived, derived, derived) if is_cut else []
-            self._derive_anew(lost := [*lost, *lost_queues(log, self._queues, self._manifest, derived)])
-            is_known = not lost and self._manifest is not None
-            dispatcher.queue_phy_offset = max(log.min_phy_offset, derived if is_known else 0)
-            self._queues.end_at_gaps(is_derived_again=not is_known)
+            self._start_queues(mark, is_cut=self._is_clean and is_alone and queue_end > start)
             self._index_is_whole = index_is_whole(self._index, mark, self._manifest, is_closed=self._is_clean)
             if is_alone:
                 self.end = start  # what of it is gone or damaged shows when it is read
                 self._keep_last(mark.last_phy_offset)
                 return
         elif self._known_end is None:
-            if not was_closed(self._crashed):
-                self._crashed = Crash.BROKERS  # by RocketMQ's rules
-            is_whole = self._is_clean or self._is_live
-            start = start_without_marks(log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
-            dispatcher.queue_phy_offset = max(queue_end, log.min_phy_offset) if is_whole else start
-        self.end = self.end if self._known_end is None else self._known_end
-        if self._known_end is not None or not log.segments:
-            return
-        trusted = start if mark is not None else 0
-        end = self._find_end(max(start, log.min_phy_offset))
+            start = self._start_without_marks(queue_end)
+        if self._known_end is not None:
+            self.end = self._known_end
+        elif log.segments:
+            trusted = start if mark is not None else 0
+            end = self._first_end(start, trusted)
+            if is_short or (is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end)):
+                self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
+            self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
+            if (mark is None or self._crashed is None) and (not self._is_live or self._cuts):
+                self._cut_queues(start, trusted, is_marked=mark is not None)
+
+    def _start_queues(self, mark: Mark, *, is_cut: bool) -> None:
+        """is_cut: units point behind the log's end. After a crash what lies behind the mark is judged anew."""
+        derived = mark.derived_phy_offset
+        is_cut = is_cut or self._crashed is not None
+        lost = cut_queues(self._log, self._queues, derived, derived, derived) if is_cut else []
+        self._derive_anew(lost := [*lost, *lost_queues(self._log, self._queues, self._manifest, derived)])
+        is_known = not lost and self._manifest is not None
+        self._dispatcher.queue_phy_offset = max(self._log.min_phy_offset, derived if is_known else 0)
+        self._queues.end_at_gaps(is_derived_again=not is_known)
+
+    def _start_without_marks(self, queue_end: int) -> int:
+        """From where to look for the end, by RocketMQ's rules."""
+        if not was_closed(self._crashed):
+            self._crashed = Crash.BROKERS
+        is_whole = self._is_clean or self._is_live
+        start = start_without_marks(self._log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
+        self._dispatcher.queue_phy_offset = max(queue_end, self._log.min_phy_offset) if is_whole else start
+        return start
+
+    def _first_end(self, start: int, trusted: int) -> LogEnd:
+        """Of the log, looked for from `start`; records below `trusted` are on disk whatever follows them."""
+        end = self._find_end(max(start, self._log.min_phy_offset))
         if not self._is_live:
             since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-            end = look_behind(log, end, OnDisk(trusted, since))
+            end = look_behind(self._log, end, OnDisk(trusted, since))
         if end.is_damage:
-            end = end_past_damage(log, end)
+            end = end_past_damage(self._log, end)
         self.end = end.phy_offset
         self._keep_last(end.last_phy_offset)
-        if is_short or (is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end)):
-            self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-        self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
-        if is_crashed or (self._is_live and not self._cuts):
-            return
-        # A broker that cut its log leaves the units behind until others take their places, beside us too.
-        derived = self.end if mark is None and self._is_clean else 0 if self._is_live else start
+        return end
+
+    def _cut_queues(self, start: int, trusted: int, *, is_marked: bool) -> None:
+        """A broker that cut its log leaves the units behind until others take their places, beside us too."""
+        log, dispatcher = self._log, self._dispatcher
+        derived = self.end if not is_marked and self._is_clean else 0 if self._is_live else start
         self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived, is_closed=self._is_clean))
-        queue_end = self._queues.end_phy_offset() if self._is_live and mark is None else dispatcher.queue_phy_offset
+        is_beside = self._is_live and not is_marked
+        queue_end = self._queues.end_phy_offset() if is_beside else dispatcher.queue_phy_offset
         dispatcher.queue_phy_offset = max(min(queue_end, self.end), log.min_phy_offset)
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:
@@ -202,20 +217,8 @@ class Visible:
 
     def _keep_last(self, phy_offset: int) -> None:
         """Of the last record, -1: not scanned."""
-        segment = self._log.segment_at(phy_offset) if self._follows and phy_offset >= 0 else None
-        if segment is not None:
-            with contextlib.suppress(CorruptFileError):  # who reads there is told
-                self._last = phy_offset, segment.read(phy_offset - segment.start, PROOF_SIZE)
-
-    def _is_cut(self) -> bool:
-        """Whether what was the last record has gone, and not with a cleaning: a recovery took it off."""
-        if self._last is None or self._last[0] < self._log.min_phy_offset:
-            return False
-        phy_offset, head = self._last
-        with contextlib.suppress(CorruptFileError):
-            segment = self._log.segment_at(phy_offset)
-            return segment is None or segment.read(phy_offset - segment.start, PROOF_SIZE) != head
-        return False
+        if self._follows and phy_offset >= 0:
+            self._last = Proof.of(self._log, phy_offset) or self._last
 
     def _is_put_back(self) -> bool:
         """Whether a segment is there now that was missing before all others, or cut short, when last judged."""
@@ -228,7 +231,7 @@ class Visible:
         durable = self._mark.durable_phy_offset if self._mark is not None else 0
         own_from = durable if self._crashed is Crash.OURS and self._mark is not None else None
         is_killed = self._crashed is Crash.BROKERS
-        since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint)) if is_killed else NEVER
+        since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint)) if is_killed else BEFORE_ALL
         on_disk = OnDisk(durable, since) if is_killed or self._holder is Holder.OTHER else None
         return find_end(self._log, begin, self._limit(), own_from=own_from, on_disk=on_disk)
 
@@ -253,7 +256,7 @@ class Visible:
                 self._writer, self._first_mark = writer, self._mark
             if self._judged != (writer, self._mark):
                 self._judged = writer, self._mark
-                if self._is_cut():
+                if self._last is not None and self._last.is_cut(self._log):
                     self._look_anew("a recovery took records off that this reader had seen")
             if self._is_put_back():
                 self._look_anew("a segment was put back")
@@ -354,16 +357,6 @@ class Visible:
                     return
                 self._dispatcher.queue_phy_offset = following
 
-    def _has_manifest(self) -> bool:
-        """Whether it is there; gone while a recovery derives again. What it names is looked for after a change."""
-        files, version = self._index.files, version_of(self._manifest_name)
-        if self._judged_index is None or self._judged_index[0] is not files or self._judged_index[1] != version:
-            manifest = read_manifest(self._paths)
-            names = {file.path.name for file in files}
-            self._misses_index = manifest is not None and not names.issuperset(manifest.index_files)
-            self._judged_index = files, version
-        return version is not None
-
     def uncovered(self) -> tuple[list[tuple[int, int]], Durable | None]:
         """Ranges of the log whose keys no index file holds that counts, and what then counts for Index.collect."""
         with self._lock:
@@ -373,9 +366,9 @@ class Visible:
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and mark != self._first_mark
             is_after_crash = not self._is_live and not self._is_clean
-            has_manifest = self._has_manifest()
+            has_manifest, misses_files = self._coverage.by_manifest()
             is_whole = (self._index_is_whole and has_manifest) or (is_calm and not self._index.damaged)
-            if mark is not None and is_whole and not self._misses_index:
+            if mark is not None and is_whole and not misses_files:
                 covered = max(covered, mark.indexed_phy_offset)
                 if is_calm and files and files[-1].path.name >= str(mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)

@@ -17,8 +17,8 @@ from crashes.states import State, only_synced
 
 import rmq
 from rmq import visible
+from rmq.coverage import Coverage
 from rmq.index import Index
-from rmq.visible import Visible
 
 SEGMENT, SECTOR = 4096, 512
 FAR = 2**31 - 1  # ms to the next timed flush
@@ -234,13 +234,13 @@ def test_a_query_takes_from_the_index_what_counts_though_another_thread_asks_too
         entries_lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Edge: the other one is amid its look at what counts."""
     looks, collected = threading.Event(), threading.Event()
-    has_manifest, collect = Visible._has_manifest, Index.collect
+    by_manifest, collect = Coverage.by_manifest, Index.collect
 
-    def look(visible: Visible) -> bool:
+    def look(coverage: Coverage) -> tuple[bool, bool]:
         if threading.current_thread() is other:
             looks.set()
             assert collected.wait(10)
-        return has_manifest(visible)
+        return by_manifest(coverage)
 
     def collect_amid(*asked: Any) -> Any:
         if threading.current_thread() is not other:
@@ -250,7 +250,7 @@ def test_a_query_takes_from_the_index_what_counts_though_another_thread_asks_too
         collected.set()
         return answer
 
-    monkeypatch.setattr(Visible, "_has_manifest", look)
+    monkeypatch.setattr(Coverage, "by_manifest", look)
     monkeypatch.setattr(Index, "collect", collect_amid)
     with rmq.open(entries_lost) as reader:
         other = threading.Thread(target=lambda: reader.query("a", "k0"))

@@ -14,7 +14,7 @@ from rmq._core._jsonrows import JsonRows
 from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
 from rmq.arrays import flags, number_array, text_column, text_scalar
-from rmq.cli.texts import EMPTY, NULL, as_text, is_bytes
+from rmq.cli.texts import NO_TEXT, NULL, as_text, is_bytes
 from rmq.cli.values import readable, written
 
 _COMMA, _OPEN, _CLOSE = text_scalar(","), text_scalar("["), text_scalar("]")
@@ -122,7 +122,7 @@ def _structs(column: pa.StructArray, name: str, broken: dict[int, str]) -> pa.Ar
 def _lists(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -> pa.Array:
     """write: makes JSON of the items of all lists, those of null ones left out."""
     joined = pc.binary_join(_of_items(column, name, broken, write), _COMMA)
-    return pc.binary_join_element_wise(_OPEN, joined, _CLOSE, EMPTY)
+    return pc.binary_join_element_wise(_OPEN, joined, _CLOSE, NO_TEXT)
 
 
 def _of_items(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -> pa.LargeListArray:

@@ -29,7 +29,7 @@ from rmq.cli.inputs import Interrupt
 from rmq.cli.output import Output, counted, make_console, note
 from rmq.cli.rows import Rows, SourceError, Wanted
 from rmq.cli.sources import Source
-from rmq.cli.texts import EMPTY, NULL
+from rmq.cli.texts import NO_TEXT, NULL
 from rmq.config import StoreConfig
 from rmq.errors import IllegalMessageError
 from rmq.keys import encoded, hash_keys
@@ -247,7 +247,7 @@ class Ingest:
         if keys is None:
             return turns
         first = _first_of(keys) if pa.types.is_large_list(keys.type) else keys
-        texts = pc.fill_null(first, EMPTY)
+        texts = pc.fill_null(first, NO_TEXT)
         hashed = hash_keys(texts).astype(np.int64)
         for row in np.flatnonzero(hashed == 0).tolist():  # the index takes 0 for -2^31, a queue selector does not
             hashed[row] = abs(java_hash(texts[row].as_py()))
@@ -261,7 +261,7 @@ def _has_text(column: pa.Array) -> bool:
 
 
 def _without_empty(texts: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(texts, EMPTY), NULL, texts)
+    return pc.if_else(pc.equal(texts, NO_TEXT), NULL, texts)
 
 
 def _lists(columns: list[pa.Array]) -> pa.Array:
@@ -271,7 +271,7 @@ def _lists(columns: list[pa.Array]) -> pa.Array:
         is_list = pa.types.is_large_list(column.type)
         texts = column.flatten() if is_list else column
         counts = np.diff(integers(column.offsets)) if is_list else np.ones(len(column), np.int64)
-        kept = pc.fill_null(pc.not_equal(texts, EMPTY), _FALSE)
+        kept = pc.fill_null(pc.not_equal(texts, NO_TEXT), _FALSE)
         parts.append(texts.filter(kept))
         rows.append(np.repeat(np.arange(len(column)), counts)[flags(kept)])
     row = np.concatenate(rows)

@@ -27,7 +27,7 @@ from rmq.cli.bodies import json_objects, key_texts, plain_text
 from rmq.cli.inputs import END, MASK, Blocks, Input
 from rmq.cli.rows import Rows, SourceError, Wanted, row_numbers
 from rmq.cli.texts import (
-    EMPTY,
+    NO_TEXT,
     Texts,
     as_text,
     is_bytes,
@@ -263,7 +263,7 @@ class Source:
         lines = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
         names = [*self._wanted.columns, *([] if self._wanted.body is None else [self._wanted.body])]
         texts = pc.ascii_trim(lines.cast(pa.large_string()), " \t\r\n")
-        filled = pc.not_equal(texts, EMPTY)
+        filled = pc.not_equal(texts, NO_TEXT)
         texts, places = texts.filter(filled), np.flatnonzero(flags(filled))
         numbers = np.arange(first, first + len(places))
         if not len(texts):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rmq.arrays import flags, text_scalar
 
 # A value of Python's among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
-EMPTY = text_scalar("")
+NO_TEXT = text_scalar("")
 NULL = pa.nulls(1, pa.large_string())[0]
 Texts = str | list[str | None] | None  # of one field: of a list several
 _NO_NUMBER = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")

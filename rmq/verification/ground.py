@@ -26,7 +26,7 @@ from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
 from rmq.verification.findings import Report
 
 NO_LIMIT = LARGEST_OFFSET
-EMPTY = "an empty file, made and not filled by a process that was killed"
+UNFILLED = "an empty file, made and not filled by a process that was killed"
 
 
 class HeldLog(CommitLog):
@@ -179,7 +179,7 @@ def list_segments(log: HeldLog, report: Report, *, is_live: bool) -> list[tuple[
             report.damage(path, 0, "size", f"segment has 0 bytes, expected {size}")
             there.setdefault(start, path)
         elif not is_live:
-            report.note(path, 0, "leftover", EMPTY)
+            report.note(path, 0, "leftover", UNFILLED)
     first = min(there, default=NO_LIMIT)
     for start, path in gone.items():
         if start < first and start % size == 0:

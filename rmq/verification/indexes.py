@@ -32,7 +32,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME
 from rmq.verification.findings import DERIVED, Report
-from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
+from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
 
 _HEADER = struct.Struct(">4q2i")
 _KINDS = {FAULT_HASH_RANGE: "entry", FAULT_LINK: "link", FAULT_ORDER: "entry", FAULT_SLOT: "slot",
@@ -148,7 +148,7 @@ class IndexFiles:
                 continue
             if length == 0:
                 if not ground.is_live:
-                    ground.report.note(path, 0, "leftover", EMPTY)
+                    ground.report.note(path, 0, "leftover", UNFILLED)
             elif length != size:
                 ground.report.derived(path, min(length, size), "size", f"index file has {length} bytes, expected "
                                       f"{size}")  # fmt: skip

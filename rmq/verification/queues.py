@@ -25,7 +25,7 @@ from rmq.filecache import FileCache
 from rmq.mappedfile import data_end
 from rmq.message import is_dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
-from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory, size_of
+from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
 
 Name = tuple[str, int]
 Span = tuple[int, int, int, bool]  # queue offsets [low, high), phy offset of the record at low, is_right
@@ -114,7 +114,7 @@ class QueueFiles:
                 queue.starts.append(start)
             elif length == 0:
                 if not self._ground.is_live:
-                    report.note(path, 0, "leftover", EMPTY)
+                    report.note(path, 0, "leftover", UNFILLED)
             else:
                 report.derived(path, min(length, size), "size", f"file has {length} bytes, expected {size}")
                 queue.unreadable.append((start, start + size))

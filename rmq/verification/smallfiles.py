@@ -20,7 +20,7 @@ from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, read_manifest, read
 from rmq.paths import StorePaths
 from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
-from rmq.verification.ground import EMPTY, Ground, check_mode, scan_directory
+from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory
 
 _Answer = TypeVar("_Answer")
 
@@ -70,7 +70,7 @@ def read_mark(paths: StorePaths, report: Report) -> Mark | None:
         report.derived(paths.marks, error.offset, "own", f"{error.reason}; the store does not open with them")
         return None
     if not data:
-        report.note(paths.marks, 0, "leftover", EMPTY)
+        report.note(paths.marks, 0, "leftover", UNFILLED)
         return None
     if len(data) != L.MARKS_SIZE:
         report.derived(paths.marks, min(len(data), L.MARKS_SIZE), "own", f"marks have {len(data)} bytes, expected "
