@@ -72,7 +72,10 @@ class Marks:
 
     def __init__(self, path: Path, *, writable: bool, create: bool = False) -> None:
         self._name = str(path)
-        self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
+        try:
+            self._file = MappedFile(path, size=L.MARKS_SIZE, writable=writable, create=create)
+        except CorruptFileError as error:
+            raise CorruptFileError(error.path, error.offset, f"{error.reason}; `repair=True` sets it aside") from None
         if writable:
             try:
                 self._file.reserve(0, L.MARKS_SIZE, L.MARKS_SIZE)
@@ -296,7 +299,7 @@ def keep_cut(paths: StorePaths, source: Path, position: int, pieces: Iterable[by
 
 
 def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
-    """Move a whole derived file out of the store; its line says why. Durable."""
+    """Move a whole file that is no message out of the store; its line says why. Durable."""
     target = _free_name(paths, source.name)
     write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode(errors="surrogateescape"))
     os.replace(source, target)

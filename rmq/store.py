@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from rmq._core._layout import MARKS_SIZE
 from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter
@@ -45,7 +46,16 @@ from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, lock_holder, restorer
 from rmq.logsegment import Segment
-from rmq.marks import Marks, finish_rebuild, give_up_spare, keep_spare, read_manifest, read_meta, write_meta
+from rmq.marks import (
+    Marks,
+    finish_rebuild,
+    give_up_spare,
+    keep_spare,
+    read_manifest,
+    read_meta,
+    set_aside,
+    write_meta,
+)
 from rmq.message import PutResult
 from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
@@ -202,7 +212,7 @@ class Store(StoreWriter):
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
-        self._open_marks(is_known=meta is not None)
+        self._open_marks(is_known=meta is not None, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
@@ -221,11 +231,15 @@ class Store(StoreWriter):
         if crashed is not Crash.OURS:
             keep_announced(self._paths)
 
-    def _open_marks(self, *, is_known: bool) -> None:
+    def _open_marks(self, *, is_known: bool, repair: bool) -> None:
         """is_known: there is a meta.json, so what the marks say is of this store."""
-        has_marks = self._paths.marks.exists() and self._paths.marks.stat().st_size > 0
+        size = self._paths.marks.stat().st_size if self._paths.marks.exists() else 0
+        has_marks = size > 0
         if has_marks and not is_known:
             remove_file(self._paths.marks)
+        elif repair and size not in (0, MARKS_SIZE):
+            set_aside(self._paths, self._paths.marks, f"has {size} bytes, expected {MARKS_SIZE}")
+            has_marks = False
         self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or not is_known)
         self._release.callback(self._marks.close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,11 +16,17 @@ from conftest import SIZES, digests
 from test_bad_files import CONFIG, COUNT, TYPED, Base, assert_goes_on, build, judge, message, scanned
 
 import rmq
+from rmq._core._layout import MARKS_SIZE
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Base:
     return build(tmp_path_factory.mktemp("clean") / "store", closed=True)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return build(tmp_path_factory.mktemp("killed") / "store", closed=False)
 
 
 # ---- marks, meta, config ---------------------------------------------------------------------------------
@@ -109,6 +116,26 @@ def test_marks_of_an_older_day_lose_nothing(tmp_path: Path) -> None:
         store.put_many([message(i) for i in range(1, 50)])
     shutil.copy(tmp_path / "old", tmp_path / "s/rmq/marks")
     assert_goes_on(tmp_path / "s", list(range(50)))
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("size", [1, 600, MARKS_SIZE - 1, MARKS_SIZE + 1])
+def test_marks_of_a_wrong_length_stop_each_open_until_a_repair_sets_them_aside(
+        clean: Base, killed: Base, tmp_path: Path, size: int, closed: bool) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    shutil.copytree((clean if closed else killed).path, path)
+    os.truncate(path / "rmq/marks", size)
+    before = (path / "rmq/marks").read_bytes()
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(rmq.CorruptFileError, match=f"{size} bytes, expected 4096; `repair=True` sets"):
+            rmq.open(path, mode)
+    assert any(finding.path.endswith("rmq/marks") and "repair=True" in finding.reason
+               for finding in rmq.verify(path))  # fmt: skip
+    rmq.open(path, "r+", repair=True).close()
+    (kept,) = (path / "rmq/cut").glob("*-marks.bin")
+    assert kept.read_bytes() == before
+    assert rmq.verify(path).is_sound
+    assert_goes_on(path, list(range(COUNT)))
 
 
 def test_marks_of_another_store_never_let_a_put_overwrite(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory
 
 _Answer = TypeVar("_Answer")
+_REMEDY = "no open takes them but with `repair=True`, which sets them aside"
 
 # What RocketMQ and its parts that are not read here leave below the root.
 _ROOT_NAMES = frozenset({
@@ -67,14 +68,14 @@ def read_mark(paths: StorePaths, report: Report) -> Mark | None:
     try:
         data = read_file(paths.marks, SMALL_FILE)
     except CorruptFileError as error:
-        report.derived(paths.marks, error.offset, "own", f"{error.reason}; the store does not open with them")
+        report.derived(paths.marks, error.offset, "own", f"{error.reason}; {_REMEDY}")
         return None
     if not data:
         report.note(paths.marks, 0, "leftover", UNFILLED)
         return None
     if len(data) != L.MARKS_SIZE:
         report.derived(paths.marks, min(len(data), L.MARKS_SIZE), "own", f"marks have {len(data)} bytes, expected "
-                       f"{L.MARKS_SIZE}; the store does not open with them")  # fmt: skip
+                       f"{L.MARKS_SIZE}; {_REMEDY}")  # fmt: skip
         return None
     torn = [offset for offset in (L.MARKS_CELL_A_OFFSET, L.MARKS_CELL_B_OFFSET)
             if not _is_whole(data[offset : offset + L.CELL_SIZE])]  # fmt: skip
