@@ -132,8 +132,6 @@ class Source:
     # ---- CSV ----
 
     def _csv_rows(self) -> Iterator[Rows]:
-        import pyarrow.csv
-
         names = self._names
         while names and not self._head.strip(b"\r\n"):
             self._head = self._input.read(BLOCK_SIZE)
@@ -151,15 +149,7 @@ class Source:
 
         is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
         blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=is_text)
-        stream = pyarrow.csv.open_csv(
-            blocks,
-            read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_SIZE),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True,
-                                                   invalid_row_handler=note_ragged),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.large_string() if is_text else pa.binary()),
-                check_utf8=False, strings_can_be_null=False),
-        )  # fmt: skip
+        stream = self._csv_stream(blocks, pa.large_string() if is_text else pa.binary(), note_ragged)
         following = 1
         try:
             for whole in stream:
@@ -171,11 +161,10 @@ class Source:
                 following = past
                 self.position = blocks.position()
                 for first in range(0, max(batch.num_rows, 1), BATCH_ROWS):
-                    part = numbers[first : first + BATCH_ROWS]
                     behind = numbers[first + BATCH_ROWS] if first + BATCH_ROWS < batch.num_rows else past
                     bad = [item for item in due if item[0] < behind]
                     del due[: len(bad)]
-                    yield self._of_csv(batch.slice(first, BATCH_ROWS), part, bad)
+                    yield self._of_csv(batch.slice(first, BATCH_ROWS), numbers[first : first + BATCH_ROWS], bad)
         except pa.ArrowInvalid as error:
             if "straddling" not in str(error):
                 raise
@@ -184,6 +173,18 @@ class Source:
             blocks.end(stream)
         if ragged:
             yield Rows(np.empty(0, np.int64), pa.array([], pa.large_binary()), self._no_columns(), ragged)
+
+    def _csv_stream(self, blocks: Blocks, kind: pa.DataType, note_ragged: Callable[[Any], str]) -> Any:
+        import pyarrow.csv
+
+        return pyarrow.csv.open_csv(
+            blocks,
+            read_options=pyarrow.csv.ReadOptions(column_names=self._names, use_threads=False, block_size=BLOCK_SIZE),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True,
+                                                   invalid_row_handler=note_ragged),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(self._names, kind),
+                                                       check_utf8=False, strings_can_be_null=False),
+        )  # fmt: skip
 
     def _csv_header(self) -> list[str]:
         """Names of the first line; what was read behind it stays in _head."""
