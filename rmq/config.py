@@ -121,6 +121,8 @@ class StoreConfig:
         OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line for a
         value that does not fit.
         """
+        if not isinstance(file, str | os.PathLike):
+            raise TypeError(f"file must be str or os.PathLike, got {type(file).__name__}")
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
         lines: dict[str, int] = {}

@@ -73,8 +73,11 @@ def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     array = _one_dimensional(values, name)
     if array.size == 0:
         return np.empty(0, np.int64)
-    if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.tolist()):
-        raise ValueError(f"{name} holds a number outside 64 bits")
+    if array.dtype.kind == "O":
+        stranger = next((item for item in array.tolist() if not isinstance(item, int)), 0)
+        if isinstance(stranger, int):
+            raise ValueError(f"{name} holds a number outside 64 bits")
+        raise TypeError(f"{name} must be integers, got {type(stranger).__name__}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.dtype.kind == "u" and array.max() > INT64_MAX:

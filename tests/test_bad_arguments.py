@@ -364,7 +364,7 @@ def test_a_file_that_is_no_broker_conf_is_refused(tmp_path: Path, data: bytes) -
 
 def test_a_broker_conf_is_no_descriptor(tmp_path: Path) -> None:
     with (tmp_path / "broker.conf").open("wb") as opened:
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"^file must be str or os\.PathLike, got int$"):
             rmq.StoreConfig.from_broker_conf(opened.fileno())  # type: ignore[arg-type]
         assert opened.write(b"still open") == 10
 
@@ -445,6 +445,7 @@ FILE_CALLS: list[tuple[Callable[[rmq.IndexFile], Any], Any, str]] = [
     *((lambda f, v=v: f.select_phy_offset("T#k", v), ValueError, "max_num") for v in (-1, -HUGE)),
     (lambda f: f.select_phy_offset(5), TypeError, "^key "),
     (lambda f: f.put_key(b"T#k", 0, 0), TypeError, "^key "),
+    (lambda f: f.put_key("T#k", None, 0), TypeError, "^phy_offset must be integers, got NoneType$"),
     (lambda f: f.select_phy_offset("T#k", 1, NAIVE), ValueError, "begin"),
     (lambda f: f.select_phy_offset("T#k", 1, 0, HUGE), ValueError, "end"),
     (lambda f: f.select_phy_offset_many("T#k"), TypeError, "keys"),
