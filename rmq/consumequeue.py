@@ -202,14 +202,15 @@ class ConsumeQueue(QueueUnits):
         """Segments in front whose records lie below a phy offset; never the one with the last unit. Source:
         MappedFileQueue#deleteExpiredFileByOffset, which looks at the last unit only."""
         size = self.files.segment_size // UNIT_SIZE
-        for count, start in enumerate(self.files.starts):
+        starts = self.files.starts  # a put may begin another file meanwhile, of which nothing is known
+        for count, start in enumerate(starts):
             following = start // UNIT_SIZE + size
             for first in (following - 1, following - size):
                 offsets, _, _ = self.read(first, following - first)
                 is_below = (offsets >= 0) & (offsets < min_phy_offset)
                 if following >= self.max_offset or not len(offsets) or not is_below.all():
                     return count
-        return len(self.files.starts)
+        return len(starts)
 
     def forget_first(self, count: int) -> None:
         """The queue's files begin behind the first `count` segments, which the caller removes."""

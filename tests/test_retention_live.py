@@ -36,7 +36,7 @@ from commandline import environment
 from conftest import Golden, copy_store, digests
 
 import rmq
-from rmq import pull, retention
+from rmq import pull
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
 from rmq.filecache import FileCache
@@ -79,39 +79,6 @@ def test_a_reader_sees_that_queues_without_messages_go_though_the_log_stays(tmp_
             assert reader.pull("old").status is rmq.PullStatus.NO_MESSAGE_IN_QUEUE
             store.put(rmq.Message("old", b"again"))
             assert [found.body for found in reader.pull("old").messages] == [b"again"]
-
-
-def test_a_put_between_the_choice_of_a_queue_and_its_removal_keeps_the_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not wait for the manifest, which leaves the queue out by then."""
-    with open_store(tmp_path / "s", "x", CONFIG) as store:
-        fill(store)
-        with rmq.open(tmp_path / "s") as reader:
-            expire(tmp_path / "s", LOW)
-            clean(store)
-            put = threading.Thread(target=store.put, args=[rmq.Message("old", b"again")])
-            answers, real = [], os.replace
-
-            def replace(source: Path, target: Path) -> None:
-                real(source, target)
-                if Path(target).name == "manifest.json":
-                    answers.append(reader.topics().get("old"))
-                    put.start()
-                    put.join(30)
-                    answers.append(put.is_alive())
-
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", replace)
-                assert clean(store, expired_queues=True).removed == ()
-            assert answers == [None, False]
-            for opened in (store, reader):
-                assert opened.topics()["old"] == {0: (10, 11)}
-                assert [found.body for found in opened.pull("old", 0, 10).messages] == [b"again"]
-    for mode in ("r", "r+"):
-        with rmq.open(tmp_path / "s", mode) as store:
-            assert store.topics()["old"] == {0: (10, 11)}
-    assert list(rmq.verify(tmp_path / "s")) == []
 
 
 def test_a_reader_tells_of_all_files_that_would_go_though_it_derived_their_units(tmp_path: Path) -> None:
@@ -452,28 +419,6 @@ def test_a_segment_is_read_until_it_has_left_though_few_are_mapped(
         clean(store)
         monkeypatch.undo()
         assert_left(store, messages, SEGMENT)
-
-
-def test_a_queue_that_gets_a_message_while_it_is_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judged(*asked: Any) -> bool:
-        found = has_expired(*asked)
-        if asked[0].topic == "old":
-            thread = threading.Thread(target=lambda: store.put(rmq.Message("old", b"late")) and store.pull("old"))
-            thread.start()
-            thread.join()
-        return found
-
-    has_expired = retention._has_expired
-    monkeypatch.setattr(retention, "_has_expired", judged)
-    with open_store(tmp_path / "s", "x", CONFIG) as store:
-        fill(store)
-        expire(tmp_path / "s", LOW)
-        clean(store)
-        assert kinds(clean(store, expired_queues=True)) == []
-        assert store.topics()["old"] == {0: (10, 11)}
-        assert store.put(rmq.Message("old", b"later")).queue_offset == 11
-        assert [found.body for found in store.pull("old", 0, 10).messages] == [b"late", b"later"]
-        assert rmq.verify(tmp_path / "s").is_sound
 
 
 @pytest.mark.parametrize("call", ["pull_units", "search_units"])

@@ -1,0 +1,103 @@
+"""Puts amid a cleaning, at the moments where what was chosen to go gets a message."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cleaning import CONFIG, SEGMENT, clean, expire, fill, kinds, open_store
+
+import rmq
+from rmq import retention
+from rmq._core._layout import UNIT_SIZE
+from rmq.consumequeue import ConsumeQueue
+
+LOW = 4 * SEGMENT
+
+
+def test_a_put_between_the_choice_of_a_queue_and_its_removal_keeps_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the manifest, which leaves the queue out by then."""
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        with rmq.open(tmp_path / "s") as reader:
+            expire(tmp_path / "s", LOW)
+            clean(store)
+            put = threading.Thread(target=store.put, args=[rmq.Message("old", b"again")])
+            answers, real = [], os.replace
+
+            def replace(source: Path, target: Path) -> None:
+                real(source, target)
+                if Path(target).name == "manifest.json":
+                    answers.append(reader.topics().get("old"))
+                    put.start()
+                    put.join(30)
+                    answers.append(put.is_alive())
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", replace)
+                assert clean(store, expired_queues=True).removed == ()
+            assert answers == [None, False]
+            for opened in (store, reader):
+                assert opened.topics()["old"] == {0: (10, 11)}
+                assert [found.body for found in opened.pull("old", 0, 10).messages] == [b"again"]
+    for mode in ("r", "r+"):
+        with rmq.open(tmp_path / "s", mode) as store:
+            assert store.topics()["old"] == {0: (10, 11)}
+    assert list(rmq.verify(tmp_path / "s")) == []
+
+
+def test_a_queue_that_gets_a_message_while_it_is_judged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(*asked: Any) -> bool:
+        found = has_expired(*asked)
+        if asked[0].topic == "old":
+            thread = threading.Thread(target=lambda: store.put(rmq.Message("old", b"late")) and store.pull("old"))
+            thread.start()
+            thread.join()
+        return found
+
+    has_expired = retention._has_expired
+    monkeypatch.setattr(retention, "_has_expired", judged)
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        expire(tmp_path / "s", LOW)
+        clean(store)
+        assert kinds(clean(store, expired_queues=True)) == []
+        assert store.topics()["old"] == {0: (10, 11)}
+        assert store.put(rmq.Message("old", b"later")).queue_offset == 11
+        assert [found.body for found in store.pull("old", 0, 10).messages] == [b"late", b"later"]
+        assert rmq.verify(tmp_path / "s").is_sound
+
+
+def test_a_queue_file_that_begins_while_a_cleaning_looks_at_the_one_before_stays(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Edge: the one before is full, and all of it has expired."""
+    path, read, count_below = tmp_path / "s", ConsumeQueue.read, ConsumeQueue.count_below
+    put = threading.Thread(target=lambda: (store.put(rmq.Message("old", b"again")), store.topics()))
+
+    def read_amid(queue: ConsumeQueue, *place: int) -> Any:
+        units = read(queue, *place)
+        if put.ident is None:
+            put.start()
+            put.join()
+        return units
+
+    def count_amid(queue: ConsumeQueue, low: int) -> int:
+        with monkeypatch.context() as patch:
+            if queue.topic == "old":
+                patch.setattr(ConsumeQueue, "read", read_amid)
+            return count_below(queue, low)
+
+    with open_store(path, "x", CONFIG) as store:
+        fill(store)
+        expire(path, LOW)
+        monkeypatch.setattr(ConsumeQueue, "count_below", count_amid)
+        removed = [Path(file.path) for file in clean(store).removed]
+        assert [file.name for file in removed if file.parent.parent.name == "old"] == [f"{0:020d}"]
+        assert [item.body for item in store.pull("old", 0, 10).messages] == [b"again"]
+    assert [file.name for file in (path / "consumequeue/old/0").iterdir()] == [f"{10 * UNIT_SIZE:020d}"]
+    assert rmq.verify(path).is_sound
