@@ -101,7 +101,7 @@ class ColumnReader:
             return
         coded = [(batch.column(self._places[field]), field) for field in self._coded]
         sizes = [_sizes(column, field) for column, field in coded
-                 if column.dictionary.nbytes * min(rows, count) > limit]  # fmt: skip
+                 if column.dictionary.get_total_buffer_size() * min(rows, count) > limit]  # fmt: skip
         while first < count:
             end = min(first + rows, count)
             for column in sizes:

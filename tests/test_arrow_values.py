@@ -136,6 +136,13 @@ def test_properties_of_no_type_are_none(store: rmq.Store) -> None:
         store.put_many(pa.table({"topic": ["T"], "body": ["1"], "properties": [[None]]}))
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_words_of_a_dictionary_may_be_views(store: rmq.Store, kind: pa.DataType) -> None:
+    topics = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1]), pa.array(["T", "U"], kind))
+    store.put_many(pa.table({"topic": topics, "body": ["1", "2", "3"]}))
+    assert column(store, "topic") == ["U", "T", "U"]
+
+
 def test_a_null_among_the_words_of_a_dictionary_of_raw_properties_is_one(store: rmq.Store) -> None:
     raw = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array([b"x\1y\2", None], pa.binary()))
     with pytest.raises(rmq.IllegalMessageError, match="raw_properties is null and tags is not"):

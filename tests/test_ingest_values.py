@@ -96,6 +96,7 @@ OUT_OF_RANGE = [  # and the text of 0
     (pa.timestamp("ms"), FOREVER, "1970-01-01T00:00:00.000"),
     (pa.timestamp("ms", "UTC"), FOREVER, "1970-01-01T00:00:00.000Z"),
     (pa.timestamp("ms", "Asia/Tokyo"), -FOREVER, "1970-01-01T09:00:00.000+09:00"),
+    (pa.timestamp("us", "-00:30"), FOREVER, "1969-12-31T23:30:00.000000-00:30"),
     (pa.timestamp("ns", "Asia/Tokyo"), 2**63 - 1, "1970-01-01T09:00:00.000000000+09:00"),
     (pa.date32(), 2**30, "1970-01-01"), (pa.time32("ms"), -1, "00:00:00.000"),
     (pa.time64("us"), 99_999_999_999_999, "00:00:00.000000"), (pa.duration("s"), FOREVER, "0:00:00"),
@@ -127,7 +128,8 @@ def test_the_first_and_the_last_time_that_arrow_writes_are_stored(file: Put) -> 
 
 @pytest.mark.parametrize(("zone", "text"), [
     ("Asia/Tokyo", "2023-11-15T07:13:20.123456+09:00"), ("America/St_Johns", "2023-11-14T18:43:20.123456-03:30"),
-    ("+05:45", "2023-11-15T03:58:20.123456+05:45"), ("Etc/UTC", "2023-11-14T22:13:20.123456+00:00"),
+    ("+05:45", "2023-11-15T03:58:20.123456+05:45"), ("-09:30", "2023-11-14T12:43:20.123456-09:30"),
+    ("Etc/UTC", "2023-11-14T22:13:20.123456+00:00"),
     ("UTC", "2023-11-14T22:13:20.123456Z"),
 ])  # fmt: skip
 def test_a_time_with_a_zone_is_iso_8601(store: Path, file: Put, zone: str, text: str) -> None:

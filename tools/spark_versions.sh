@@ -20,8 +20,8 @@ for version in "${versions[@]}"; do
         echo "spark: making $place"
         rm -rf "$place"
         "$PYTHON" -m venv "$place"
-        others=('pandas>=2.2,<3' 'pyarrow>=18')
-        if [ "$version" = "$OLDEST" ]; then others=('pandas==2.2.*' 'pyarrow==18.*'); fi
+        others=('pandas>=2.2.2,<3' 'pyarrow>=19')
+        if [ "$version" = "$OLDEST" ]; then others=('pandas==2.2.*' 'pyarrow==19.*'); fi
         "$place/bin/python" -m pip install --quiet "pyspark==$version" "${others[@]}" 'numpy>=2' 'click>=8.1' 'rich>=13' \
             'pytest>=8'
         touch "$place/.ready"

@@ -261,7 +261,7 @@ def _has_text(column: pa.Array) -> bool:
 
 
 def _without_empty(texts: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(texts, NO_TEXT), NULL, texts)
+    return pc.replace_with_mask(texts, pc.equal(texts, NO_TEXT), NULL)  # if_else of a slice fails before pyarrow 24
 
 
 def _lists(columns: list[pa.Array]) -> pa.Array:

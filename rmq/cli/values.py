@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
 from collections.abc import Iterator
 
@@ -11,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.cli.texts import NULL, as_text, is_bytes, leave_out
+from rmq.cli.texts import NO_TEXT, NULL, as_text, is_bytes, leave_out
 
 _OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
 _FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
 _WRITTEN_S = (-1_096_193_779_200, 971_890_963_200)  # seconds of the years -32767 to 32767, which Arrow has texts of
 _INT64 = 2**63
+_OFFSET = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 
 
 def readable(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
@@ -116,11 +118,18 @@ def _range(kind: pa.DataType) -> tuple[int, int]:
 
 def _iso_times(column: pa.Array) -> pa.Array:
     """Timestamps in ISO 8601: Arrow puts a space between date and time, and writes a zone as +0900, UTC as Z."""
-    texts = column.cast(pa.large_string())
-    if column.type.tz not in (None, "UTC"):
-        texts = pc.binary_replace_slice(texts, -2, -2, ":")
-    extremes = pc.min_max(column.cast(pa.int64()))
-    seconds = [value // _OF_A_SECOND[column.type.unit] for value in extremes.as_py().values() if value is not None]
+    units, zone = _OF_A_SECOND[column.type.unit], column.type.tz
+    numbers = column.cast(pa.int64())
+    if offset := _OFFSET.fullmatch(zone or ""):  # which pyarrow before 22 does not take for a zone
+        minutes = int(offset[1] + offset[2]) * 60 + int(offset[1] + offset[3])
+        moved = pc.add(numbers, minutes * 60 * units).cast(pa.timestamp(column.type.unit))
+        texts = pc.binary_join_element_wise(moved.cast(pa.large_string()), pa.scalar(zone, pa.large_string()), NO_TEXT)
+    else:
+        texts = column.cast(pa.large_string())
+        if zone not in (None, "UTC"):
+            texts = pc.binary_replace_slice(texts, -2, -2, ":")
+    extremes = pc.min_max(numbers)
+    seconds = [value // units for value in extremes.as_py().values() if value is not None]
     if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
         return pc.binary_replace_slice(texts, 10, 11, "T")
     return pc.replace_substring(texts, " ", "T")
