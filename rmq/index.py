@@ -104,7 +104,8 @@ class Index:
                 if path.stat().st_ino == inode:
                     raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
-        self._watch.keep(files)
+        if not self._writable:
+            self._watch.keep(files)
 
     def count_below(self, min_phy_offset: int) -> int:
         """Files in front whose last entry lies below a phy offset; never the last. Source: #deleteExpiredFile."""

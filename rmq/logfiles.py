@@ -81,7 +81,8 @@ class LogFiles:
                 found = found[number:]  # cleaned away while the directory was read
                 break
         self.hold(found)
-        self._watch.keep(found)
+        if not self.writable:
+            self._watch.keep(found)
 
     def segment(self, path: Path, start: int, inode: int = 0) -> Segment:
         """A file as a segment of this log."""

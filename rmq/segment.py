@@ -183,10 +183,12 @@ class DirectoryWatch:
         return kept is not None and kept[0] is files and kept[1] == seen
 
     def keep(self, files: Sequence[HasPath]) -> None:
-        """Keep a list in order of names, if it holds all that is_unchanged saw, and nothing else."""
+        """Keep a list in order of names, if it holds all that is_unchanged saw, and nothing else; of others none, for
+        what is kept stays open.
+        """
         seen = self._seen
-        if [(file.path.name, file.inode) for file in files] == sorted(chain.from_iterable(seen)):
-            self._kept = files, seen
+        is_all = [(file.path.name, file.inode) for file in files] == sorted(chain.from_iterable(seen))
+        self._kept = (files, seen) if is_all else None
 
 
 def _listing(directory: str) -> list[tuple[str, int]]:

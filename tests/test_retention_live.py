@@ -218,6 +218,38 @@ def test_a_damaged_log_is_not_taken_for_a_cleaned_one(tmp_path: Path) -> None:
             scan.read_all()
 
 
+def removed_but_open(path: Path) -> list[str]:
+    """Files of log and index that are gone and take room all the same, for this process has them open or mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split(maxsplit=5)[5] for line in lines if f"{path}/" in line}
+    opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    parts = tuple(f"{path}/{part}/" for part in ("commitlog", "index"))
+    return [name for name in (*mapped, *opened) if name.startswith(parts) and name.endswith("(deleted)")]
+
+
+@pytest.mark.parametrize("mode", ["x", "r+"])
+@pytest.mark.parametrize("stray", [None, "commitlog/backup", "index/backup"])
+def test_what_is_removed_gives_its_room_back_though_writer_and_reader_go_on(
+        tmp_path: Path, mode: str, stray: str | None) -> None:  # fmt: skip
+    """Edge: a directory that is no file of the store's."""
+    path = tmp_path / "s"
+    if mode == "r+":
+        with open_store(path, "x", CONFIG) as store:
+            fill(store, 1)
+    with open_store(path, mode, CONFIG) as store, rmq.open(path) as reader:
+        fill(store, 100)
+        assert reader.query("T", "all", limit=None)
+        if stray is not None:
+            (path / stray).mkdir()
+        for _ in range(2):
+            fill(store, 100)
+            expire(path, store.max_phy_offset - 2 * SEGMENT)
+            assert {"commitlog", "index"} <= set(kinds(clean(store)))
+            assert reader.query("T", "all", limit=None)
+            assert reader.scan().read_all().num_rows
+            assert removed_but_open(path) == []
+
+
 # ---- while others work -------------------------------------------------------------------------------------
 
 READER = """
