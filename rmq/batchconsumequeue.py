@@ -26,6 +26,8 @@ _NO_UNITS = np.empty((0, 6), np.int64)
 class BatchConsumeQueue:
     """A queue of inner batches (46-byte units), read only. Source: RocketMQ BatchConsumeQueue."""
 
+    lives = 0  # as of QueueUnits: a look that finds other files makes another object
+
     def __init__(self, directory: Path, topic: str, queue_id: int, min_phy_offset: int = 0,
                  known: BatchConsumeQueue | None = None) -> None:  # fmt: skip
         """min_phy_offset: of the log; units below it are of removed records. known: the queue as it was, whose units

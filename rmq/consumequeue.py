@@ -178,7 +178,7 @@ class ConsumeQueue(QueueUnits):
         """
         with self._lock:
             last, _, _ = self.read(self.max_offset - 1, 1)
-            is_over = self.is_exact and (not len(last) or last[0] < min_phy_offset)
+            is_over = not len(last) or last[0] < min_phy_offset
             offsets, _, _ = unpack_units(self._tail)
             done = int(np.searchsorted(offsets, phy_offset))
             kept, kept_start = self._tail[done * UNIT_SIZE :], self._tail_start + done
@@ -188,12 +188,14 @@ class ConsumeQueue(QueueUnits):
                                  bridges_gap=self.files.bridges_gap)  # fmt: skip
             if fresh.max_offset < kept_start and is_over:
                 kept_start = fresh.max_offset
+                self.lives += 1
             if fresh.max_offset < kept_start:
                 return  # a recovery took them off again: only the tail has them
             # A unit that was removed meanwhile lay below it.
             end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
                                      key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).any()))  # fmt: skip
-            self.files.starts, self._tail, self._tail_start = fresh.files.starts, kept, kept_start
+            self.files.take(fresh.files)
+            self._tail, self._tail_start = kept, kept_start
             self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end
 
     # ---- cleaning ----

@@ -37,8 +37,8 @@ def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int
     if last >= log.min_phy_offset:
         following, missing = record_at(log, last, end, index_tags=index_tags)
         missing -= entries_at_end(before, last)
-    if first < last:
-        return False  # what a broker indexed again
+    if first < max(last, log.min_phy_offset):
+        return False  # what a broker indexed again, or a record that was cleaned away
     found = entries_at_begin(files[number:], first)
     if first == last:
         return missing > found

@@ -341,7 +341,7 @@ def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[np.int64], Ca
     if name == "date":
         return days, lambda row: f"date={date_of(int(days[row]))}"
     hours = (values - days * DAY_MS) // HOUR_MS
-    return hours, lambda row: f"hour={hours[row]:02d}"
+    return hours, lambda row: f"hour={NULL if date_of(int(days[row])) == NULL else f'{hours[row]:02d}'}"
 
 
 def date_of(day: int) -> str:

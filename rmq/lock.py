@@ -42,9 +42,10 @@ class StoreLock:
     descriptor of the file can drop it. Source: RocketMQ DefaultMessageStore#start.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
         """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
-        self._descriptor = -1
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             self._take(path, holder)

@@ -85,8 +85,10 @@ class Proof:
         if self.phy_offset < log.min_phy_offset:
             return False
         with contextlib.suppress(CorruptFileError):
-            segment = log.segment_at(self.phy_offset)
-            return segment is None or segment.read(self.phy_offset - segment.start, _PROOF_SIZE) != self.head
+            segment = log.segment_at(self.phy_offset)  # which looks again: it may have been cleaned since
+            if segment is None:
+                return self.phy_offset >= log.min_phy_offset
+            return segment.read(self.phy_offset - segment.start, _PROOF_SIZE) != self.head
         return False
 
 

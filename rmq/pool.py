@@ -33,7 +33,7 @@ class Runner(Protocol):
 
 def cores() -> int:
     """How many this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_processes(count: int | None = None) -> Runner:
@@ -95,11 +95,13 @@ class _Crew(threading.Thread, Generic[Item, Answer]):
         self._answers: deque[tuple[Answer | None, BaseException | None]] = deque()
 
     def run(self) -> None:
-        with self._asked, suppress(BrokenPipeError):
-            while self._asked.recv(1):
-                self._answers.append(self._next())
-                self._asked.send(_MORE)
-        self._pool.shutdown(cancel_futures=True)
+        try:
+            with self._asked, suppress(ConnectionError):
+                while self._asked.recv(1):
+                    self._answers.append(self._next())
+                    self._asked.send(_MORE)
+        finally:
+            self._pool.shutdown(cancel_futures=True)
 
     def _next(self) -> tuple[Answer | None, BaseException | None]:
         try:

@@ -191,6 +191,10 @@ class QueueFiles:
         self.starts = self.starts[count:]
         self._known_paths.clear()
 
+    def take(self, fresh: QueueFiles) -> None:
+        """The files that another look at the directory found."""
+        self.starts, self._known_paths = fresh.starts, fresh._known_paths
+
     def forget_open(self) -> None:
         """Open the files anew at the next read: another process may have replaced them."""
         for start in self.starts:

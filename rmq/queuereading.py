@@ -58,12 +58,13 @@ class QueueReader(OpenStore):
         while True:
             begun = self._log.min_phy_offset
             queue = self._queue(topic, queue_id)
-            end = queue.max_offset if queue is not None else 0
+            end, lives = (queue.max_offset, queue.lives) if queue is not None else (0, 0)
             try:
                 return ask(queue)
             except CorruptFileError:
                 self._queue(topic, queue_id)
-                if self._log.min_phy_offset == begun and (queue is None or queue.max_offset >= end):
+                is_same = queue is None or (queue.lives == lives and queue.max_offset >= end)
+                if self._log.min_phy_offset == begun and is_same:
                     raise
 
     def _end_for(self, queue: ConsumeQueue | BatchConsumeQueue | None) -> int:

@@ -43,6 +43,7 @@ class QueueUnits:
         self.is_exact = is_exact
         self.is_light = topic.startswith(LMQ_PREFIX)  # its units point to messages of other topics
         self.min_offset = self.max_offset = 0
+        self.lives = 0  # how often it began at 0 again
         self.files = QueueFiles(directory, segment_size, cache, writable=writable, bridges_gap=bridges_gap)
         self._cache, self._writable = cache, writable
         self._judges = judges_files or is_exact or writable
@@ -182,6 +183,7 @@ class QueueUnits:
         with self._lock:
             self.files.starts, self._tail = [], bytearray()
             self.min_offset = self.max_offset = self._tail_start = 0
+            self.lives += 1
 
     @property
     def tail_size(self) -> int:

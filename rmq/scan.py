@@ -253,8 +253,9 @@ def sound(log: CommitLog, batch: RecordBatch, has_bodies: bool, keys: Set[str] |
             parts = _adopted(items)
         except CorruptFileError as error:
             segment = log.segment_at(wrapper.phy_offset)
-            assert segment is not None
-            tell(segment.path, wrapper.phy_offset, wrapper.phy_offset + wrapper.size, error.reason)
+            start = wrapper.phy_offset - wrapper.phy_offset % log.segment_size  # of one that was cleaned meanwhile
+            path = log.directories[0] / segment_name(start) if segment is None else segment.path
+            tell(path, wrapper.phy_offset, wrapper.phy_offset + wrapper.size, error.reason)
             continue
         yield from parts
 

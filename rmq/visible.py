@@ -319,8 +319,7 @@ class Visible:
         if now == self._judged_manifest:
             return
         self._judged_manifest = now
-        empty = [queue for queue in self._queues.queues.values()
-                 if queue.is_exact and 0 < queue.max_offset == queue.min_offset]
+        empty = [queue for queue in self._queues.queues.values() if 0 < queue.max_offset == queue.min_offset]
         manifest = read_manifest(self._paths) if empty else None
         if manifest is None:
             return

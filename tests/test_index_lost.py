@@ -222,3 +222,31 @@ def test_a_broker_that_indexes_again_from_a_later_segment_hides_no_key(tmp_path:
         for key in again:
             file.put_key(f"T#{key}", keys[key], put[-1].store_timestamp)
     ask_all(tmp_path / "s", config, keys, hidden=len(again) < 4)
+
+
+@pytest.mark.parametrize("gone", range(1, 7))
+def test_index_files_of_a_cleaned_broker_that_begin_before_the_log_stay(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: int) -> None:  # fmt: skip
+    """Edge: the record in which a file begins had other keys than the first one that is left."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=2000,
+                             max_hash_slot_num=7, max_index_num=48)  # fmt: skip
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=config) as store:
+        put = [(store.put(rmq.Message("T", bytes(100), keys=[f"k{number}-{piece}" for piece in range(number % 5 + 1)])))
+               for number in range(200)]  # fmt: skip
+    shutil.rmtree(path / "rmq")
+    for file in sorted((path / "commitlog").iterdir())[:gone]:
+        file.unlink()
+    for file in index_files(path):
+        with rmq.IndexFile(file, max_hash_slot_num=7, max_index_num=48) as opened:
+            end = opened.end_phy_offset
+        if end < gone * 4096:
+            file.unlink()
+    before = {file.name: file.read_bytes() for file in index_files(path)}
+    left = {f"k{number}-{number % 5}": place.phy_offset for number, place in enumerate(put)
+            if place.phy_offset >= gone * 4096}  # fmt: skip
+    assert rmq.verify(path, config=config).is_sound
+    ask_all(path, config, left, hidden=False)
+    assert {file.name: file.read_bytes() for file in index_files(path)} == before
+    assert not (path / "rmq/cut").exists()
+    assert caplog.messages == []

@@ -10,7 +10,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
+from rmq._core._bytes cimport load_i32, load_i64, read_published_i64, store_i32, store_i64
 from rmq._core._indexfit cimport first_unlinked, fits
 from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
 from rmq._core._indexwalk cimport OffsetList, Question, count_of, may_be_cut, set_index_bytes, walk, walk_one
@@ -129,7 +129,7 @@ cdef class IndexFileView:
     @property
     def end_phy_offset(self):
         self._check()
-        return load_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET)
+        return read_published_i64(self._base + L.INDEX_END_PHY_OFFSET_OFFSET)
 
     @property
     def hash_slot_count(self):

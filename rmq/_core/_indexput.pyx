@@ -3,13 +3,13 @@
 
 Slots are asked of memory one by one while other entries are written: many at once, the processor would stop at those
 that it cannot keep in mind. Keys of records are hashed before that: between hashes it would keep few in mind.
-The header comes after the entries that it counts. Source: RocketMQ IndexFile#putKey.
+A slot is published behind its entry, the header behind the entries that it counts, and its end last. Source: RocketMQ IndexFile#putKey.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64, store_i32, store_i64
+from rmq._core._bytes cimport load_i32, load_i64, publish_i32, publish_i64, store_i32, store_i64
 from rmq._core._indexwalk cimport IndexBytes, count_of, rmq_prefetch, rmq_prefetch_far, slot_of
 from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_tags, seed_of_topic
 from rmq._core._record cimport RecordRow, next_key
@@ -56,7 +56,7 @@ cdef inline void _append(Tail *tail, int32_t key_hash, uint8_t *slot, int64_t ph
     store_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET, phy_offset)
     store_i32(entry + L.ENTRY_TIME_DIFF_OFFSET, <int32_t>min(ms // 1000, <uint64_t>INT32_LIMIT))
     store_i32(entry + L.ENTRY_PREVIOUS_OFFSET, previous)
-    store_i32(slot, tail.number)
+    publish_i32(slot, tail.number)
     tail.slots += previous == 0
     tail.entry += L.ENTRY_SIZE
     tail.number += 1
@@ -68,9 +68,9 @@ cdef inline void _count(const IndexBytes *file, Tail *tail, int64_t entries, int
     cdef int64_t slots = entries if file.count_every_put else tail.slots
     store_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET,
               <int32_t>(<uint32_t>load_i32(file.header + L.INDEX_HASH_SLOT_COUNT_OFFSET) + <uint32_t>slots))
-    store_i32(file.header + L.INDEX_COUNT_OFFSET, tail.number)
-    store_i64(file.header + L.INDEX_END_PHY_OFFSET_OFFSET, phy_offset)
     store_i64(file.header + L.INDEX_END_TIMESTAMP_OFFSET, store_timestamp)
+    publish_i32(file.header + L.INDEX_COUNT_OFFSET, tail.number)
+    publish_i64(file.header + L.INDEX_END_PHY_OFFSET_OFFSET, phy_offset)
     tail.slots = 0
 
 

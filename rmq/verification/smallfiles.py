@@ -134,7 +134,7 @@ def judge_checkpoint(ground: Ground, last_timestamp: int | None, least_timestamp
              (L.CHECKPOINT_INDEX_MSG_TIMESTAMP_OFFSET, "indexMsgTimestamp",
               checkpoint.index_msg_timestamp))  # fmt: skip
     for offset, name, time in times:
-        if time < least_timestamp and latest >= 0:
+        if time < least_timestamp and latest >= 0 and not ground.log.min_phy_offset:  # or it was removed
             report.derived(checkpoint.path, offset, "checkpoint", f"{name} is {time}, which is no time")
         elif time > max(latest, 0) and not ground.blind and not ground.log.min_phy_offset:  # or it was removed
             # What queues and index had reached may have been cut with the log behind it.
