@@ -110,6 +110,26 @@ def test_a_reader_with_units_in_memory_keeps_them_when_the_files_before_go(tmp_p
                 assert_left(reader, messages, low)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_reader_follows_a_queue_of_a_brokers_store_that_goes_and_begins_again(tmp_path: Path, count: int) -> None:
+    """Edge: its units were in the reader's memory alone."""
+    make(tmp_path / "s", 10)
+    (tmp_path / "s/rmq/meta.json").unlink()
+    with open_store(tmp_path / "s", "r+", CONFIG) as store:
+        store.put_many([rmq.Message("gone", b"old")] * 3)
+        with rmq.open(tmp_path / "s") as reader:
+            assert reader.topics()["gone"] == {0: (0, 3)}
+            fill(store, 200)
+            expire(tmp_path / "s", LOW)
+            clean(store)
+            clean(store, expired_queues=True)
+            assert "gone" not in reader.topics()
+            store.put_many([rmq.Message("gone", b"new")] * count)
+            store.flush()
+            assert reader.topics() == store.topics()
+            assert [found.body for found in reader.pull("gone").messages] == [b"new"] * count
+
+
 @pytest.mark.parametrize("is_derived", [True, False])
 @pytest.mark.parametrize("is_moved", [True, False])
 @pytest.mark.parametrize("count", [1, 300])
@@ -453,14 +473,17 @@ def test_a_segment_is_read_until_it_has_left_though_few_are_mapped(
         assert_left(store, messages, SEGMENT)
 
 
+@pytest.mark.parametrize("count", [1, 25])
 @pytest.mark.parametrize("call", ["pull_units", "search_units"])
 def test_a_queue_that_goes_and_begins_again_amid_a_look_at_it_tells_no_damage(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:  # fmt: skip
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, count: int) -> None:  # fmt: skip
+    """Edge: it has more messages then than before."""
     def look_late(log: Any, queue: ConsumeQueue, *asked: Any, **options: Any) -> Any:
         if queue.topic == "old" and not result:
             expire(tmp_path / "s", LOW)
             result.append(clean(store, expired_queues=True))
             assert store.put(rmq.Message("old", b"new")).queue_offset == 0
+            store.put_many([rmq.Message("old", b"new")] * (count - 1))
             store.flush()
             for path in queue.files.first():
                 queue.files._cache.forget(path)
@@ -472,6 +495,6 @@ def test_a_queue_that_goes_and_begins_again_amid_a_look_at_it_tells_no_damage(
         with rmq.open(tmp_path / "s") as reader:
             assert reader.topics()["old"] == {0: (0, 10)}
             monkeypatch.setattr(pull, call, look_late)
-            assert call == "search_units" or reader.pull("old", 0, 9).next_queue_offset == 1
-            assert reader.search_offset("old", 0, NOW) == 1
-            assert [found.body for found in reader.pull("old").messages] == [b"new"]
+            assert call == "search_units" or reader.pull("old", 0, 9).next_queue_offset == count
+            assert reader.search_offset("old", 0, NOW) == count
+            assert [found.body for found in reader.pull("old", 0, 0, 99).messages] == [b"new"] * count

@@ -101,3 +101,21 @@ def test_a_queue_file_that_begins_while_a_cleaning_looks_at_the_one_before_stays
         assert [item.body for item in store.pull("old", 0, 10).messages] == [b"again"]
     assert [file.name for file in (path / "consumequeue/old/0").iterdir()] == [f"{10 * UNIT_SIZE:020d}"]
     assert rmq.verify(path).is_sound
+
+
+def test_a_look_at_a_queue_that_begins_again_and_outgrows_its_old_end_meanwhile_is_made_anew(tmp_path: Path) -> None:
+    """Edge: the log begins where it began before the look."""
+    def ask(queue: Any) -> list[int]:
+        looks.append(queue.max_offset)
+        if len(looks) == 1:
+            assert kinds(clean(store, expired_queues=True)) == ["consumequeue"]
+            store.put_many([rmq.Message("old", b"new")] * 25)
+            raise rmq.CorruptFileError("units", 0, "are of a message that was removed")
+        return looks
+
+    looks = list[int]()
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        expire(tmp_path / "s", LOW)
+        clean(store)
+        assert store._ask_queue("old", 0, ask) == [10, 25]
