@@ -14,13 +14,13 @@ from pathlib import Path
 from rmq._core._layout import CHECKPOINT_SIZE
 from rmq.segment import SMALL_FILE, open_regular, read_file, sync_directory, sync_file, write_fully
 
-_FIELDS = struct.Struct(">5q")
+_FIELDS = struct.Struct(">6q")
 
 
 class Checkpoint:
-    """Five longs: physic_msg_timestamp, logics_msg_timestamp, index_msg_timestamp (ms), and two offsets.
+    """Six longs: physic_msg_timestamp, logics_msg_timestamp, index_msg_timestamp (ms), and three offsets.
 
-    Fields that the written version does not know keep what the file held.
+    Fields that the written version does not know keep what the file held; logics_phy_offset is only ever taken back.
     """
 
     def __init__(self, path: Path, longs: int = 5) -> None:
@@ -33,7 +33,9 @@ class Checkpoint:
         self.exists = bool(data)  # one of no bytes is what a killed process may leave
         values = _FIELDS.unpack_from(data.ljust(_FIELDS.size, b"\0"))
         self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = values[:3]
-        self.master_flushed_offset, self.confirm_phy_offset = values[3:]
+        self.master_flushed_offset, self.confirm_phy_offset, self.logics_phy_offset = values[3:]
+        if self.logics_phy_offset:
+            self._longs = 6  # a broker goes by it, whatever version is written
         self.is_behind = len(data) != CHECKPOINT_SIZE  # the file says less than the fields
         self.is_withdrawn = False  # an open that fails then leaves a crash behind
 
@@ -42,12 +44,13 @@ class Checkpoint:
         fields stay.
         """
         if self.exists:
-            logics, index = self.logics_msg_timestamp, self.index_msg_timestamp
-            self.logics_msg_timestamp = self.index_msg_timestamp = 0
+            kept = self.logics_msg_timestamp, self.index_msg_timestamp, self.logics_phy_offset
+            self.logics_msg_timestamp = self.index_msg_timestamp = self.logics_phy_offset = 0
             try:
                 self.flush()
             finally:
-                self.logics_msg_timestamp, self.index_msg_timestamp, self.is_behind = logics, index, True
+                self.logics_msg_timestamp, self.index_msg_timestamp, self.logics_phy_offset = kept
+                self.is_behind = True
         self.is_withdrawn = True
 
     def lower(self, newest: int) -> None:
@@ -67,11 +70,13 @@ class Checkpoint:
             self.index_msg_timestamp, self.is_behind = newest, True
         if self.confirm_phy_offset > end:
             self.confirm_phy_offset, self.is_behind = max(0, last_phy_offset), True
+        if self.logics_phy_offset > max(0, last_phy_offset):
+            self.logics_phy_offset, self.is_behind = max(0, last_phy_offset), True
 
     def flush(self) -> None:
         """Write and sync. What the fields say must be on disk before."""
         own = (self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp,
-               self.master_flushed_offset, self.confirm_phy_offset)  # fmt: skip
+               self.master_flushed_offset, self.confirm_phy_offset, self.logics_phy_offset)  # fmt: skip
         descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(descriptor).st_size != CHECKPOINT_SIZE:

@@ -215,9 +215,12 @@ def test_the_checkpoint_does_not_vouch_for_what_a_repair_derives_again(tmp_path:
         for i in range(COUNT):
             store.put(rmq.Message("T", b"%d" % i, keys=f"k{i}"))
     shutil.rmtree(path / "rmq")
+    with (path / "checkpoint").open("r+b") as file:  # a broker of 5.5 has a sixth long
+        os.pwrite(file.fileno(), (200).to_bytes(8, "big"), 40)
     open_without_flush(path, monkeypatch, repair=True)
     found = Checkpoint(path / "checkpoint")
     assert (found.physic_msg_timestamp > START, found.logics_msg_timestamp, found.index_msg_timestamp) == (True, 0, 0)
+    assert found.logics_phy_offset == 0
     shutil.rmtree(path / "rmq")
     with min((path / part).iterdir()).open("r+b") as file:
         os.pwrite(file.fileno(), bytes(PAGE), PAGE)
@@ -243,10 +246,12 @@ def test_the_checkpoint_says_nothing_of_what_was_cut_off_a_broker_s_log(tmp_path
             checkpoint.physic_msg_timestamp = 0
     checkpoint.index_msg_timestamp, checkpoint.confirm_phy_offset = START + 100_000, placed[-1]
     checkpoint.flush()
+    with (path / "checkpoint").open("r+b") as file:  # a broker of 5.5 has a sixth long
+        os.pwrite(file.fileno(), placed[-2].to_bytes(8, "big"), 40)
     with rmq.open(path, "r+", repair=how == "repair") as store:
         assert store.max_phy_offset == placed[30]
     found = Checkpoint(path / "checkpoint")
-    assert found.confirm_phy_offset == placed[29]
+    assert found.confirm_phy_offset == found.logics_phy_offset == placed[29]
     assert found.index_msg_timestamp <= found.logics_msg_timestamp < START + 40_000
     assert list(rmq.verify(path)) == []
 

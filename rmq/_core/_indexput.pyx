@@ -3,7 +3,8 @@
 
 Slots are asked of memory one by one while other entries are written: many at once, the processor would stop at those
 that it cannot keep in mind. Keys of records are hashed before that: between hashes it would keep few in mind.
-A slot is published behind its entry, the header behind the entries that it counts, and its end last. Source: RocketMQ IndexFile#putKey.
+A slot is published behind its entry, the header behind the entries that it counts, its end last. Source: RocketMQ
+IndexFile#putKey.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
