@@ -68,12 +68,13 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
     if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
             and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
         signs.append(VersionSign(last=(4, 9, 8), fact="abort.bak is not there"))
-    own = meta is not None
+    own = meta is not None and meta.get("origin") == "rmq"
+    going_on = f", written here as {config.rocketmq_version}" if meta is not None else ""
     writer = {None: "RocketMQ", "rmq": "rmq"}.get(str(meta.get("origin")) if meta else None, "RocketMQ and rmq")
     return StoreInfo(
         path=path,
         written_by=writer,
-        generation=f"as RocketMQ {config.rocketmq_version}" if own else generation(signs),
+        generation=f"as RocketMQ {config.rocketmq_version}" if own else generation(signs) + going_on,
         signs=tuple(sign.fact for sign in signs),
         state="open" if is_open else "not closed" if paths.abort.exists() else "closed",
         config=config,
@@ -95,7 +96,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
 
 
 _OTHERS = ("timerwheel", "timerlog", "compaction/compactionLog", "consumequeue_ext", "batchconsumequeue",
-           "epochFileCheckpoint")  # fmt: skip
+           "epochFileCheckpoint", "rocksdbstore", "kvStore")  # fmt: skip
 
 
 def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[Sample]:

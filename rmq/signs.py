@@ -76,7 +76,9 @@ def _text(release: Release) -> str:
 
 def file_signs(paths: StorePaths) -> Iterator[VersionSign]:
     checkpoint = Checkpoint(paths.checkpoint)
-    if checkpoint.confirm_phy_offset:
+    if checkpoint.logics_phy_offset:
+        yield VersionSign(first=(5, 5, 0), fact="checkpoint has a logicsPhysicalOffset")
+    elif checkpoint.confirm_phy_offset:
         yield VersionSign(first=(5, 1, 1), fact="checkpoint has a confirmPhyOffset")
     elif checkpoint.master_flushed_offset:
         yield VersionSign(first=(5, 0, 0), fact="checkpoint has a masterFlushedOffset")
@@ -85,8 +87,9 @@ def file_signs(paths: StorePaths) -> Iterator[VersionSign]:
             yield VersionSign(first=(5, 0, 0), fact="abort names a process")
         else:
             yield VersionSign(last=(4, 9, 8), fact="abort names no process")
-    for name, version in (("compaction", (5, 1, 0)), ("abort.bak", (5, 0, 0)), ("timerwheel", (5, 0, 0)),
-                          ("batchconsumequeue", (5, 0, 0)), ("lock", (4, 2, 0))):  # fmt: skip
+    for name, version in (("rocksdbstore", (5, 4, 0)), ("compaction", (5, 1, 0)), ("abort.bak", (5, 0, 0)),
+                          ("timerwheel", (5, 0, 0)), ("batchconsumequeue", (5, 0, 0)),
+                          ("lock", (4, 2, 0))):  # fmt: skip
         if (paths.root / name).exists():
             yield VersionSign(first=version, fact=f"{name} is there")
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -103,6 +104,18 @@ def test_what_a_backup_left_out_is_no_sign_of_another_release(copy: Path, small_
     assert contains(row["generation"], small_golden.config["rocketmq_version"]), (row["generation"], row["signs"])
 
 
+@pytest.mark.slow
+def test_later_releases_are_told_by_what_they_leave(copy: Path) -> None:
+    (copy / "rocksdbstore").mkdir()
+    (copy / "kvStore").mkdir()
+    assert info(copy)["generation"].startswith("RocketMQ 5.4.0 or later")
+    assert {"rocksdbstore", "kvStore"} <= set(info(copy)["others"])
+    assert not [finding for finding in rmq.verify(copy) if finding.kind == "name"]
+    with (copy / "checkpoint").open("r+b") as file:
+        os.pwrite(file.fileno(), (100).to_bytes(8, "big"), 40)
+    assert info(copy)["generation"].startswith("RocketMQ 5.5.0 or later")
+
+
 @pytest.mark.parametrize("release", ["4.7.0", "4.9.8", "5.3.3"])
 def test_a_store_of_rmq_says_so_and_after_which_release(tmp_path: Path, release: str) -> None:
     config = rmq.StoreConfig(mapped_file_size_commit_log=4096, rocketmq_version=release)
@@ -114,10 +127,11 @@ def test_a_store_of_rmq_says_so_and_after_which_release(tmp_path: Path, release:
 
 @pytest.mark.slow
 def test_a_brokers_store_in_which_rmq_wrote_names_both(copy: Path, small_golden: Golden) -> None:
+    before, release = info(copy)["generation"], small_golden.config["rocketmq_version"]
     with rmq.open(copy, "r+", config=small_golden.store_config) as store:
         store.put(rmq.Message("T", b"x"))
     assert info(copy)["written_by"] == "RocketMQ and rmq"
-    assert small_golden.config["rocketmq_version"] in shown(copy)["written by"]
+    assert shown(copy)["written by"] == f"RocketMQ and rmq, {before}, written here as {release}"
 
 
 # ---- how it was left -------------------------------------------------------------------------------------

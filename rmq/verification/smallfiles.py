@@ -29,7 +29,7 @@ _REMEDY = "no open takes them but with `repair=True`, which sets them aside"
 _ROOT_NAMES = frozenset({
     "commitlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "checkpoint", "abort", "abort.bak",
     "lock", "config", "rmq", "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity",
-    "delayOffset", "tieredStore",
+    "delayOffset", "tieredStore", "rocksdbstore", "kvStore",
 })  # fmt: skip
 _ROOT_PREFIXES = ("consumequeue_r", "indexRocksDB", "dledger-", "tiered", "epochFileCheckpoint", "checkpoint.",
                   "timer")  # fmt: skip
