@@ -176,6 +176,22 @@ def test_an_entry_of_a_negative_hash_is_none_of_the_right_ones(tmp_path: Path) -
     assert not found.is_sound
 
 
+@pytest.mark.parametrize("limit", [1, 7, 10**30])
+def test_what_a_limit_leaves_out_of_an_index_file_of_random_bytes_is_counted(tmp_path: Path, limit: int) -> None:
+    sizes = SIZES | {"max_hash_slot_num": 100, "max_index_num": 1000}
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**sizes)) as store:
+        store.put_many([rmq.Message("T", b"x", keys=[f"k{number}"]) for number in range(999)])
+    (index,) = (tmp_path / "s/index").iterdir()
+    data = index.read_bytes()
+    index.write_bytes(data[:40] + random.Random(1).randbytes(len(data) - 40))
+    found, whole = (rmq.verify(tmp_path / "s", limit=most) for most in (limit, 10**6))
+    assert whole.derived_count == len([item for item in whole if item.severity == "derived"]) > 1000
+    assert found.derived_count == whole.derived_count
+    kept = [item for item in found if item.severity == "derived"]
+    assert len(kept) == min(limit, whole.derived_count)
+    assert found.omitted == max(0, len(whole) - limit)
+
+
 def test_parts_that_are_not_verified_are_named(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
         store.put(rmq.Message("T", b"x", keys=["k"]))

@@ -30,6 +30,8 @@ cdef struct FaultList:
     Fault *items
     int64_t count
     int64_t room
+    int64_t most                    # so many are kept, 0: all
+    int64_t omitted                 # beyond
 
 
 cdef bint add_fault(FaultList *list_, int64_t kind, int64_t file, int64_t number, int64_t phy_offset, int64_t a,

@@ -50,6 +50,7 @@ def check_links(
     limit: int,
     places: npt.NDArray[np.int64],
     *,
+    most: int,
     check_slots: bool = True,
     is_growing: bool = False,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], int]: ...
+) -> tuple[npt.NDArray[np.int64], int, npt.NDArray[np.int32], int]: ...

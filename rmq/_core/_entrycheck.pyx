@@ -34,7 +34,11 @@ cdef void *_with_room(void *items, int64_t count, int64_t *room, size_t size) no
 
 cdef bint add_fault(FaultList *list_, int64_t kind, int64_t file, int64_t number, int64_t phy_offset, int64_t a,
                   int64_t b) noexcept nogil:
-    cdef Fault *items = <Fault *>_with_room(list_.items, list_.count, &list_.room, sizeof(Fault))
+    cdef Fault *items
+    if 0 < list_.most <= list_.count:
+        list_.omitted += 1
+        return True
+    items = <Fault *>_with_room(list_.items, list_.count, &list_.room, sizeof(Fault))
     if items == NULL:
         return False
     list_.items = items
@@ -315,13 +319,13 @@ cdef class EntryCheck:
 # ---- one index file by itself --------------------------------------------------------------------------------
 
 def check_links(IndexFileView view not None, int64_t file, int32_t limit, const int64_t[::1] places not None, *,
-                bint check_slots=True, bint is_growing=False):
-    """What an index file says of itself: (faults, first entries, used slots).
+                int64_t most, bint check_slots=True, bint is_growing=False):
+    """What an index file says of itself: (faults, how many beyond the first `most`, first entries, used slots).
 
     Entries below `limit` are looked at: hash, link to the newest entry of the slot before it, ascending phy offsets;
     then, with check_slots, the slots (is_growing: a slot may name an entry at or past limit). first entries: for each
     of the ascending `places` the number of the first entry at or behind it, limit when none. faults: as of
-    EntryCheck.take_faults. Cost: one pass, four bytes of memory for each slot.
+    EntryCheck.take_faults. Cost: one pass, four bytes of memory for each slot, 48 for each fault that is kept.
     """
     cdef int32_t i, key_hash, stored, slot, used = 0
     cdef int64_t phy_offset, highest = -1, place = 0
@@ -329,9 +333,10 @@ def check_links(IndexFileView view not None, int64_t file, int32_t limit, const 
     cdef FaultList faults
     cdef bint ok = True
     view._check()
-    if limit < 1 or limit > view.index_num:
-        raise ValueError("limit lies outside the file")
+    if limit < 1 or limit > view.index_num or most < 1:
+        raise ValueError("limit lies outside the file, or most is below 1")
     memset(&faults, 0, sizeof(faults))
+    faults.most = most
     table = np.zeros(view.hash_slot_num, np.int32)
     firsts = np.full(places.shape[0], limit, np.int32)
     cdef int32_t[::1] newest = table, first = firsts
@@ -368,6 +373,6 @@ def check_links(IndexFileView view not None, int64_t file, int32_t limit, const 
                             break
         if not ok:
             raise MemoryError()
-        return take_all(&faults), firsts, used
+        return take_all(&faults), faults.omitted, firsts, used
     finally:
         free(faults.items)

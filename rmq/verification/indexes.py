@@ -30,7 +30,7 @@ from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.mappedfile import MappedFile
-from rmq.paths import INDEX_NAME
+from rmq.paths import INDEX_NAME, LARGEST_OFFSET
 from rmq.verification.findings import DERIVED, Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
 
@@ -198,10 +198,11 @@ class IndexFiles:
         """
         part, ground = self.parts[number], self._ground
         self._judge_times(number)
-        faults, part.firsts, used = check_links(
-            part.view, number, part.limit, ground.places, check_slots=part.is_settled or ground.is_live,
-            is_growing=not part.is_settled)  # fmt: skip
+        faults, omitted, part.firsts, used = check_links(
+            part.view, number, part.limit, ground.places, most=min(ground.report.limit, LARGEST_OFFSET),
+            check_slots=part.is_settled or ground.is_live, is_growing=not part.is_settled)  # fmt: skip
         self.report(faults, ground.report)
+        ground.report.count(DERIVED, omitted)
         ground.read(self._entries_at + part.limit * L.ENTRY_SIZE)
         if part.is_settled:
             self._judge_header(number, used)
@@ -302,10 +303,11 @@ class IndexFiles:
 
     def report(self, faults: npt.NDArray[np.int64], report: Report) -> None:
         """Findings from the faults that the compiled checks give; past the report's limit they are only counted."""
-        for at, (kind, number, entry, phy_offset, a, b) in enumerate(faults.tolist()):
+        for at in range(len(faults)):
             if report.is_full(DERIVED):
                 report.count(DERIVED, len(faults) - at)
                 return
+            kind, number, entry, phy_offset, a, b = faults[at].tolist()
             part = self.parts[number]
             offset = self.place_of(part, entry)
             if kind == FAULT_HASH_RANGE:
