@@ -182,8 +182,10 @@ def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, dur
         is_short = own_following < following or (own_first > first and log.min_phy_offset <= manifest.min_phy_offset)
         ends = ((own_first, own_first + 1), (own_following - 1, own_following - 2))
         if is_short or not all(_end_holds(log, queues.queues[key], *end, durable) for end in ends):
-            logger.warning("queue %s/%d has lost units; deriving the queues from the whole log", *key)
             lost.append(key)
+    if lost:
+        logger.warning("%d of %d queues have lost units, such as %s/%d; deriving the queues from the whole log",
+                       len(lost), len(manifest.queues), *lost[0])  # fmt: skip
     return lost
 
 

@@ -86,6 +86,17 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code(store: Path) -> None:
     assert done.returncode == 4
 
 
+@pytest.mark.parametrize("form", ["table", "jsonl", "csv"])
+def test_a_rebuild_takes_no_form_for_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x"))
+    monkeypatch.chdir(tmp_path)
+    assert_error(call("rebuild", "s", "--output", form), 2, f"-o {form} is the form of what is printed")
+    assert not (tmp_path / form).exists()
+    good("rebuild", "s", "--output", tmp_path / form)
+    assert (tmp_path / form / "consumequeue/T/0").is_dir()
+
+
 @pytest.mark.parametrize("verb", ["info", "rebuild", "verify", "clean"])
 def test_a_broker_conf_that_does_not_fit_is_a_wrong_argument(store: Path, tmp_path: Path, verb: str) -> None:
     (tmp_path / "broker.conf").write_text("mappedFileSizeCommitLog=abc\n")

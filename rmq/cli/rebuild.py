@@ -11,7 +11,7 @@ import click
 
 from rmq.cli import printable
 from rmq.cli.arguments import NamedPath, short_form_option, store_argument
-from rmq.cli.output import Output, counted, note, people_size
+from rmq.cli.output import FORMS, Output, counted, note, people_size
 from rmq.config import StoreConfig
 from rmq.paths import store_root
 from rmq.rebuilding import RebuiltFile, rebuild_sidecars
@@ -33,6 +33,9 @@ def rebuild(store: Path, output: Path | None, processes: int | None, sidecar: bo
     --output is given. --sidecar: a file beside each full index file, nearly as large, with which queries by key take a
     third of the time; works beside readers, a writer or a broker; log, queues and index stay as they are.
     """
+    if output is not None and str(output) in FORMS:
+        raise click.UsageError(f"--output names a directory here: -o {output} is the form of what is printed; a "
+                               f"directory of that name goes by its whole path")  # fmt: skip
     if sidecar and (output or processes):
         raise click.UsageError("--sidecar goes with neither --output nor --processes")
     try:

@@ -72,7 +72,7 @@ def demand(holds: object, claim: str) -> None:
 
 class _Healed(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if "has lost units" in record.getMessage():
+        if "have lost units" in record.getMessage():
             raise Violation(f"not on disk when the mark was: {record.getMessage()}")
 
 
