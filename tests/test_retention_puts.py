@@ -1,10 +1,11 @@
-"""Puts amid a cleaning, at the moments where what was chosen to go gets a message."""
+"""Puts and looks amid a cleaning: what was chosen to go gets a message, what was looked at goes."""
 
 from __future__ import annotations
 
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from cleaning import CONFIG, SEGMENT, clean, expire, fill, kinds, open_store
 
 import rmq
 from rmq import retention
-from rmq._core._layout import UNIT_SIZE
+from rmq._core import _layout as L
+from rmq._core._recordbatch import RecordBatch
 from rmq.consumequeue import ConsumeQueue
+from rmq.logend import Proof
+from rmq.scan import sound
 
 LOW = 4 * SEGMENT
 
@@ -99,7 +103,7 @@ def test_a_queue_file_that_begins_while_a_cleaning_looks_at_the_one_before_stays
         removed = [Path(file.path) for file in clean(store).removed]
         assert [file.name for file in removed if file.parent.parent.name == "old"] == [f"{0:020d}"]
         assert [item.body for item in store.pull("old", 0, 10).messages] == [b"again"]
-    assert [file.name for file in (path / "consumequeue/old/0").iterdir()] == [f"{10 * UNIT_SIZE:020d}"]
+    assert [file.name for file in (path / "consumequeue/old/0").iterdir()] == [f"{10 * L.UNIT_SIZE:020d}"]
     assert rmq.verify(path).is_sound
 
 
@@ -119,3 +123,27 @@ def test_a_look_at_a_queue_that_begins_again_and_outgrows_its_old_end_meanwhile_
         expire(tmp_path / "s", LOW)
         clean(store)
         assert store._ask_queue("old", 0, ask) == [10, 25]
+
+
+def test_a_last_record_that_is_cleaned_while_it_is_looked_for_was_not_cut_off(tmp_path: Path) -> None:
+    """Edge: the log began before it when the look began."""
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        fill(store)
+        with rmq.open(tmp_path / "s") as reader:
+            expire(tmp_path / "s", LOW)
+            clean(store)
+            assert reader._log.segments[0].start == 0
+            assert not Proof(2 * SEGMENT, b"in a segment that nobody mapped").is_cut(reader._log)
+            assert reader._log.segments[0].start == LOW
+
+
+def test_a_broken_body_whose_segment_was_cleaned_since_it_was_read_is_told_by_where_it_was(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", "x", CONFIG) as store:
+        store.put(rmq.Message("T", b"no zlib"))
+    data = bytearray((tmp_path / "s/commitlog" / f"{0:020d}").read_bytes())
+    data[L.RECORD_SYS_FLAG_OFFSET + 3] |= L.SYS_FLAG_COMPRESSED
+    batch, told = RecordBatch(), list[Any]()
+    batch.scan(bytes(data), 0, 0, len(data))
+    log = SimpleNamespace(segment_at=lambda phy_offset: None, segment_size=SEGMENT, directories=[Path("log")])
+    assert list(sound(log, batch, True, None, lambda *lost: told.append(lost))) == []
+    assert [lost[:3] for lost in told] == [(Path("log") / f"{0:020d}", 0, batch.numbers("size")[0])]
