@@ -70,7 +70,7 @@ class Checkpoint:
             self.index_msg_timestamp, self.is_behind = newest, True
         if self.confirm_phy_offset > end:
             self.confirm_phy_offset, self.is_behind = max(0, last_phy_offset), True
-        if self.logics_phy_offset > max(0, last_phy_offset):
+        if self.logics_phy_offset > (last_phy_offset if last_phy_offset >= 0 else end):
             self.logics_phy_offset, self.is_behind = max(0, last_phy_offset), True
 
     def flush(self) -> None:

@@ -23,11 +23,11 @@ from rmq.signs import Sample, VersionSign, file_signs, first_messages, generatio
 class StoreInfo:
     """One look at a store. Offsets and sizes in bytes, timestamps in ms since 1970 (None: no messages).
 
-    written_by: "rmq", "RocketMQ" or "RocketMQ and rmq". generation: the releases of RocketMQ that leave such files;
-    signs: the facts behind it. state: "closed", "open" (a writer holds it) or "not closed" (a writer was killed, or
-    this is a copy of an open store). units_behind: messages that the queues' files miss, derived in memory here.
-    unindexed: ranges [begin, end) of the log that no index file covers; queries scan them. cut_files: what recovery
-    kept. others: parts of a broker's store that are not read here.
+    written_by: "rmq", "RocketMQ" or "RocketMQ and rmq". generation: the releases of RocketMQ that leave such files, and
+    as which one they are written here; signs: the facts behind it. state: "closed", "open" (a writer holds it) or "not
+    closed" (a writer was killed, or this is a copy of an open store). units_behind: messages that the queues' files
+    miss, derived in memory here. unindexed: ranges [begin, end) of the log that no index file covers; queries scan
+    them. cut_files: what recovery kept. others: parts of a broker's store that are not read here.
     """
 
     path: str

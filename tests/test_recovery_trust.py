@@ -256,6 +256,19 @@ def test_the_checkpoint_says_nothing_of_what_was_cut_off_a_broker_s_log(tmp_path
     assert list(rmq.verify(path)) == []
 
 
+@pytest.mark.parametrize(("last", "held", "left"), [
+    (700, 500, 500), (700, 700, 700), (700, 701, 700), (700, 2000, 700), (0, 5, 0), (-1, 500, 500), (-1, 1001, 0)])
+def test_the_sixth_long_of_a_checkpoint_is_no_more_than_the_last_record_s_begin(
+        tmp_path: Path, last: int, held: int, left: int) -> None:  # fmt: skip
+    """Edge: -1, where nobody knows it: then what lies in the log may stay. It ends at 1000."""
+    (tmp_path / "checkpoint").write_bytes(bytes(40) + held.to_bytes(8, "big") + bytes(4048))
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.take_back(1000, last, 0)
+    assert (checkpoint.logics_phy_offset, checkpoint.is_behind) == (left, held != left)
+    checkpoint.flush()
+    assert Checkpoint(tmp_path / "checkpoint").logics_phy_offset == left
+
+
 def crash(path: Path) -> None:
     killed(lambda: rmq.open(path, "r+").put(rmq.Message("U", b"x")))
 
