@@ -82,8 +82,7 @@ class QueueFiles:
         position, left = queue_offset * UNIT_SIZE, count * UNIT_SIZE
         while left > 0:
             start = position - position % self.segment_size
-            number = bisect.bisect_left(self.starts, start)
-            if number == len(self.starts) or self.starts[number] != start:
+            if not self._has(start):
                 break
             size = min(left, start + self.segment_size - position)
             try:
@@ -96,6 +95,10 @@ class QueueFiles:
             position, left = position + size, left - size
         return b"".join(parts)
 
+    def _has(self, start: int) -> bool:
+        number = bisect.bisect_left(self.starts, start)
+        return number < len(self.starts) and self.starts[number] == start
+
     # ---- write ----
 
     def write(self, first: int, data: bytes) -> None:
@@ -105,7 +108,7 @@ class QueueFiles:
         while view:
             start = position - position % self.segment_size
             path = self.path(start)
-            if start not in self.starts:
+            if not self._has(start):
                 self._create(path, start)
             size = min(len(view), start + self.segment_size - position)
             if self._zeros is not None:
