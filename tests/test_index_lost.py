@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,11 @@ def test_a_broker_that_indexes_again_from_a_later_segment_hides_no_key(tmp_path:
     """Source: CommitLog#recoverAbnormally dispatches from the last segments on; the full index file before stays."""
     sizes = {"max_hash_slot_num": 3, "max_index_num": 10}
     config = rmq.StoreConfig(**sizes)
-    with rmq.open(tmp_path / "s", "x", config=config) as store:
+    with rmq.open(tmp_path / "s", "x", config=config, clock=count(1_700_000_000_000, 400).__next__) as store:
         names = [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"], ["p0", "p1"], [], [], ["c0", "c1"], ["d0"]]
         put = [store.put(rmq.Message("T", b"x", keys=each)) for each in names]
     keys = {key: result.phy_offset for each, result in zip(names, put, strict=True) for key in each}
+    times = {key: result.store_timestamp for each, result in zip(names, put, strict=True) for key in each}
     shutil.rmtree(tmp_path / "s" / "rmq")
     first, second = index_files(tmp_path / "s")
     second.unlink()
@@ -220,7 +222,7 @@ def test_a_broker_that_indexes_again_from_a_later_segment_hides_no_key(tmp_path:
         end = {"end_phy_offset": before.end_phy_offset, "end_timestamp": before.end_timestamp}
     with rmq.IndexFile(second, "x", **sizes, **end) as file:
         for key in again:
-            file.put_key(f"T#{key}", keys[key], put[-1].store_timestamp)
+            file.put_key(f"T#{key}", keys[key], times[key])
     ask_all(tmp_path / "s", config, keys, hidden=len(again) < 4)
 
 
