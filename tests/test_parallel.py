@@ -177,12 +177,42 @@ def test_a_strange_size_of_parts_is_an_error(path: Path, size: object, error: ty
 
 
 @pytest.mark.slow
+def test_an_interrupt_with_an_answer_under_way_ends_in_silence(tmp_path: Path) -> None:
+    """Edge: the answer arrives before the asker lets go."""
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent("""
+        import multiprocessing, signal, time
+        from rmq.pool import in_processes
+
+        def task(number):
+            time.sleep(0.2)
+            return number
+
+        def interrupt(*_):
+            time.sleep(1)
+            raise KeyboardInterrupt
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGALRM, interrupt)
+            answers = in_processes(2)(task, range(60))
+            next(answers)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            try:
+                list(answers)
+            except KeyboardInterrupt:
+                print("interrupted", len(multiprocessing.active_children()))
+    """))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60,
+                          env=os.environ | {"PYTHONPATH": str(Path(rmq.__file__).parent.parent)})  # fmt: skip
+    assert (done.stdout, done.stderr) == ("interrupted 0\n", "")
+
+
+@pytest.mark.slow
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent("""
-        import os, sys, time
-        from rmq.parallel import plan_scan
-from rmq.pool import in_processes
+        import os, time
+        from rmq.pool import in_processes
 
         def task(number):
             print(os.getpid(), flush=True)
@@ -195,8 +225,7 @@ from rmq.pool import in_processes
     job = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True,
                            env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
     assert job.stdout is not None
-    for _ in range(2):
-        job.stdout.readline()
+    assert len({int(job.stdout.readline()) for _ in range(2)}) == 2
     job.kill()
     job.wait(20)
     assert job.stdout.read() == ""  # the end of the pipe: no process holds it any more
