@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import os
 import re
@@ -229,6 +230,11 @@ class StoreConfig:
         if self.version < (5, 0, 0) or self._is_alpha:
             return 3
         return 4 if self.version < (5, 1, 1) else 5
+
+
+# __new__ takes any name; help() and completion ask for the fields.
+StoreConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*inspect.signature(StoreConfig.__init__).parameters.values()][1:])  # fmt: skip
 
 
 def _is_address(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -75,15 +76,10 @@ def kept_values(paths: StorePaths, meta: dict[str, Any] | None) -> dict[str, Any
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:
     """Lengths of the segments of log and queues, as far as there are any; that of most files holds."""
-    known = {}
-    size = _common_size(_segments(paths.commit_logs))
-    if size:
-        known["mapped_file_size_commit_log"] = size
     queues = [queue for topic in _directories(paths.consume_queue) for queue in _directories(topic)]
-    size = _common_size(_segments(queues))
-    if size:
-        known["mapped_file_size_consume_queue"] = size
-    return known
+    sizes = {"mapped_file_size_commit_log": _common_size(_segments(paths.commit_logs)),
+             "mapped_file_size_consume_queue": _common_size(_segments(queues))}  # fmt: skip
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _geometry_of_files(paths: StorePaths, config: StoreConfig,
@@ -105,12 +101,16 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
 
 def _of_another_length(directory: Path, size: int) -> list[Path]:
     """Index files cut short, or that are none; of several all: none, for it is the size that is wrong then."""
-    paths, found = index_paths(directory), []
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # cleaned away
-            if path.stat().st_size not in (0, size):  # 0: made and not filled yet
-                found.append(path)
+    paths = index_paths(directory)
+    found = [path for path, length in _lengths(paths) if length not in (0, size)]  # 0: made and not filled yet
     return found if len(found) < max(2, len(paths)) else []
+
+
+def _lengths(paths: list[Path]) -> Iterator[tuple[Path, int]]:
+    """Of each file that was not cleaned away."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat().st_size
 
 
 def _directories(path: Path) -> list[Path]:
@@ -126,12 +126,11 @@ def _segments(directories: list[Path]) -> Iterator[tuple[int, int]]:
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(directory)
-        for name in names:
-            if SEGMENT_NAME.fullmatch(name):
-                path = directory / name
-                with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
-                    if path.is_file() and (size := path.stat().st_size):
-                        yield int(name), size
+        for name in filter(SEGMENT_NAME.fullmatch, names):
+            path = directory / name
+            with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
+                if path.is_file() and (size := path.stat().st_size):
+                    yield int(name), size
 
 
 def has_segments(paths: StorePaths) -> bool:
@@ -252,10 +251,10 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         return
     is_empty = not _names(path)
     if mode == "x" and not is_empty:
-        raise FileExistsError(f"{path}: exists and is not empty")
+        raise FileExistsError(errno.EEXIST, "exists and is not empty", str(path))
     check_beginning(path, paths, by_spark=paths.is_begun_by_spark())
     if mode == "r+" and not _is_store(paths):
-        raise FileNotFoundError(f"{path}: no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark())
+        raise FileNotFoundError(errno.ENOENT, "no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark(), str(path))
     if is_empty:  # perhaps made by a process that was killed
         with contextlib.suppress(PermissionError):
             sync_directory(paths.root.parent)
@@ -291,9 +290,9 @@ def require_directory(path: Path) -> None:
     try:
         is_directory = stat.S_ISDIR(path.stat().st_mode)  # asked once: a writer may make it at any time
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path}: no such store directory") from None
+        raise FileNotFoundError(errno.ENOENT, "no such store directory", str(path)) from None
     if not is_directory:
-        raise NotADirectoryError(f"{path}: not a directory, so no store")
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory, so no store", str(path))
 
 
 def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = False,
@@ -336,7 +335,8 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
         other = min(told, key=lambda pair: len(told[pair]))
         raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
-    is_alone = geometry is None and is_asked and len(there) == 1 and there[0].stat().st_size < index_file_size(*asked)
+    lengths = [length for _, length in _lengths(there)]
+    is_alone = geometry is None and is_asked and len(lengths) == 1 and lengths[0] < index_file_size(*asked)
     if geometry is None and not is_alone:
         _check_left_open(there, config, unsure, tolerant)
     chosen = geometry or asked
@@ -352,7 +352,7 @@ def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, 
     for path, fitting in unsure.items():
         if fitting and not tolerant:
             raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {fitting}: pass them")
-    if all(path.stat().st_size == size for path in paths):
+    if all(length == size for _, length in _lengths(paths)):
         return
     if unsure and not tolerant:
         raise CorruptFileError(next(iter(unsure)), 0, "entries fit no geometry: damaged, or no index file; "

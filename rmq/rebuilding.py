@@ -105,7 +105,7 @@ def _rebuild_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConf
     if any(Path(os.path.realpath(path)) in real.parents for path in (paths.root, *paths.commit_logs)):
         raise ValueError(f"output {target} lies in the store")
     if target.exists() and any(target.iterdir()):
-        raise FileExistsError(f"{target}: exists and is not empty")
+        raise FileExistsError(errno.EEXIST, "exists and is not empty", str(target))
     make_directory(target)
     for attempt in range(LOOKS, 0, -1):
         first = _first_file(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from conftest import SIZES, digests
 from test_bad_files import CONFIG, COUNT, TYPED, Base, assert_goes_on, build, judge, message, scanned
 
 import rmq
+from rmq import geometry
 from rmq._core._layout import MARKS_SIZE
 
 
@@ -300,6 +302,23 @@ def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp
     assert digests(path, ".") == before
 
 
+@pytest.mark.parametrize(("mode", "name", "error", "number"), [
+    ("r", "none", FileNotFoundError, errno.ENOENT), ("r+", "none", FileNotFoundError, errno.ENOENT),
+    ("r", "file/store", FileNotFoundError, errno.ENOENT), ("r+", "empty", FileNotFoundError, errno.ENOENT),
+    ("r", "file", NotADirectoryError, errno.ENOTDIR), ("a", "file", NotADirectoryError, errno.ENOTDIR),
+    ("x", "full", FileExistsError, errno.EEXIST),
+])  # fmt: skip
+def test_what_is_no_directory_to_open_is_told_with_its_number_and_name(
+        tmp_path: Path, mode: str, name: str, error: type[OSError], number: int) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    for file in ("file", "full/file"):
+        (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(error) as raised:
+        rmq.open(tmp_path / name, mode)
+    assert (raised.value.errno, raised.value.filename) == (number, str(tmp_path / name))
+
+
 @pytest.mark.parametrize("state", ["closed", "not closed"])
 @pytest.mark.parametrize("maker", ["rmq", "a broker"])
 def test_an_open_that_is_refused_leaves_every_file_as_it_was(tmp_path: Path, state: str, maker: str) -> None:
@@ -360,3 +379,21 @@ def test_what_is_no_text_has_no_hash() -> None:
         rmq.java_hash(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^key must be str, got bytes$"):
         rmq.index_key_hash(b"k")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [CONFIG, rmq.StoreConfig()], ids=["sizes passed", "no sizes passed"])
+def test_an_index_file_cleaned_away_while_it_is_looked_at_leaves_the_rest_readable(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: rmq.StoreConfig) -> None:  # fmt: skip
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"body", keys="k"))
+    shutil.rmtree(tmp_path / "store/rmq")
+    looked: list[Path] = []
+
+    def clean_away(path: Path, *_: object) -> None:
+        path.unlink()
+        looked.append(path)
+
+    monkeypatch.setattr(geometry, "_fitting", clean_away)
+    with rmq.open(tmp_path / "store", config=config) as store:
+        assert store.lookup(0).body == b"body"
+    assert len(looked) == 1

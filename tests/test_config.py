@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def test_a_broker_may_keep_files_for_no_time_and_any_ratio(tmp_path: Path) -> No
     with rmq.open(tmp_path / "s", "x", config=config) as store:
         store.put(message(0))
         assert not store.clean().removed
+
+
+def test_help_names_the_fields_of_a_configuration() -> None:
+    told = inspect.signature(rmq.StoreConfig).parameters.values()
+    assert [(parameter.name, parameter.default, parameter.kind) for parameter in told] == [
+        (field.name, field.default, inspect.Parameter.KEYWORD_ONLY) for field in dataclasses.fields(rmq.StoreConfig)]
 
 
 @pytest.mark.parametrize(("lines", "host"), [

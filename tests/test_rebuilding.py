@@ -371,7 +371,7 @@ def test_who_writes_the_store_is_not_disturbed(store: Path, tmp_path: Path) -> N
 def test_the_output_is_never_written_over(store: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine").write_bytes(b"")
-    with pytest.raises(FileExistsError, match="new: exists and is not empty"):
+    with pytest.raises(FileExistsError, match=r"exists and is not empty: .*new"):
         rmq.rebuild(store, tmp_path / "new")
     with pytest.raises(FileNotFoundError):
         rmq.rebuild(tmp_path / "none")
