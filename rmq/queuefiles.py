@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 import os
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,11 +90,19 @@ class QueueFiles:
                 data = self._cache.read(self.path(start), position - start, size)
             except FileNotFoundError:
                 break  # cleaned away by the writer beside us
+            if not (data or self.writable or self.is_filled(start)):
+                break  # and begun again
             if len(data) < size:
                 raise CorruptFileError(self.path(start), position - start + len(data), "file was truncated")
             parts.append(data)
             position, left = position + size, left - size
         return b"".join(parts)
+
+    def is_filled(self, start: int) -> bool:
+        """Whether a file is there, and was not made just now."""
+        with suppress(FileNotFoundError):
+            return self.path(start).stat().st_size > 0
+        return False
 
     def _has(self, start: int) -> bool:
         number = bisect.bisect_left(self.starts, start)

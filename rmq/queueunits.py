@@ -72,7 +72,7 @@ class QueueUnits:
             first = start // UNIT_SIZE
             count = bisect.bisect_left(range(first, first + files.segment_size // UNIT_SIZE), True,
                                        key=lambda place: valid_units(files.read(place, 1)) != 1)  # fmt: skip
-            if not self._writable and not files.path(start).exists():
+            if not self._writable and not files.is_filled(start):
                 raise FileNotFoundError(files.path(start))  # cleaned away: what was read of it tells nothing
             if count:
                 self.max_offset = first + count

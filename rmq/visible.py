@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader may see of a store: the log's end, units not in files yet, ranges that the index covers. Nothing is
-written; every answer is asked anew."""
+"""What a reader may see of a store: the log's end, units not in files yet, ranges that the index covers."""
 
 from __future__ import annotations
 
@@ -39,6 +38,7 @@ from rmq.paths import FileVersion, StorePaths, version_of
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
 from rmq.recovery import index_is_whole
+from rmq.segment import LOOKS
 
 TAIL_LIMIT = 4 * 1024 * 1024  # bytes of units in memory, of all queues, before those in files are dropped
 WEIGHED_EACH = 4  # limits of bytes of the log: a record has as many bytes for each of its unit
@@ -67,32 +67,19 @@ class Visible:
 
     def _look(self) -> None:
         """Judge the store as it stands now."""
-        paths, log, queues, index = self._paths, self._log, self._queues, self._index
-        queues.forget()
-        self._dispatcher.forget_queues()
-        self.end = self._low = log.min_phy_offset  # _low: the minimum that the queues were made level with
-        self._coverage = Coverage(paths, log, index)
+        paths, log = self._paths, self._log
+        self._coverage = Coverage(paths, log, self._index)
         self._holder = lock_holder(paths.lock)
         self._writer = self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
         self._cuts = False  # whether units count as cut_queues finds, beside a broker
-        # Beside a writer each of these may be newer than the one before it, never older.
-        manifest = read_manifest(paths)
-        self._read_mark()
-        # As first seen of this writer: until another follows, it may still be recovering.
-        self._first_mark: Mark | None = self._mark
-        self._judged = self._writer, self._mark
-        self._manifest = manifest if self._mark is not None else None
-        self._judged_manifest = version_of(self._manifest_name)
-        queues.bridges_gaps = self._mark is not None
-        queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
-        if not self._is_clean:
-            self._trust_files()
-        index.refresh()
-        queues.load()
-        log.refresh()
+        for _ in range(LOOKS):
+            self._read_files()
+            mark = self._mark if self._holder is Holder.RMQ else None
+            if mark is None or mark.durable_phy_offset >= log.min_phy_offset:
+                break  # else a cleaning took all below the mark since: behind it no unit of the files counts
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
         self._cut_short: tuple[str, FileVersion | None] | None = None  # a segment, as it was when it stopped us
         self.passed: CorruptFileError | None = None  # damage that was passed over: its records have no units
@@ -104,6 +91,27 @@ class Visible:
             # A scan can skip what is gone, every other read of it tells.
             self._cut_short = error.path, version_of(error.path)
             self.end = log.max_phy_offset
+
+    def _read_files(self) -> None:
+        """Beside a writer each of these may be newer than the one before it, never older."""
+        queues = self._queues
+        queues.forget()
+        self._dispatcher.forget_queues()
+        self.end = self._low = self._log.min_phy_offset  # _low: the minimum that the queues were made level with
+        manifest = read_manifest(self._paths)
+        self._read_mark()
+        # As first seen of this writer: until another follows, it may still be recovering.
+        self._first_mark: Mark | None = self._mark
+        self._judged = self._writer, self._mark
+        self._manifest = manifest if self._mark is not None else None
+        self._judged_manifest = version_of(self._manifest_name)
+        queues.bridges_gaps = self._mark is not None
+        queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
+        if not self._is_clean:
+            self._trust_files()
+        self._index.refresh()
+        queues.load()
+        self._log.refresh()
 
     def _look_anew(self, why: str) -> None:
         logger.warning("%s: %s; the reader looks at all anew", self._paths.root, why)

@@ -82,7 +82,7 @@ def test_a_file_that_a_cleaning_removed_is_not_missed(tmp_path: Path, closed: Pa
         for segment in sorted((path / "commitlog").iterdir())[:2]:
             os.utime(segment, (0, 0))
         with rmq.open(path, "r+") as writer:
-            writer.clean()
+            writer.clean(max_used_percent=100)
         assert len(index_files(path)) == 2
         assert len(store.query("T", f"k{COUNT - 1}")) == 1
         assert store.query("T", "none").scanned_size == 0

@@ -13,7 +13,9 @@ import pytest
 
 from rmq._core._layout import UNIT_SIZE
 from rmq.consumequeue import ConsumeQueue
+from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
+from rmq.queuefiles import QueueFiles
 
 IN_A_FILE = 10
 
@@ -88,4 +90,49 @@ def test_a_cut_reads_no_more_than_what_was_written(tmp_path: Path, monkeypatch: 
     queue.cut(9)
     queue.cut(3)
     assert sum(sizes) == (12 - 9 + 9 - 3) * UNIT_SIZE
+    cache.close()
+
+
+@pytest.mark.parametrize(("length", "writable", "found"), [
+    (None, False, IN_A_FILE), (0, False, IN_A_FILE), (0, True, None), (UNIT_SIZE, False, None), (UNIT_SIZE, True, None),
+], ids=["cleaned away", "begun again", "of no bytes to its writer", "cut short", "cut short to its writer"])  # fmt: skip
+def test_a_file_that_the_writer_began_again_holds_no_units_and_one_cut_short_is_damage(
+        tmp_path: Path, length: int | None, writable: bool, found: int | None) -> None:  # fmt: skip
+    directory, cache = tmp_path / "0", FileCache(True)
+    opened(directory, cache).append(0, units(0, 2 * IN_A_FILE))
+    cache.close()
+    cache = FileCache(writable)
+    files = QueueFiles(directory, IN_A_FILE * UNIT_SIZE, cache, writable=writable, bridges_gap=False)
+    files.look(is_last=True)
+    last = files.path(IN_A_FILE * UNIT_SIZE)
+    last.unlink()
+    if length is not None:
+        last.write_bytes(bytes(length))
+    if found is None:
+        with pytest.raises(CorruptFileError, match="file was truncated"):
+            files.read(0, 2 * IN_A_FILE)
+    else:
+        assert files.read(0, 2 * IN_A_FILE) == units(0, found)
+    cache.close()
+
+
+def test_a_queue_whose_only_file_was_begun_again_while_it_was_opened_is_looked_at_again(tmp_path: Path) -> None:
+    directory, cache = tmp_path / "0", FileCache(True)
+    opened(directory, cache).append(0, units(0, 2 * IN_A_FILE))
+    first, last = sorted(directory.iterdir())
+    first.unlink()
+    cache.close()
+    cache = FileCache(False)
+    real, looks = cache.read, []
+
+    def read(path: Path, position: int, size: int) -> bytes:
+        if not looks:
+            last.unlink()
+            last.touch()
+        looks.append(path)
+        return real(path, position, size)
+
+    cache.read = read  # type: ignore[method-assign]
+    queue = ConsumeQueue(directory, "T", 0, IN_A_FILE * UNIT_SIZE, cache, writable=False, is_exact=True)
+    assert (queue.min_offset, queue.max_offset, set(looks)) == (0, 0, {last})
     cache.close()

@@ -17,6 +17,7 @@ from rmq._core import _layout as L
 from rmq._core._recordbatch import RecordBatch
 from rmq.consumequeue import ConsumeQueue
 from rmq.logend import Proof
+from rmq.queueset import QueueSet
 from rmq.scan import sound
 
 LOW = 4 * SEGMENT
@@ -147,3 +148,28 @@ def test_a_broken_body_whose_segment_was_cleaned_since_it_was_read_is_told_by_wh
     log = SimpleNamespace(segment_at=lambda phy_offset: None, segment_size=SEGMENT, directories=[Path("log")])
     assert list(sound(log, batch, True, None, lambda *lost: told.append(lost))) == []
     assert [lost[:3] for lost in told] == [(Path("log") / f"{0:020d}", 0, batch.numbers("size")[0])]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_an_open_amid_cleanings_that_take_all_it_has_looked_at_finds_no_queue_short(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turns: int) -> None:  # fmt: skip
+    """The mark that was read then lies below the log's begin, and all units of the files behind it."""
+    path, left, load = tmp_path / "s", [turns], QueueSet.load
+    with open_store(path, "x", CONFIG) as store:
+        fill(store)
+
+        def clean_and_load(queues: QueueSet) -> None:
+            if left[0]:
+                left[0] -= 1
+                fill(store)
+                expire(path, store.max_phy_offset - SEGMENT)
+                assert clean(store).removed
+            load(queues)
+
+        monkeypatch.setattr(QueueSet, "load", clean_and_load)
+        with rmq.open(path) as reader:
+            assert (left, caplog.messages) == ([0], [])
+            assert reader.topics() == store.topics()
+            assert reader.min_phy_offset == store.min_phy_offset
+            assert [item.phy_offset for item in reader.query("T", "all", limit=None)] == \
+                [item.phy_offset for item in store.query("T", "all", limit=None)] != []  # fmt: skip
