@@ -95,7 +95,7 @@ def test_a_cut_reads_no_more_than_what_was_written(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("length", "writable", "found"), [
     (None, False, IN_A_FILE), (0, False, IN_A_FILE), (0, True, None), (UNIT_SIZE, False, None), (UNIT_SIZE, True, None),
-], ids=["cleaned away", "begun again", "of no bytes to its writer", "cut short", "cut short to its writer"])  # fmt: skip
+])  # fmt: skip
 def test_a_file_that_the_writer_began_again_holds_no_units_and_one_cut_short_is_damage(
         tmp_path: Path, length: int | None, writable: bool, found: int | None) -> None:  # fmt: skip
     directory, cache = tmp_path / "0", FileCache(True)

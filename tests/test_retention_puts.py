@@ -152,7 +152,8 @@ def test_a_broken_body_whose_segment_was_cleaned_since_it_was_read_is_told_by_wh
 
 @pytest.mark.parametrize("turns", [1, 3])
 def test_an_open_amid_cleanings_that_take_all_it_has_looked_at_finds_no_queue_short(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turns: int) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turns: int
+) -> None:
     """The mark that was read then lies below the log's begin, and all units of the files behind it."""
     path, left, load = tmp_path / "s", [turns], QueueSet.load
     with open_store(path, "x", CONFIG) as store:

@@ -10,7 +10,6 @@ appear by one rename.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import uuid
@@ -84,8 +83,8 @@ def check_new(path: Path) -> None:
     if own.is_dir():
         found |= {f"rmq/{item.name}" for item in own.iterdir() if item.name not in BEGUN_BY_SPARK}
     if found:
-        reason = f"exists and holds {min(found)}; bulk_load makes a new store, mode=single of df.write appends to one"
-        raise FileExistsError(errno.EEXIST, reason, str(path))
+        raise FileExistsError(f"{path}: exists and holds {min(found)}; bulk_load makes a new store, "
+                              "mode=single of df.write appends to one")  # fmt: skip
 
 
 @contextlib.contextmanager
