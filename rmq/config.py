@@ -116,11 +116,12 @@ class StoreConfig:
     def from_broker_conf(cls, file: str | os.PathLike[str]) -> Self:
         """Read a broker's own properties file; names that are no field here are left out.
 
-        readOnlyCommitLogStorePaths: further directories where storePathCommitLog names several, as in RocketMQ.
-        brokerIP1, when it is an address, and listenPort (10911) are the store_host, unless a line says storeHost; of a
-        host's name, and without brokerIP1, the address is the broker's own affair: store_host keeps its default. Raises
-        OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file and line for a
-        value that does not fit.
+        So are mapedFileSizeCommitLog and mapedFileSizeConsumeQueue, which releases after 4.4 do not know: the store's
+        files tell them. readOnlyCommitLogStorePaths: further directories where storePathCommitLog names several, as in
+        RocketMQ. brokerIP1, when it is an address, and listenPort (10911) are the store_host, unless a line says
+        storeHost; of a host's name, and without brokerIP1, the address is the broker's own affair: store_host keeps its
+        default. Raises OSError when it cannot be read, ValueError for what is no text of at most 1 MiB, and with file
+        and line for a value that does not fit.
         """
         if not isinstance(file, str | os.PathLike):
             raise TypeError(f"file must be str or os.PathLike, got {type(file).__name__}")

@@ -148,6 +148,14 @@ class Marks:
         self._file.close()
 
 
+def shown_end(paths: StorePaths) -> int:
+    """End of the log that a writer of ours has shown to readers; 0 without one, and where marks are none."""
+    with (contextlib.suppress(OSError, CorruptFileError),
+          contextlib.closing(Marks(paths.marks, writable=False)) as marks):  # fmt: skip
+        return marks.visible_phy_offset
+    return 0
+
+
 def read_meta(paths: StorePaths) -> dict[str, Any] | None:
     """meta.json, or None when the store was never written by this library.
 

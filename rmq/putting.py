@@ -19,11 +19,11 @@ from rmq._core._queuetable import QueueTable
 from rmq.chunks import batch_items, put_chunks
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
-from rmq.geometry import check_writable
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
 from rmq.reading import StoreReader
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
+from rmq.storeroot import check_writable
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")

@@ -17,11 +17,11 @@ from rmq._core._storedfields import stored_at
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError, UnsupportedFormatError
-from rmq.geometry import READS_IT
 from rmq.marks import Manifest
 from rmq.message import StoredMessage, is_dispatched_to
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
+from rmq.storeroot import READS_IT
 
 logger = logging.getLogger("rmq")
 

@@ -22,7 +22,7 @@ from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.deriving import Derived, derive
 from rmq.errors import CorruptFileError, StoreLockedError
-from rmq.geometry import check_is_store, check_readable, check_writable, require_store, settle_config
+from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
@@ -35,6 +35,7 @@ from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar, sweep_sidecars
 from rmq.store import open as open_store
+from rmq.storeroot import check_is_store, check_readable, check_writable, require_store
 
 logger = logging.getLogger("rmq")
 

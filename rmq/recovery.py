@@ -23,7 +23,6 @@ from rmq.consumequeue import ConsumeQueue, QueueGapError
 from rmq.coverage import hides_keys
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
-from rmq.geometry import NO_LOG
 from rmq.index import Index
 from rmq.indexfile import IndexFile
 from rmq.lock import Crash
@@ -39,12 +38,13 @@ from rmq.logend import (
     was_closed,
     was_left_alone,
 )
-from rmq.marks import Manifest, Mark, keep_cut, set_aside, void_manifest
+from rmq.marks import Manifest, Mark, keep_cut, set_aside, shown_end, void_manifest
 from rmq.paths import StorePaths
 from rmq.query import messages_at
 from rmq.queueends import QueueKey, cut_queues, lost_queues, refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import sync_directory
+from rmq.storeroot import NO_LOG
 
 logger = logging.getLogger("rmq")
 
@@ -225,7 +225,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     store.queues.bridges_gaps = mark is not None or repair
     store.queues.load()
     if not log.segments:
-        if (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
+        if shown_end(store.paths) > 0 or (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
             raise CorruptFileError(log.directories[0], 0, NO_LOG)
         _set_damaged_aside(store.paths, store.index)
         return

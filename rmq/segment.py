@@ -305,6 +305,27 @@ def create_file(path: Path) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
+def directories_in(path: Path) -> list[Path]:
+    """In order of names; none where there is no such directory."""
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def segments_in(directories: list[Path]) -> Iterator[tuple[int, int]]:
+    """(start, length) of every segment file that is not empty."""
+    for directory in directories:
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(directory)
+        for name in filter(SEGMENT_NAME.fullmatch, names):
+            path = directory / name
+            with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
+                if path.is_file() and (size := path.stat().st_size):
+                    yield int(name), size
+
+
 def close_all(closers: Iterable[Callable[[], None]]) -> None:
     """Call each, even when one before it fails; the first OSError is raised at the end."""
     failure = None

@@ -27,24 +27,10 @@ from rmq.errors import (
     CorruptFileError,
 )
 from rmq.flushing import DISPATCH_BEHIND, Flusher
-from rmq.geometry import (
-    KEPT,
-    NO_LOG,
-    check_is_store,
-    check_readable,
-    check_writable,
-    foreign_index,
-    foreign_queues,
-    has_lost_log,
-    has_segments,
-    is_own_store,
-    make_root,
-    require_store,
-    settle_config,
-)
+from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
-from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, lock_holder, restorer
+from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import (
     Marks,
@@ -64,6 +50,18 @@ from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
 from rmq.segment import Closers, make_directory, remove_file, sync_directory
 from rmq.signs import has_record_crc
+from rmq.storeroot import (
+    check_is_store,
+    check_readable,
+    check_writable,
+    foreign_index,
+    foreign_queues,
+    has_segments,
+    is_own_store,
+    make_root,
+    require_log,
+    require_store,
+)
 from rmq.visible import Visible
 
 _Answer = TypeVar("_Answer")
@@ -137,8 +135,8 @@ class Store(StoreWriter):
         check_readable(self._paths)
         check_is_store(self._paths)
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
-        if not is_begun and lock_holder(self._paths.lock) is None and has_lost_log(self._paths):
-            raise CorruptFileError(self._paths.commit_logs[0], 0, NO_LOG)
+        if not is_begun:
+            require_log(self._paths)
         meta = read_meta(self._paths)
         is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
@@ -161,11 +159,15 @@ class Store(StoreWriter):
         """For readers: see what is there now; returns the log's end. In an empty directory nothing tells the sizes."""
         while not self._is_settled:
             if not has_segments(self._paths):
+                require_log(self._paths)
                 return 0
             with self._settling:
                 if not self._is_settled:
                     self._open_to_read(self._asked)
-        return self._visible.refresh()
+        end = self._visible.refresh()
+        if not self._log.segments:
+            require_log(self._paths)
+        return end
 
     def _open_parts(self, damaged: Collection[Path], meta: dict[str, Any] | None, writable: bool, is_own: bool) -> None:
         self._log = CommitLog(self._paths.commit_logs, self.config.mapped_file_size_commit_log, writable=writable,

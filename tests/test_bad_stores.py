@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -14,6 +16,7 @@ from typing import Any
 import oracle
 import pytest
 from conftest import SIZES, digests
+from forks import fork
 from test_bad_files import CONFIG, COUNT, TYPED, Base, assert_goes_on, build, judge, message, scanned
 
 import rmq
@@ -300,6 +303,34 @@ def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp
         with pytest.raises(FileNotFoundError, match="no such commit-log directory"):
             refused()
     assert digests(path, ".") == before
+
+
+def test_a_store_whose_log_lies_elsewhere_is_refused_without_it_from_its_first_put_on(tmp_path: Path) -> None:
+    """Nothing is flushed: no queue file, no mark tells yet. Edges: a reader from before, the writer alive, killed."""
+    path = tmp_path / "store"
+    config = dataclasses.replace(CONFIG, store_path_commit_log=str(tmp_path / "log"), flush_interval_commit_log=10**8)
+    asked: list[Callable[[], Any]] = [
+        lambda: rmq.open(path), lambda: rmq.open(path, "r+"), lambda: rmq.open(path, "a", repair=True)]  # fmt: skip
+
+    def put() -> None:
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(rmq.open(path, "x", config=config))
+            reader = stack.enter_context(rmq.open(path))
+            assert reader.topics() == {}
+            store.put(rmq.Message("T", b"body", keys="k"))
+            for refused in (asked[0], reader.topics, reader.info):
+                with pytest.raises(rmq.CorruptFileError, match="elsewhere: store_path_commit_log"):
+                    refused()
+            os._exit(7)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(put), 0)[1]) == 7
+    before = digests(path, ".")
+    for refused in asked:
+        with pytest.raises(rmq.CorruptFileError, match="elsewhere: store_path_commit_log"):
+            refused()
+    assert digests(path, ".") == before
+    with rmq.open(path, "r+", config=config) as store:
+        assert [message.body for message in store.query("T", "k")] == [b"body"]
 
 
 @pytest.mark.parametrize(("mode", "name", "error", "number"), [

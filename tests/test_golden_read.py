@@ -11,6 +11,7 @@ import oracle
 import pyarrow.compute as pc
 import pytest
 from conftest import Golden, copy_store
+from forks import lock_of_a_broker
 
 import rmq
 from rmq.indexfile import IndexFile
@@ -249,6 +250,24 @@ def test_a_backup_whose_log_was_not_copied_is_refused_untouched_and_whole_with_i
     copy_store(source / "commitlog", path / "commitlog")
     with rmq.open(path) as store, rmq.open(source) as whole:
         assert store.scan().read_all().equals(whole.scan().read_all())
+
+
+def test_beside_a_broker_whose_log_lies_elsewhere_the_option_is_named_and_with_it_all_is_there(
+    small_golden: Golden, tmp_path: Path
+) -> None:
+    path = copy_store(small_golden.directory / "crash", tmp_path / "s")
+    (path / "commitlog").rename(tmp_path / "log")
+    with lock_of_a_broker(path), rmq.open(small_golden.directory / "crash") as whole:
+        for is_there in (False, True):
+            if is_there:
+                (path / "commitlog").mkdir()
+            with pytest.raises(rmq.CorruptFileError, match="elsewhere: store_path_commit_log"):
+                rmq.open(path)
+            (found,) = [item for item in rmq.verify(path) if item.severity == "damage"]
+            assert found.reason.endswith("elsewhere: store_path_commit_log")
+        config = rmq.StoreConfig(store_path_commit_log=str(tmp_path / "log"))
+        with rmq.open(path, config=config) as store:
+            assert store.scan().read_all().equals(whole.scan().read_all())
 
 
 def test_an_id_in_a_segment_that_is_missing_is_an_error_that_names_it(small_golden: Golden, tmp_path: Path) -> None:

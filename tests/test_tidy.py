@@ -35,7 +35,7 @@ LAYERS = (
     {"logfiles", "consumequeue", "index"},
     {"logscan", "queueset"},
     {"commitlog"},
-    {"dispatch", "query", "scan", "splits", "geometry", "logend", "preparing", "signs"},
+    {"dispatch", "query", "scan", "splits", "geometry", "storeroot", "logend", "preparing", "signs"},
     {"queueends", "coverage", "legacy", "overflow"},
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views",
      "lookup"},

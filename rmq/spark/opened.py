@@ -17,7 +17,6 @@ from typing import Any
 from rmq._core import _layout as L
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
-from rmq.geometry import check_readable
 from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
@@ -25,6 +24,7 @@ from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, store_
 from rmq.snapshot import META, Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
+from rmq.storeroot import check_readable
 from rmq.version import __version__
 from rmq.windows import WindowedStore
 

@@ -20,12 +20,12 @@ from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
 from rmq.errors import UnsupportedFormatError
-from rmq.geometry import EMPTY_OR_NEW, check_beginning, names_beside_spark
 from rmq.paths import StorePaths, local_path
 from rmq.segment import make_directory, sync_directory
 from rmq.spark.options import WriteOptions
 from rmq.spark.staging import SHARD, Staging, Written, commits, is_store
 from rmq.store import open as open_store
+from rmq.storeroot import EMPTY_OR_NEW, check_beginning, names_beside_spark
 
 PLAIN = {"rmq.body": "plain"}  # `body` is no compressed one, whatever sys_flag says; `raw_body` is as stored
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"

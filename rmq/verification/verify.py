@@ -14,17 +14,7 @@ import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
 from rmq.config import StoreConfig
-from rmq.geometry import (
-    NO_LOG,
-    check_is_store,
-    check_readable,
-    foreign_index,
-    foreign_queues,
-    has_lost_log,
-    require_store,
-    segment_sizes,
-    settle_config,
-)
+from rmq.geometry import segment_sizes, settle_config
 from rmq.keys import checked_int
 from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
@@ -32,6 +22,15 @@ from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, read_manifest
 from rmq.paths import StorePaths, segment_name, store_root
 from rmq.pool import Runner, cores
+from rmq.storeroot import (
+    NO_LOG,
+    check_is_store,
+    check_readable,
+    foreign_index,
+    foreign_queues,
+    has_lost_log,
+    require_store,
+)
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, holds_bytes, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -152,7 +151,7 @@ class _Verification:
         judge_markers(paths, report, state)
         for begin, end in list_segments(log, report, is_live=is_live):
             ground.add_blind(begin, end)
-        if not is_live and has_lost_log(paths):
+        if has_lost_log(paths):
             report.damage(log.directories[0], 0, "missing", NO_LOG)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
             ground.is_own = was_left_alone(log, mark) if ground.is_closed else crash_of(paths) is Crash.OURS
