@@ -106,6 +106,9 @@ class FileCache:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    def __del__(self) -> None:  # where an interrupt kept its owner from closing it
+        self._keep(0)
+
     def close(self) -> None:
         with self._lock:
             self._is_closed = True

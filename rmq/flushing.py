@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import errno
 import logging
 import os
@@ -19,14 +20,15 @@ from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import StoreClosedError
 from rmq.groupcommit import GroupCommit
 from rmq.indexfile import IndexFile
+from rmq.lock import StoreLock
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
-from rmq.preparing import Preparer
+from rmq.preparing import Preparer, weakly
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_file
 from rmq.sidecar import SidecarMaker
-from rmq.sleeper import Sleeper
+from rmq.sleeper import Sleeper, waking
 from rmq.topics import merge_topics
 
 logger = logging.getLogger("rmq")
@@ -41,11 +43,12 @@ class Flusher:
     """Dispatches and syncs an open store. A sync that failed leaves `failure`: nothing is trusted after it."""
 
     def __init__(self, store: OpenedStore, marks: Marks, put_lock: OwnedLock, config: StoreConfig, *,
-                 known_queues: int) -> None:  # fmt: skip
-        """known_queues: that many queues of the table are known to stand in topics.json, or are not ours to add."""
-        self._store = store
+                 lock: StoreLock, known_queues: int) -> None:  # fmt: skip
+        """lock: the store's, which must not go before who may write. known_queues: that many queues of the table stand
+        in topics.json, or are not ours to add."""
+        self._store, self._lock = store, lock
         self._failure: OSError | None = None
-        self._is_untold = False  # nobody was told of the failure yet
+        self._is_untold = False  # nobody was told of it yet
         self._marks = marks
         self._put_lock = put_lock  # before it, when they are held: the flush lock, then the log lock
         self.flush_lock = OwnedLock()
@@ -53,20 +56,18 @@ class Flusher:
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
             store.log.tail.written_from, store.log.writer.is_synced = 0, True
-        soon = partial(self._dispatch_from, DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
-        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=self._distrust)
+        soon = partial(weakly(self._dispatch_from), DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
+        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=weakly(self._distrust))
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
-        self._group = GroupCommit(store.log.position)
-        self._flushed = store.log.position
+        self._group, self._flushed = GroupCommit(store.log.position), store.log.position
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
-        self._dispatch_failure: Exception | None = None
         # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
         self._segments: list[Segment] = []
         self._queue_files: set[Path] = set()
         self._index_files: list[IndexFile] = []
         self._sidecars = SidecarMaker()
-        self._is_closed, self.pid = False, os.getpid()
+        self._is_closed, self._has_dispatch_failed, self.pid = False, False, os.getpid()
         self._sleeper = Sleeper()  # woken to end
         self._thread: threading.Thread | None = None
 
@@ -77,7 +78,7 @@ class Flusher:
 
     @failure.setter
     def failure(self, error: OSError | None) -> None:
-        self._failure = error
+        self._failure = copy.copy(error)  # itself it would keep its callers' frames
         self._store.log.tail.is_shut = error is not None  # for good: a put under way may let the tail stand again
 
     # ---- dispatch ----
@@ -88,7 +89,7 @@ class Flusher:
             self._check_open()
             self._store.dispatcher.advance(self._store.log.position)
             self._store.log.tail.behind = 0
-            self._dispatch_failure = None
+            self._has_dispatch_failed = False
 
     def try_dispatch(self) -> bool:
         """dispatch, and whether it came to the end: what is full or used up may keep it from that."""
@@ -105,7 +106,7 @@ class Flusher:
         began. Call under the put lock.
         """
         store = self._store
-        if self._dispatch_failure is None and not store.log.tail.was_interrupted:
+        if not self._has_dispatch_failed and not store.log.tail.was_interrupted:
             return
         self.dispatch()
         if store.log.tail.was_interrupted:
@@ -131,14 +132,14 @@ class Flusher:
             if isinstance(error, OSError):
                 self._note(error)
                 self._is_untold = self.failure is not None
-            self._dispatch_failure = error  # these messages are stored; the next put tries again first
+            self._has_dispatch_failed = True  # these messages are stored; the next put tries again first
             logger.error("%s: queues and index cannot follow: %r", self._store.paths.root, error)
 
     def _dispatch_from(self, due: int) -> None:
         tail = self._store.log.tail
         if tail.behind >= due:
             with self._put_lock:
-                if tail.behind >= due and self._dispatch_failure is None and not self._is_closed:
+                if tail.behind >= due and not self._has_dispatch_failed and not self._is_closed:
                     self._follow()
 
     # ---- sync ----
@@ -352,8 +353,8 @@ class Flusher:
 
     def start(self) -> None:
         """Flush every flush_interval_commit_log ms what was put meanwhile, in the thread rmq-flush."""
-        thread = threading.Thread(target=_run, name="rmq-flush", daemon=True,
-                                  args=(weakref.ref(self), self._sleeper, self._interval))  # fmt: skip
+        own = weakref.ref(self, waking(self._sleeper))
+        thread = threading.Thread(target=_run, name="rmq-flush", daemon=True, args=(own, self._sleeper, self._interval))
         thread.start()
         self._thread = thread  # one that could not start is not waited for
         self.preparer.start()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -118,11 +119,11 @@ class OpenStore(ABC):
 
     def _check_queues(self) -> None:
         if self._foreign_queues is not None:
-            raise self._foreign_queues
+            raise copy.copy(self._foreign_queues)  # itself it would keep the frames of each caller
 
     def _check_index(self) -> None:
         if self._foreign_index is not None:
-            raise self._foreign_index
+            raise copy.copy(self._foreign_index)
 
     def _while_open(self, batches: Iterator[_Answer]) -> Iterator[_Answer]:
         following = while_open(lambda store: next(batches, None))

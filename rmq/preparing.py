@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 from rmq.commitlog import CommitLog
 from rmq.logsegment import RESERVE_AHEAD, Segment
-from rmq.sleeper import Sleeper
+from rmq.sleeper import Sleeper, waking
 
 logger = logging.getLogger("rmq")
 
@@ -44,7 +45,8 @@ class Preparer:
     def start(self) -> None:
         if self._log.segment_size >= SMALLEST:
             self.due_at = self._log.position + 1
-            thread = threading.Thread(target=self._run, name="rmq-prepare", daemon=True)
+            mine = weakref.ref(self, waking(self._sleeper))
+            thread = threading.Thread(target=_run, name="rmq-prepare", daemon=True, args=(mine, self._sleeper))
             thread.start()
             self._thread = thread
 
@@ -58,13 +60,13 @@ class Preparer:
     def wake(self) -> None:
         self._sleeper.wake()
 
-    def _run(self) -> None:
-        while not self._is_stopped:
-            self._sleeper.sleep()
-            if self._log.position >= self.due_at:
-                self.work()
-            else:
-                self._dispatch()
+    def turn(self) -> bool:
+        """What its thread was woken for; whether there may be a next time."""
+        if self._log.position >= self.due_at:
+            self.work()
+        elif not self._is_stopped:
+            self._dispatch()
+        return not self._is_stopped
 
     def work(self) -> None:
         """All that is to do now."""
@@ -112,3 +114,24 @@ class Preparer:
             file.warm(used, self._read)
             return True
         return False
+
+
+def _run(reference: weakref.ref[Preparer], sleeper: Sleeper) -> None:
+    """Holds the preparer only while it works, so that a store nobody holds can go."""
+    while True:
+        sleeper.sleep()
+        preparer = reference()
+        if preparer is None or not preparer.turn():
+            return
+        del preparer
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """A method that is called as long as its object is there, and keeps it from going no longer."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: object) -> None:
+        if (found := reference()) is not None:
+            found(*arguments)
+
+    return call

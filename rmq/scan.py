@@ -396,4 +396,7 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
     if maker.count:
         yield from maker.finish(batch_bytes)
     if damage is not None:
-        raise damage
+        try:
+            raise damage
+        finally:
+            del damage  # whose traceback holds this frame

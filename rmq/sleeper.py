@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -22,3 +23,8 @@ class Sleeper:
         if self._lock.locked():
             with suppress(RuntimeError):  # another was faster
                 self._lock.release()
+
+
+def waking(sleeper: Sleeper) -> Callable[[object], None]:
+    """A weak reference's callback: whoever sleeps for the object is woken when it goes."""
+    return lambda _: sleeper.wake()

@@ -188,7 +188,8 @@ class Store(StoreWriter):
         check_readable(self._paths)
         make_root(self.path, self._paths, self.mode)
         check_writable(self._paths)
-        self._release.callback(StoreLock(self._paths.lock, lambda: holder_pid(self._paths)).close)
+        self._lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
+        self._release.callback(self._lock.close)
         give_up_spare(self._paths)
         finish_rebuild(self._paths)
         return read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
@@ -257,7 +258,8 @@ class Store(StoreWriter):
     def _prepare_puts(self, parts: OpenedStore, batch: PutBatch, *, known_queues: int) -> None:
         self._batch, self._low = batch, self._log.min_phy_offset
         self._put_lock = OwnedLock()
-        self._flusher = Flusher(parts, self._marks, self._put_lock, self.config, known_queues=known_queues)
+        self._flusher = Flusher(parts, self._marks, self._put_lock, self.config, lock=self._lock,
+                                known_queues=known_queues)  # fmt: skip
         self._release.callback(self._flusher.stop)
         if self.config.flush_disk_type != SYNC_FLUSH:
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
@@ -364,9 +366,9 @@ class Store(StoreWriter):
                 self._let_go()
 
     def _let_go(self) -> None:
-        if self.mode != "r":
-            self._flusher.stop()
-        self._release.close()
+        with self._release:
+            if self.mode != "r":
+                self._flusher.close()
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"

@@ -301,6 +301,32 @@ def test_a_store_that_a_thread_of_its_own_collects_under_its_locks_lets_go_of_al
         assert store.scan().read_all().num_rows == 1
 
 
+def test_a_store_whose_end_was_interrupted_is_locked_as_long_as_anybody_may_write_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes before the first step of __del__."""
+    monkeypatch.delattr(rmq.Store, "__del__")
+    path, descriptors = tmp_path / "s", len(os.listdir("/proc/self/fd"))
+    config = workload.config(mapped_file_size_commit_log=8 << 20, flush_interval_commit_log=FAR)
+    store = rmq.open(path, "x", config=config)
+    store.put(message(0))
+    flusher = store._flusher
+    threads = flusher._thread, flusher.preparer._thread
+    assert all(thread is not None and thread.is_alive() for thread in threads)
+    flushing = flusher.flush_if_due  # as the thread has it amid a flush
+    del store, flusher
+    with pytest.raises(rmq.StoreLockedError):
+        rmq.open(path, "r+")
+    del flushing
+    with rmq.open(path, "r+") as store:
+        assert store.lookup(0).body == message(0).body
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def in_a_thread(call: Callable[[], Any]) -> None:
     thread = threading.Thread(target=call)
     thread.start()

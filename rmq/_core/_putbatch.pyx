@@ -41,6 +41,7 @@ from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
 
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
+cdef Py_ssize_t MOST_KEPT = 65536    # rows whose room stays for the next batch
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
 
 
@@ -120,6 +121,9 @@ cdef class PutBatch:
         """release()."""
         self.count, self.records_size, self._source, self._has_columns = 0, 0, None, False
         self._properties.release()
+        if self._capacity > MOST_KEPT:  # of one batch that was refused
+            free(self.rows)
+            self.rows, self._capacity = NULL, 0
 
     cdef int _take(self, Py_ssize_t i, object item, bint batch) except -1:
         """Row i is a message's."""
