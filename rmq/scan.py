@@ -368,17 +368,17 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
     at the next whole record, with skip_removed behind what is cleaned away meanwhile.
     """
     batch = RecordBatch(min(8192, batch_rows))
-    damage: CorruptFileError | None = None
+    damage: list[CorruptFileError] = []  # one at most: what came before it is still handed out
     options = {"checks": maker.checks | checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
     whole = None if tell is None else WholeRecords(log, begin, end, batch, tell, **options)
     check = log.check if whole is None else whole.check
     records = iter(whole or log.records(begin, end, batch=batch, skip_removed=skip_removed, **options))
     has_bodies = "body" in maker.schema.names
-    while damage is None:
+    while True:
         try:
             scanned = next(records, None)
         except CorruptFileError as error:
-            damage = error  # what came before it is still handed out
+            damage.append(error)
             break
         if scanned is None:
             break
@@ -395,8 +395,5 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
                     yield from maker.finish(batch_bytes)
     if maker.count:
         yield from maker.finish(batch_bytes)
-    if damage is not None:
-        try:
-            raise damage
-        finally:
-            del damage  # whose traceback holds this frame
+    if damage:
+        raise damage.pop()  # in a local it would hold this frame, which its traceback holds
