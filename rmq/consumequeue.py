@@ -107,6 +107,11 @@ class ConsumeQueue(QueueUnits):
         is_dispatched: units in memory are judged, too. Of records that say one place of an exact queue a later one has
         it when another follows it: a broker made the topic anew. Else it is wrong, and goes to the end.
         """
+        if not self._writable and self._is_over():
+            self.forget_files()
+            if first > 0:
+                raise QueueGapError(f"{self.directory}: units 0 to {first - 1} are missing")
+            return first, data
         is_newer = self._is_newer(first, data)
         if is_newer and not self._writable and not self._says(self.max_offset - 1, None, told):
             self.forget_files()  # the queue had ended and begins again
@@ -133,6 +138,11 @@ class ConsumeQueue(QueueUnits):
                 return first, data
             first, data = first + 1, data[UNIT_SIZE:]
         return self._without_older(first, data, told) if data else (first, data)
+
+    def _is_over(self) -> bool:
+        """Whether zeros stand where the last unit was: its file was removed, and made again for fewer units."""
+        _, size, _ = self.read(self.max_offset - 1, 1)
+        return len(size) > 0 and size[0] == 0
 
     def _is_newer(self, first: int, data: bytes) -> bool:
         """Whether units are of later records than the queue's last one. Size 0: a recovery's cut."""

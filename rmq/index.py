@@ -24,7 +24,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.indexfile import IndexFile
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import LOOKS, DirectoryWatch, close_all, make_directory
+from rmq.segment import LOOKS, DirectoryWatch, close_all, file_size, make_directory
 
 logger = logging.getLogger("rmq")
 
@@ -95,8 +95,9 @@ class Index:
                     if key not in known:
                         known[key] = self._open(key[0], "r+" if self._writable else "r")
                 break
-            except FileNotFoundError:
-                if self._writable or not left:
+            except (FileNotFoundError, CorruptFileError) as error:  # removed, and maybe made again and not filled yet
+                is_there = isinstance(error, CorruptFileError) and file_size(Path(error.path)) > 0
+                if self._writable or not left or is_there:
                     raise
         files = [known[key] for key in found]
         for path, inode in known.keys() - set(found):
@@ -261,7 +262,7 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
     paths = []
     for path in entries:
         if INDEX_NAME.fullmatch(path.name) and path.is_file():
-            if _size_of(path):
+            if file_size(path):
                 paths.append(path)
             elif remove_empty:
                 path.unlink()  # made and not filled by a process that was killed
@@ -270,14 +271,6 @@ def index_paths(directory: Path, remove_empty: bool = False) -> list[Path]:
         else:
             logger.debug("%s: no index file, skipped", path)
     return paths
-
-
-def _size_of(path: Path) -> int:
-    """0 too when the file was removed since its directory was read."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _is_time_matched(view: IndexFileView, begin: int, end: int) -> bool:

@@ -24,7 +24,7 @@ from rmq._core._record import resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.mappedfile import MappedFile, data_end
-from rmq.segment import EXHAUSTED, opened, remove_file
+from rmq.segment import EXHAUSTED, file_size, opened, remove_file
 
 logger = logging.getLogger("rmq")
 
@@ -137,8 +137,8 @@ class Segment:
             return self.file is not None
         except FileNotFoundError:
             return False
-        except CorruptFileError:
-            return True  # who reads it is told
+        except CorruptFileError:  # who reads it is told, but where it was removed and is being made again
+            return self._writable or file_size(self.path) > 0
 
     def let_go(self) -> None:
         """Unmap it as soon as nobody looks at it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import logging
 import os
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rmq._core._layout import UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
 from rmq.paths import segment_name
-from rmq.segment import create_file, make_directory, sized_files, sync_directory, sync_file, telling
+from rmq.segment import create_file, file_size, make_directory, sized_files, sync_directory, sync_file, telling
 
 logger = logging.getLogger("rmq")
 
@@ -100,9 +99,7 @@ class QueueFiles:
 
     def is_filled(self, start: int) -> bool:
         """Whether a file is there, and was not made just now."""
-        with suppress(FileNotFoundError):
-            return self.path(start).stat().st_size > 0
-        return False
+        return file_size(self.path(start)) > 0
 
     def _has(self, start: int) -> bool:
         number = bisect.bisect_left(self.starts, start)

@@ -100,7 +100,8 @@ class StoreReader(KeyReader, QueueReader):
 
     def _at(self, phy_offset: int) -> StoredMessage:
         if -(2**63) <= phy_offset < 2**63:
-            found = messages_at(self._log, np.array([phy_offset], np.int64), self._log_end(), check_crc=True)
+            log_end = self._log_end()  # first: it may be what opens the log
+            found = messages_at(self._log, np.array([phy_offset], np.int64), log_end, check_crc=True)
             if phy_offset in found:
                 return found[phy_offset]
         raise KeyError(phy_offset)
@@ -200,7 +201,8 @@ class StoreReader(KeyReader, QueueReader):
             self._follow_index()
             batches = index_entries(self._index)
         else:
-            batches = log_segments(self._log, self._log_end())
+            log_end = self._log_end()
+            batches = log_segments(self._log, log_end)
         return pa.RecordBatchReader.from_batches(table_schema(name), self._while_open(batches))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:

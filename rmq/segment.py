@@ -132,6 +132,14 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
+def file_size(path: Path) -> int:
+    """Bytes of a file; 0 too where it was removed since its directory was read."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def sized_files(directory: Path, size: int, *, skip_hidden: bool) -> tuple[list[int], list[int]]:
     """Numbers that name a directory's files, in order: of those of `size` bytes, and of empty ones.
 

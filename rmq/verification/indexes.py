@@ -29,8 +29,10 @@ from rmq._core._entrycheck import (
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
+from rmq.errors import CorruptFileError
 from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME, LARGEST_OFFSET
+from rmq.segment import file_size
 from rmq.verification.findings import DERIVED, Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
 
@@ -153,8 +155,11 @@ class IndexFiles:
                 ground.report.derived(path, min(length, size), "size", f"index file has {length} bytes, expected "
                                       f"{size}")  # fmt: skip
             elif not self._is_newer_than_mark(path):
-                with contextlib.suppress(FileNotFoundError):  # cleaned away
+                try:
                     self._open(path)
+                except (FileNotFoundError, CorruptFileError):  # cleaned away, or made again just now
+                    if file_size(path):
+                        raise
 
     def _is_newer_than_mark(self, path: Path) -> bool:
         """Whether a file was made behind what is on disk for sure: recovery makes it again."""

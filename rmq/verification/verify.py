@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -167,8 +168,12 @@ class _Verification:
         for part, what in _UNREAD:
             if any((self._paths.root / part).glob("*")):
                 self._report.note(self._paths.root / part, 0, "unread", f"{what}: not verified")
+        is_remade = ground.mark is not None and not ground.is_closed and not self._paths.manifest.exists()
+        if ground.mark is not None and is_remade:  # by a recovery that is under way, or was killed
+            self._report.note(self._paths.index, 0, "open", "index files are being derived again: not verified")
+            ground.mark = replace(ground.mark, index_name=0)
         queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
-        index = IndexFiles(ground, is_read=foreign_index(self._paths) is None)
+        index = IndexFiles(ground, is_read=foreign_index(self._paths) is None and not is_remade)
         site = Site(ground, queues, index)
         try:
             tail = self._tail()

@@ -45,7 +45,7 @@ def until_quiet(paths: StorePaths, look: Callable[[], VerifyResult]) -> VerifyRe
 def _signs_of_writers(paths: StorePaths) -> list[object]:
     """What differs when one has come or gone; of one that stays nothing but what it derives again."""
     is_open = lock_holder(paths.lock) is not None
-    files = [paths.owner, paths.abort, *([] if is_open else [paths.checkpoint, paths.marks])]
+    files = [paths.owner, paths.abort, *([paths.manifest] if is_open else [paths.checkpoint, paths.marks])]
     directories = [version_of(str(path)) for path in (paths.consume_queue, paths.index)]
     return [is_open, *(version_of(str(file)) for file in files), *(found and found[0] for found in directories)]
 
