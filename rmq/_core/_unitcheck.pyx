@@ -12,6 +12,10 @@ from rmq._core._entrycheck cimport add_fault, take_all
 from rmq._core._record cimport CRC_NAME, CRC_NAME_SIZE, RecordRow, crc_of, find_properties
 from rmq._core._recordbatch cimport RecordBatch
 
+cdef extern from "prefetch.h" nogil:
+    void rmq_prefetch(const void *p) noexcept
+
+cdef int32_t ROWS_AHEAD = 8     # whose last bytes are asked for
 cdef int64_t LARGEST_QUEUE_OFFSET = 0x7FFFFFFFFFFFFFFF // L.UNIT_SIZE
 
 
@@ -186,17 +190,29 @@ cdef bint _has_misnamed_crc(const RecordRow *row) noexcept nogil:
     return stored == crc_of(row.base, row.size - L.PROPERTY_CRC_SIZE)
 
 
-def misnamed_crcs(RecordBatch batch not None):
-    """Phy offsets of the rows whose whole-record CRC is right under almost its name: the scan took it for a property
-    like any other, because the name itself is damaged.
+def looked_at(RecordBatch batch not None):
+    """(phy offsets, newest and oldest store timestamp) of a batch's rows; ValueError without one. The offsets: of those
+    whose whole-record CRC is right under almost its name, which the scan took for a property like any other, because
+    the name itself is damaged.
     """
     cdef int32_t i = 0
+    cdef int64_t newest, oldest
+    cdef const RecordRow *row
     cdef list found = []
+    if batch.count == 0:
+        raise ValueError("the batch has no rows")
+    newest = oldest = batch.rows[0].store_timestamp
     while True:
         with nogil:
-            while i < batch.count and not _has_misnamed_crc(&batch.rows[i]):
+            while i < batch.count:
+                row = &batch.rows[i]
+                if i + ROWS_AHEAD < batch.count:
+                    rmq_prefetch((row + ROWS_AHEAD).base + (row + ROWS_AHEAD).size - L.PROPERTY_CRC_SIZE)
+                newest, oldest = max(newest, row.store_timestamp), min(oldest, row.store_timestamp)
+                if _has_misnamed_crc(row):
+                    break
                 i += 1
         if i == batch.count:
-            return found
+            return found, newest, oldest
         found.append(batch.rows[i].phy_offset)
         i += 1

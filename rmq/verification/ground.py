@@ -86,6 +86,7 @@ class Ground:
     tail: tuple[Path, int, str] | None = None  # file, position and reason of the bytes behind the end
     log_lost: int = -1  # a record at or past the end of the log that a unit of a closed store points to
     size_read: int = 0
+    batches: list[RecordBatch] = field(default_factory=list)  # that no thread has; new ones cost fresh pages
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -96,6 +97,13 @@ class Ground:
     @property
     def is_closed(self) -> bool:
         return self.state == "closed"
+
+    def spare_batch(self) -> RecordBatch:
+        """One that its user puts back."""
+        try:
+            return self.batches.pop()
+        except IndexError:
+            return RecordBatch()
 
     def read(self, size: int) -> None:
         """Account for bytes that were looked at; ends the thread when the verification was given up."""

@@ -25,7 +25,7 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._unitcheck import UnitCheck, misnamed_crcs
+from rmq._core._unitcheck import UnitCheck, looked_at
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import ZEROS_AT_END, Segment
 from rmq.verification.findings import Report
@@ -35,7 +35,7 @@ from rmq.verification.queues import QueueFiles
 
 WINDOW_MEMORY = 32 * 1024 * 1024  # bytes of units in memory for each thread
 FIRST_UNITS, WINDOW_GROWTH, MOST_UNITS = 16, 4, 16384  # of a queue: a segment has few units of it, or many in a row
-ROUND_BYTES = 2 * 1024 * 1024  # of the log: what is compared of records is still in the cache
+ROUND_BYTES = 1024 * 1024  # of the log: what is compared of records is still in the cache
 _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
 
 
@@ -136,13 +136,14 @@ class SegmentCheck:
 
     def run(self) -> SegmentReport:
         """Raises OSError, and InterruptedError when the verification was given up."""
-        batch, one = RecordBatch(), RecordBatch(1)
+        batch, one = self._ground.spare_batch(), RecordBatch(1)
         try:
             self._run(batch, one)
         except UnsoundPieceError:
             return SegmentReport(self._begin, self._begin, is_sound=False)
         finally:
             batch.release()
+            self._ground.batches.append(batch)
             one.release()
         return self._report
 
@@ -205,12 +206,12 @@ class SegmentCheck:
     def _use(self, batch: RecordBatch) -> None:
         if not batch.count:
             return
-        for phy_offset in misnamed_crcs(batch):
+        misnamed, newest, oldest = looked_at(batch)
+        for phy_offset in misnamed:
             self._damage(phy_offset, "crc", "the name or the end of its whole-record CRC is damaged")
         self._report.record_count += len(batch)
-        timestamps = batch.numbers("store_timestamp")
-        self._report.see_time(int(timestamps.max()))
-        self._report.least_timestamp = min(self._report.least_timestamp, int(timestamps.min()))
+        self._report.see_time(newest)
+        self._report.least_timestamp = min(self._report.least_timestamp, oldest)
         self._compare_units(batch)
         self._entries.compare(batch)
 
