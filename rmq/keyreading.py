@@ -16,6 +16,7 @@ from rmq.indexfile import MAX_TIMESTAMP
 from rmq.keys import (
     MAX_MS,
     MIN_MS,
+    check_bools,
     check_keys,
     check_limit,
     checked_max_num,
@@ -50,6 +51,7 @@ class KeyReader(OpenStore):
         Cost: one chain per index file, one record read per candidate, less those whose entries tell another time.
         Source: RocketMQ DefaultMessageStore#queryMessage.
         """
+        check_bools(complete=complete)
         name = self._checked_query(topic, [key], limit)
         first, last = time_range(begin, end)
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
@@ -69,6 +71,7 @@ class KeyReader(OpenStore):
         """
         import pyarrow as pa
 
+        check_bools(complete=complete)
         names = checked_columns(columns)
         listed = key_list(keys)
         name = self._checked_query(topic, listed, limit)

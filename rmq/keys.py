@@ -212,6 +212,13 @@ def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArr
     return times
 
 
+def check_bools(**switches: Any) -> None:
+    """TypeError with the argument's name for what is neither True nor False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be bool, got {type(value).__name__}")
+
+
 def checked_int(value: Any, name: str, least: int | None = None) -> int:
     """A number as int; TypeError, ValueError with the argument's name."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):

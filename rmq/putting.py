@@ -19,6 +19,7 @@ from rmq._core._queuetable import QueueTable
 from rmq.chunks import batch_items, put_chunks
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
+from rmq.keys import check_bools
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
 from rmq.reading import StoreReader
@@ -104,8 +105,7 @@ class StoreWriter(StoreReader):
         columns: message field -> column name. results=False: the count.
         Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
-        if not isinstance(results, bool):
-            raise TypeError(f"results must be bool, got {type(results).__name__}")
+        check_bools(results=results)
         answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
         parts: list[PutResults] = []
         stored = 0
@@ -187,9 +187,7 @@ class StoreWriter(StoreReader):
         UnsupportedFormatError, TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source:
         RocketMQ CleanCommitLogService, CleanConsumeQueueService.
         """
-        for name, value in (("dry_run", dry_run), ("expired_queues", expired_queues)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be bool, got {type(value).__name__}")
+        check_bools(dry_run=dry_run, expired_queues=expired_queues)
         if not callable(disk_usage):
             raise TypeError(f"disk_usage must be callable, got {type(disk_usage).__name__}")
         at = system_clock() if now is None else to_ms(now, "now")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -132,6 +132,13 @@ class QueueSet:
             for path in queue.files.first():
                 self.cache.forget(path)
         self.queues, self.damage, self._memory_only = {}, {}, set()
+
+    def drop(self, removed: Collection[ConsumeQueue]) -> None:
+        """For readers: a cleaning removed these queues; who is at one finds it empty."""
+        for queue in removed:
+            queue.forget_files()
+        gone = {queue for queue in removed if not queue.directory.exists()}
+        self.queues = {key: queue for key, queue in self.queues.items() if queue not in gone}
 
     def derive_anew(self, key: tuple[str, int]) -> None:
         """For readers: a queue is empty, to be derived in memory: its files do not count."""

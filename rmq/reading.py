@@ -13,7 +13,17 @@ import numpy.typing as npt
 from rmq._core._javahash import hash_str_keys
 from rmq.info import StoreInfo, describe
 from rmq.keyreading import KeyReader
-from rmq.keys import check_keys, checked_int, encoded, int64_array, int64_offset, key_list, time_range, topic_names
+from rmq.keys import (
+    check_bools,
+    check_keys,
+    checked_int,
+    encoded,
+    int64_array,
+    int64_offset,
+    key_list,
+    time_range,
+    topic_names,
+)
 from rmq.lock import lock_holder
 from rmq.logscan import CHECK_CRC
 from rmq.lookup import numbered, table_of
@@ -94,6 +104,7 @@ class StoreReader(KeyReader, QueueReader):
         all at once, for nothing between them. An inner batch gives a row for each message. Raises StoreClosedError,
         CorruptFileError, TypeError, ValueError. Cost: one record read for each. Memory: all of the rows.
         """
+        check_bools(check_crc=check_crc)
         names, wanted = checked_columns(columns), int64_array(phy_offsets, "phy_offsets")
         table, placed = table_of(self._placed(wanted, names, self._log_end(), sizes, crc=check_crc))
         return numbered("place", np.sort(placed), table)
@@ -145,6 +156,7 @@ class StoreReader(KeyReader, QueueReader):
         """
         import pyarrow as pa
 
+        check_bools(check_crc=check_crc, skip_removed=skip_removed)
         names = checked_columns(columns)
         named = topic_names(topics)
         listed = None if keys is None else key_list(keys)

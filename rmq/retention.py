@@ -251,6 +251,8 @@ class Retention:
             except OSError:  # others' files are in it
                 return
             flusher.sync_names(descriptor)
+        with suppress(OSError):  # other queues are in it
+            queue.directory.parent.rmdir()
 
     def _note_index_files(self, count: int) -> list[Path]:
         """The first files of the index, each behind its sidecar if it has one."""

@@ -29,6 +29,7 @@ from rmq.errors import (
 from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
+from rmq.keys import check_bools
 from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
@@ -81,8 +82,7 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
         raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
     if clock is not None and not callable(clock):
         raise TypeError(f"clock must be callable, got {type(clock).__name__}")
-    if not isinstance(repair, bool):
-        raise TypeError(f"repair must be bool, got {type(repair).__name__}")
+    check_bools(repair=repair)
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     return Store(store_root(path), mode, config or StoreConfig(), clock or system_clock, repair)

@@ -327,13 +327,12 @@ class Visible:
         if now == self._judged_manifest:
             return
         self._judged_manifest = now
-        empty = [queue for queue in self._queues.queues.values() if 0 < queue.max_offset == queue.min_offset]
+        empty = [queue for queue in self._queues.queues.values() if queue.max_offset == queue.min_offset]
         manifest = read_manifest(self._paths) if empty else None
         if manifest is None:
             return
-        for queue in empty:
-            if (queue.topic, queue.queue_id) not in manifest.queues:
-                queue.forget_files()
+        self._queues.drop([queue for queue in empty if (queue.topic, queue.queue_id) not in manifest.queues])
+        self._dispatcher.forget_queues()
 
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""

@@ -106,6 +106,11 @@ READS: list[tuple[Callable[[rmq.Store], Any], Any, str]] = [
     *((lambda s, v=v: s.clean(dry_run=v), TypeError, "dry_run") for v in (None, 0, "", "no")),
     *((lambda s, v=v: s.clean(dry_run=True, expired_queues=v), TypeError, "expired_queues") for v in (None, 1)),
     (lambda s: s.clean(dry_run=True, disk_usage=5), TypeError, "disk_usage"),
+    *((lambda s, v=v: s.query("T", "k", complete=v), TypeError, "complete") for v in (None, 0, "no")),
+    *((lambda s, v=v: s.query_many("T", ["k"], complete=v), TypeError, "complete") for v in (None, 0, "no")),
+    *((lambda s, v=v: s.scan(check_crc=v), TypeError, "check_crc") for v in (None, 0, "no")),
+    (lambda s: s.scan(skip_removed=None), TypeError, "skip_removed"),
+    (lambda s: s.lookup_many([0], check_crc="no"), TypeError, "check_crc"),
     *((lambda s, v=v: s.table(v), ValueError, "name") for v in (None, [], {}, "queue")),
     *((lambda s, v=v: s.lookup(v), TypeError, "id") for v in (None, 1.5, True, b"a", {})),
     *(

@@ -174,3 +174,21 @@ def test_an_open_amid_cleanings_that_take_all_it_has_looked_at_finds_no_queue_sh
             assert reader.min_phy_offset == store.min_phy_offset
             assert [item.phy_offset for item in reader.query("T", "all", limit=None)] == \
                 [item.phy_offset for item in store.query("T", "all", limit=None)] != []  # fmt: skip
+
+
+def test_topics_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+    """Neither on the disk nor in a reader; who comes again is there again."""
+    path = tmp_path / "s"
+    with open_store(path, "x", CONFIG) as store, rmq.open(path) as reader:
+        for turn in range(6):
+            names = [f"turn{turn}-{number}" for number in range(5)] + ["again"]
+            store.put_many([rmq.Message(name, b"body", queue_id=number) for name in names for number in range(2)])
+            store.put_many([rmq.Message("T", b"x" * 100) for _ in range(100)])
+            store.flush()
+            assert set(reader.topics()) == {*names, "T"}
+            assert [len(reader.pull("again", number).messages) for number in range(2)] == [1, 1]
+            expire(path, store.max_phy_offset - SEGMENT)
+            clean(store, expired_queues=True)
+            assert set(reader.topics()) == {"T"}
+            assert set(reader._queues.queues) == {("T", 0)}  # type: ignore[attr-defined]
+            assert [item.name for item in (path / "consumequeue").iterdir()] == ["T"]
