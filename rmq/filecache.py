@@ -32,9 +32,9 @@ class FileCache:
     """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
 
     def __init__(self, writable: bool) -> None:
+        self._open: OrderedDict[str, int] = OrderedDict()  # a Path's hash is Python, in which a signal can raise
         self._limit = room_for_files(FILE_CACHE_LIMIT)
         self._flags = os.O_RDWR if writable else os.O_RDONLY
-        self._open: OrderedDict[str, int] = OrderedDict()  # a Path's hash is Python, in which a signal can raise
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once

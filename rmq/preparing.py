@@ -127,7 +127,7 @@ def _run(reference: weakref.ref[Preparer], sleeper: Sleeper) -> None:
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """A method that is called as long as its object is there, and keeps it from going no longer."""
+    """A method that does not keep its object: it is called as long as that is there."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: object) -> None:
