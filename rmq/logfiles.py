@@ -53,8 +53,9 @@ class LogFiles:
                     if self.writable and SEGMENT_NAME.fullmatch(entry.name):
                         raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
                     continue
-                if (path, entry.inode()) in known:
-                    found.append(known[path, entry.inode()])
+                segment = known.get((path, entry.inode()))
+                if segment is not None and (self.writable or not segment.is_emptied()):
+                    found.append(segment)
                     continue
                 if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
                     raise CorruptFileError(path, 0, "name is no commit-log segment's")
@@ -105,6 +106,7 @@ class LogFiles:
         """The segment that holds a phy offset, or None. A reader maps it: a writer may remove it at any time."""
         segment = self._known_segment(phy_offset)
         if segment is not None and not self.writable and not segment.is_there():
+            self._watch.forget()
             self.refresh()
             segment = self._known_segment(phy_offset)
         return segment

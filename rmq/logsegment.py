@@ -140,6 +140,10 @@ class Segment:
         except CorruptFileError:  # who reads it is told, but where it was removed and is being made again
             return self._writable or file_size(self.path) > 0
 
+    def is_emptied(self) -> bool:
+        """Whether nobody has mapped it, and it holds no bytes now: it was made again, of the same inode even."""
+        return self._file is None and file_size(self.path) == 0
+
     def let_go(self) -> None:
         """Unmap it as soon as nobody looks at it."""
         file, self._file = self._file, None

@@ -198,6 +198,10 @@ class DirectoryWatch:
         is_all = [(file.path.name, file.inode) for file in files] == sorted(chain.from_iterable(seen))
         self._kept = (files, seen) if is_all else None
 
+    def forget(self) -> None:
+        """A file of the list is not what it was, though its name and inode may be: nothing is unchanged."""
+        self._kept = None
+
 
 def _listing(directory: str) -> list[tuple[str, int]]:
     """(name, inode) of what is not hidden in a directory, in the file system's order; [] when there is none."""
