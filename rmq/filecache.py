@@ -31,10 +31,13 @@ SYNCED_TOGETHER = 32  # files
 class FileCache:
     """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
 
+    _pid = -1
+
     def __init__(self, writable: bool) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()  # a Path's hash is Python, in which a signal can raise
         self._limit = room_for_files(FILE_CACHE_LIMIT)
         self._flags = os.O_RDWR if writable else os.O_RDONLY
+        self._pid = os.getpid()
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once
@@ -106,8 +109,10 @@ class FileCache:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def __del__(self) -> None:  # where an interrupt kept its owner from closing it
-        self._keep(0)
+    def __del__(self) -> None:
+        """Where an interrupt kept its owner from closing it; in a fork's child the numbers may be others' by now."""
+        if self._pid == os.getpid():
+            self._keep(0)
 
     def close(self) -> None:
         with self._lock:

@@ -57,7 +57,7 @@ class Flusher:
         if self._is_sync:
             store.log.tail.written_from, store.log.writer.is_synced = 0, True
         soon = partial(weakly(self._dispatch_from), DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
-        self.preparer = Preparer(store.log, fills=self._is_sync, dispatch=soon, failed=weakly(self._distrust))
+        self.preparer = Preparer(store.log, lock, fills=self._is_sync, dispatch=soon, failed=weakly(self._distrust))
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         self._group, self._flushed = GroupCommit(store.log.position), store.log.position

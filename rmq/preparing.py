@@ -29,11 +29,13 @@ class Preparer:
     first store into a folio of 2 MiB takes milliseconds.
     """
 
-    def __init__(self, log: CommitLog, *, fills: bool, dispatch: Callable[[], None],
+    def __init__(self, log: CommitLog, lock: object, *, fills: bool, dispatch: Callable[[], None],
                  failed: Callable[[OSError], None]) -> None:  # fmt: skip
-        """dispatch: called between steps, when it is due. failed: told of a sync that failed."""
+        """lock: the store's, which must not go amid a step. dispatch: called between steps, when it is due. failed:
+        told of a sync that failed.
+        """
         self.due_at = NOTHING_DUE  # the log's end from which on there is something to do
-        self._log = log
+        self._log, self._lock = log, lock
         self._fills = fills
         self._dispatch = dispatch
         self._failed = failed

@@ -368,7 +368,10 @@ class Store(StoreWriter):
     def _let_go(self) -> None:
         with self._release:
             if self.mode != "r":
-                self._flusher.close()
+                try:
+                    self._flusher.stop()
+                finally:
+                    self._flusher.close()
 
     def __repr__(self) -> str:
         return f"<rmq.Store {str(self.path)!r} mode {self.mode!r}{' closed' if self._closed else ''}>"

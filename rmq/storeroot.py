@@ -29,10 +29,16 @@ def has_segments(paths: StorePaths) -> bool:
 
 def has_lost_log(paths: StorePaths) -> bool:
     """Whether files tell of messages and the commit log has none: it was not copied, is not mounted, or elsewhere."""
-    is_told = foreign_queues(paths) is not None or bool(index_paths(paths.index)) or shown_end(paths) > 0 or any(
-        path.is_file() for queues in (paths.consume_queue, paths.batch_consume_queue)
-        for path in queues.glob("*/*/*"))  # fmt: skip
-    return is_told and not has_segments(paths)  # a writer makes a segment before all of these
+    is_told = bool(index_paths(paths.index)) or shown_end(paths) > 0 or _has_queue_files(paths) or (
+        foreign_queues(paths) is not None and lock_holder(paths.lock) is None)  # a broker makes a database first
+    return is_told and not has_segments(paths)  # a writer makes a segment before all others of these
+
+
+def _has_queue_files(paths: StorePaths) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a cleaning removes a directory
+        return any(path.is_file() for queues in (paths.consume_queue, paths.batch_consume_queue)
+                   for path in queues.glob("*/*/*"))  # fmt: skip
+    return False
 
 
 def require_log(paths: StorePaths) -> None:

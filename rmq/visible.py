@@ -69,17 +69,18 @@ class Visible:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
         self._coverage = Coverage(paths, log, self._index)
-        self._holder = lock_holder(paths.lock)
-        self._writer = self.writer_now()
+        self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
         self._cuts = False  # whether units count as cut_queues finds, beside a broker
+        seen: object = None
         for _ in range(LOOKS):
             self._read_files()
             mark = self._mark if self._holder is Holder.RMQ else None
-            if mark is None or mark.durable_phy_offset >= log.min_phy_offset:
+            if mark is None or mark.durable_phy_offset >= log.min_phy_offset or seen == (mark, log.min_phy_offset):
                 break  # else a cleaning took all below the mark since: behind it no unit of the files counts
+            seen = mark, log.min_phy_offset
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
         self._cut_short: tuple[str, FileVersion | None] | None = None  # a segment, as it was when it stopped us
         self.passed: CorruptFileError | None = None  # damage that was passed over: its records have no units

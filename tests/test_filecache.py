@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from forks import in_child
 
 from rmq.filecache import FileCache
 
@@ -84,3 +85,21 @@ def test_what_an_interrupted_close_has_left_open_the_next_closes(tmp_path: Path,
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_is_dropped_unclosed_closes_its_files_but_not_those_of_a_fork_s_child(tmp_path: Path) -> None:
+    """A child that closed all it had inherited may have files of its own under these numbers."""
+    (tmp_path / "file").write_bytes(b"1")
+    caches = [FileCache(writable=False)]
+    caches[0].read(tmp_path / "file", 0, 1)
+    (descriptor,) = caches[0]._open.values()
+
+    def is_open_once_dropped() -> bool:
+        caches.clear()
+        try:
+            return os.fstat(descriptor).st_size == 1
+        except OSError:
+            return False
+
+    assert in_child(is_open_once_dropped) is True
+    assert is_open_once_dropped() is False

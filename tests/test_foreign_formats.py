@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from commandline import good
 from conftest import digests
+from forks import lock_of_a_broker
 
 import rmq
 
@@ -244,6 +245,18 @@ def test_queues_in_rocksdb_leave_the_log_readable(tmp_path: Path, folder: str) -
             with pytest.raises(rmq.UnsupportedFormatError, match="RocksDB"):
                 use()
     refused(path, "RocksDB")
+
+
+def test_beside_a_broker_that_has_made_its_rocksdb_and_no_segment_yet_a_store_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    for name in ("commitlog", "consumequeue_r"):
+        (path / name).mkdir(parents=True)
+    for name in ("lock", "consumequeue_r/CURRENT", "consumequeue_r/MANIFEST-000001"):
+        (path / name).touch()
+    with lock_of_a_broker(path):
+        with rmq.open(path) as store:
+            assert (store.max_phy_offset, store.scan().read_all().num_rows) == (0, 0)
+        assert {item.severity for item in rmq.verify(path)} == {"note"}
 
 
 def test_an_index_in_rocksdb_leaves_all_but_keys_readable(tmp_path: Path) -> None:
