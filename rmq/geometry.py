@@ -18,7 +18,7 @@ from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.mappedfile import MappedFile
 from rmq.paths import StorePaths
-from rmq.segment import directories_in, segments_in
+from rmq.segment import directories_in, file_size, segments_in
 
 GEOMETRY = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num",
             "max_index_num")  # fmt: skip
@@ -95,15 +95,8 @@ def _geometry_of_files(paths: StorePaths, config: StoreConfig,
 def _of_another_length(directory: Path, size: int) -> list[Path]:
     """Index files cut short, or that are none; of several all: none, for it is the size that is wrong then."""
     paths = index_paths(directory)
-    found = [path for path, length in _lengths(paths) if length not in (0, size)]  # 0: made and not filled yet
+    found = [path for path in paths if file_size(path) not in (0, size)]  # 0: made and not filled yet, or cleaned away
     return found if len(found) < max(2, len(paths)) else []
-
-
-def _lengths(paths: list[Path]) -> Iterator[tuple[Path, int]]:
-    """Of each file that was not cleaned away."""
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            yield path, path.stat().st_size
 
 
 def _common_size(segments: Iterator[tuple[int, int]]) -> int:
@@ -155,7 +148,7 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
         other = min(told, key=lambda pair: len(told[pair]))
         raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
-    lengths = [length for _, length in _lengths(there)]
+    lengths = [length for length in map(file_size, there) if length]  # but of what was cleaned away
     is_alone = geometry is None and is_asked and len(lengths) == 1 and lengths[0] < index_file_size(*asked)
     if geometry is None and not is_alone:
         _check_left_open(there, config, unsure, tolerant)
@@ -172,7 +165,7 @@ def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, 
     for path, fitting in unsure.items():
         if fitting and not tolerant:
             raise ValueError(f"{path}: max_hash_slot_num and max_index_num may be {fitting}: pass them")
-    if all(length == size for _, length in _lengths(paths)):
+    if all(file_size(path) in (0, size) for path in paths):
         return
     if unsure and not tolerant:
         raise CorruptFileError(next(iter(unsure)), 0, "entries fit no geometry: damaged, or no index file; "

@@ -333,9 +333,8 @@ def segments_in(directories: list[Path]) -> Iterator[tuple[int, int]]:
             names = os.listdir(directory)
         for name in filter(SEGMENT_NAME.fullmatch, names):
             path = directory / name
-            with contextlib.suppress(FileNotFoundError):  # removed by a writer meanwhile
-                if path.is_file() and (size := path.stat().st_size):
-                    yield int(name), size
+            if path.is_file() and (size := file_size(path)):
+                yield int(name), size
 
 
 def close_all(closers: Iterable[Callable[[], None]]) -> None:

@@ -318,11 +318,11 @@ def test_a_store_whose_end_was_interrupted_is_locked_as_long_as_anybody_may_writ
     with pytest.raises(rmq.StoreLockedError):
         rmq.open(path, "r+")
     del flushing
-    with rmq.open(path, "r+") as store:
-        assert store.lookup(0).body == message(0).body
-    for thread in threads:
+    for thread in threads:  # a step under way holds the lock to its end
         thread.join(20)
         assert not thread.is_alive()
+    with rmq.open(path, "r+") as store:
+        assert store.lookup(0).body == message(0).body
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
