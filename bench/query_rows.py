@@ -107,7 +107,7 @@ def thread_row(setting: Setting) -> None:
                 {"1 thread": timed(count, lambda _: together(all_of_it), WALL)}, "scan")  # fmt: skip
     reading_alone(setting, filled)
     filled.close()
-    count = filled.count
+    count = records.passes * len(records)
     path = setting.disk / "split"
     config = dataclasses.replace(CONFIG, mapped_file_size_commit_log=SEGMENT // 8, max_hash_slot_num=25_000,
                                  max_index_num=100_001)  # fmt: skip

@@ -21,7 +21,6 @@ from rmq._core._consumequeue import pack_units, pre_blank_units, unpack_batch_un
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._unitcheck import looked_at
 from rmq.pull import tag_set
 
 T0 = 1_700_000_000_000
@@ -364,19 +363,3 @@ def test_a_pre_blank_unit_points_to_no_record_not_even_a_damaged_one(tmp_path: P
         queue = store._queues.queues["T", 0]
         answer = pull.pull_units(store._log, queue, (0, 4), store.max_phy_offset, 0, 9, None)
         assert [message.queue_offset for message in answer.messages] == [2, 3]
-
-
-@pytest.mark.parametrize("times", [[5], [5, 6, 7], [7, 6, 5], [0, -3, 9, 2] * 20, list(range(-40, 40))])
-def test_the_newest_and_oldest_times_of_a_batch_are_those_of_its_rows(tmp_path: Path, times: list[int]) -> None:
-    clock = iter(times)
-    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536),
-                  clock=lambda: next(clock)) as store:  # fmt: skip
-        for _ in times:
-            store.put(rmq.Message("T", b"body"))
-    data = (tmp_path / "s/commitlog" / f"{0:020d}").read_bytes()
-    batch = RecordBatch()
-    with pytest.raises(ValueError, match="no rows"):
-        looked_at(batch)
-    batch.scan(data, 0, 0, len(data), checks=PARSE_PROPERTIES)
-    assert looked_at(batch) == ([], max(times), min(times))
-    batch.release()

@@ -50,10 +50,10 @@ def test_what_a_broker_appends_while_it_is_looked_at_is_no_damage(tmp_path: Path
     segment.write_bytes(whole[: ends[9] + torn].ljust(len(whole), b"\0"))
     real = SegmentCheck._next_record
 
-    def next_record(check: SegmentCheck, place: int, stop: int, end: int) -> int:
+    def next_record(check: SegmentCheck, place: int, stop: int) -> int:
         with segment.open("r+b") as file:
             file.write(whole[: ends[20]])
-        return real(check, place, stop, end)
+        return real(check, place, stop)
 
     monkeypatch.setattr(SegmentCheck, "_next_record", next_record)
     with lock_of_a_broker(path):

@@ -205,7 +205,7 @@ POINTS: dict[str, tuple[Any, str, Moment, tuple[int, ...]]] = {  # with the call
     "before an index file": (indexes.IndexFiles, "judge", before, (1, 2, 5)),
     "behind the map of a segment": (Segment, "is_there", behind_its_map, (2, 5, 20)),
     "before a segment": (SegmentCheck, "run", before, (1, 2, 12)),
-    "within a segment": (SegmentCheck, "_compare_units", before, (1, 2, 12)),
+    "within a segment": (SegmentCheck, "_load_units", before, (1, 2, 12)),
     "behind a segment": (SegmentCheck, "run", behind, (1, 2, 12)),
     "before units": (QueueFiles, "read", before, (1, 2, 20)),
     "before the log's end": (verify._Verification, "_judge_end", before, (1,)),

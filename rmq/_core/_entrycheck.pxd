@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t
 
+from rmq._core._indexfile cimport IndexFileView
 from rmq._core._record cimport RecordRow
 
 # What is wrong with an index file or with the entries of a record.
@@ -62,6 +63,15 @@ cdef class EntryCheck:
         int64_t found_count
         int64_t found_room
         bint is_under_way           # the row at hand goes on in the next file
+        IndexFileView view          # None until a file is open
+        int64_t file                # number that the caller gave it
+        int32_t entry               # the next one of it
+        int32_t limit
+        bint is_last                # no file follows
+        int64_t begin_timestamp
+        int64_t first_begin_timestamp
+        int64_t least               # phy offset; entries of records below it are others' to judge, or nobody's
+        int64_t required_end        # a record at or past it may lack entries
         bint is_lenient
         bint index_tags
         bint has_run
@@ -71,7 +81,10 @@ cdef class EntryCheck:
         readonly int64_t behind     # keys at or past the required end without an entry
     cdef bint _add_hash(self, int32_t key_hash) noexcept nogil
     cdef bint _hash_keys(self, const RecordRow *row, bint tags) noexcept nogil
-    cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil
+    cdef bint _find(self, int32_t key_hash) noexcept nogil
     cdef int64_t _match(self) noexcept nogil
-    cdef bint _judge(self, const RecordRow *row, int64_t required_end, int64_t file, int32_t number) noexcept nogil
+    cdef bint _judge(self, const RecordRow *row) noexcept nogil
+    cdef bint _add(self, int64_t kind, int64_t phy_offset, int64_t a, int64_t b) noexcept nogil
     cdef bint _end_run(self) noexcept nogil
+    cdef int check_file(self) except -1
+    cdef int32_t compare(self, const RecordRow *rows, int32_t row, int32_t count) noexcept nogil

@@ -5,7 +5,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._indexfile import IndexFileView
-from rmq._core._recordbatch import RecordBatch
 
 FAULT_HASH_RANGE: Final[int]
 FAULT_LINK: Final[int]
@@ -18,30 +17,28 @@ FAULT_MISSING: Final[int]
 
 @final
 class EntryCheck:
-    def __new__(cls, *, is_lenient: bool = True, index_tags: bool = False) -> Self: ...
+    def __new__(
+        cls, *, begin: int, required_end: int, is_lenient: bool = True, index_tags: bool = False
+    ) -> Self: ...
     @property
     def right(self) -> int: ...
     @property
     def behind(self) -> int: ...
-    def compare(
+    @property
+    def is_through(self) -> bool: ...
+    def open_file(
         self,
-        batch: RecordBatch,
-        row: int,
         view: IndexFileView,
         file: int,
         entry: int,
         limit: int,
         *,
-        begin: int,
-        blind_end: int,
-        required_end: int,
         begin_timestamp: int,
         first_begin_timestamp: int,
         is_last: bool,
-    ) -> tuple[int, int]: ...
-    def finish(
-        self, view: IndexFileView, file: int, entry: int, limit: int, *, begin: int, end: int
-    ) -> int: ...
+    ) -> None: ...
+    def pass_over(self, blind_end: int) -> None: ...
+    def finish(self, end: int) -> bool: ...
     def take_faults(self, *, last: bool = False) -> npt.NDArray[np.int64]: ...
 
 def check_links(

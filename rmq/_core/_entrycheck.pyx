@@ -13,11 +13,11 @@ from rmq._core._bytes cimport load_i32, load_i64
 from rmq._core._indexfile cimport IndexFileView
 from rmq._core._javahash cimport key_hash_of, rmq_hash_utf8, seed_of_tags, seed_of_topic
 from rmq._core._record cimport RecordRow, find_properties, next_key
-from rmq._core._recordbatch cimport RecordBatch
 
 import numpy as np
 
 cdef int64_t FOUND_LIMIT = 65536                # entries of one record that are compared with its keys
+cdef int64_t FAULTS_HELD = 65536                # of index files that hold nothing right, until they are taken
 cdef int32_t TIME_DIFF_LIMIT = 0x7FFFFFFF
 
 
@@ -93,7 +93,9 @@ cdef int _by_hash(const void *one, const void *other) noexcept nogil:
 
 @cython.final
 cdef class EntryCheck:
-    def __cinit__(self, *, bint is_lenient=True, bint index_tags=False):
+    def __cinit__(self, *, int64_t begin, int64_t required_end, bint is_lenient=True, bint index_tags=False):
+        self.least = begin
+        self.required_end = required_end
         self.is_lenient = is_lenient
         self.index_tags = index_tags
 
@@ -137,16 +139,16 @@ cdef class EntryCheck:
                                                             seed_of_tags(seed))))
         return True
 
-    cdef bint _find(self, int32_t key_hash, int64_t file, int32_t number) noexcept nogil:
-        """Note an entry of the row at hand."""
+    cdef bint _find(self, int32_t key_hash) noexcept nogil:
+        """Note the entry at hand as one of the row's."""
         cdef FoundEntry *items = <FoundEntry *>_with_room(self.found, self.found_count, &self.found_room,
                                                           sizeof(FoundEntry))
         if items == NULL:
             return False
         self.found = items
         self.found[self.found_count].key_hash = key_hash
-        self.found[self.found_count].file = file
-        self.found[self.found_count].number = number
+        self.found[self.found_count].file = self.file
+        self.found[self.found_count].number = self.entry
         self.found[self.found_count].is_right = False
         self.found_count += 1
         return True
@@ -173,7 +175,7 @@ cdef class EntryCheck:
             missing += not self.hashes[i].is_found
         return missing
 
-    cdef bint _judge(self, const RecordRow *row, int64_t required_end, int64_t file, int32_t number) noexcept nogil:
+    cdef bint _judge(self, const RecordRow *row) noexcept nogil:
         """Compare the keys of a row with the entries that were found for it.
 
         An entry may come twice: RocketMQ indexes the last record again after a restart. Up to 4.9.0 properties are
@@ -208,104 +210,127 @@ cdef class EntryCheck:
             if self.found[k].is_right:
                 self.right += 1
             elif not add_fault(&self.faults, FAULT_NO_KEY, self.found[k].file, self.found[k].number, row.phy_offset,
-                             self.found[k].key_hash, 0):
+                               self.found[k].key_hash, 0):
                 return False
         if missing == 0:
             return True
-        if row.phy_offset >= required_end:
+        if row.phy_offset >= self.required_end:
             self.behind += missing
             return True
         if not self.has_run:
             self.has_run = True
-            self.run.file = file
-            self.run.number = number
+            self.run.file = self.file
+            self.run.number = self.entry
             self.run.phy_offset = row.phy_offset
             self.run.b = 0
         self.run.a = row.phy_offset
         self.run.b += missing
         return True
 
+    cdef bint _add(self, int64_t kind, int64_t phy_offset, int64_t a, int64_t b) noexcept nogil:
+        """A fault of the entry at hand."""
+        return add_fault(&self.faults, kind, self.file, self.entry, phy_offset, a, b)
+
     cdef bint _end_run(self) noexcept nogil:
         self.has_run = False
         return add_fault(&self.faults, FAULT_MISSING, self.run.file, self.run.number, self.run.phy_offset, self.run.a,
                        self.run.b)
 
-    def compare(self, RecordBatch batch not None, int32_t row, IndexFileView view not None, int64_t file,
-                int32_t entry, int32_t limit, *, int64_t begin, int64_t blind_end, int64_t required_end,
-                int64_t begin_timestamp, int64_t first_begin_timestamp, bint is_last):
-        """Compare rows from `row` on with the entries of a file from `entry` to `limit`; returns (row, entry).
-
-        entry equal to limit and row below len(batch): go on with the same row in the next file, or, when there is none,
-        here with is_last. begin: the first byte of the segment; entries of records below it are others' to judge, those
-        below blind_end nobody's. required_end: records at or past it may lack entries. begin_timestamp: the header's;
-        first_begin_timestamp: what it was when entry 1 was put, -1 when not known.
+    def open_file(self, IndexFileView view not None, int64_t file, int32_t entry, int32_t limit, *,
+                  int64_t begin_timestamp, int64_t first_begin_timestamp, bint is_last):
+        """Go on at an entry of an index file, whose entries below `limit` are compared. file: a number of the caller's;
+        begin_timestamp: the header's; first_begin_timestamp: what it was when entry 1 was put, -1 when not known.
         """
-        cdef RecordRow *record
-        cdef const uint8_t *at
-        cdef int64_t phy_offset, stored, right
-        cdef bint ok = True
-        view._check()
-        if entry < 1 or limit > view.index_num or file < 0 or row < 0:
-            raise ValueError("entries lie outside the file, or the row outside the batch")
-        with nogil:
-            while row < batch.count and ok:
-                record = &batch.rows[row]
-                if not self.is_under_way:
-                    self.found_count = 0
-                    ok = self._hash_keys(record, self.index_tags)
-                    self.is_under_way = True
-                    if not ok:
-                        break
-                while entry < limit:
-                    at = view._entry(entry)
-                    phy_offset = load_i64(at + L.ENTRY_PHY_OFFSET_OFFSET)
-                    if phy_offset < record.phy_offset:
-                        if phy_offset >= begin and phy_offset >= blind_end:
-                            ok = add_fault(&self.faults, FAULT_NO_RECORD, file, entry, phy_offset, 0, 0)
-                    elif phy_offset > record.phy_offset:
-                        if not _is_odd(view, entry, limit):
-                            break
-                    else:
-                        stored = load_i32(at + L.ENTRY_TIME_DIFF_OFFSET)
-                        right = _seconds(begin_timestamp if entry > 1 else first_begin_timestamp,
-                                         record.store_timestamp)
-                        if stored != right and (entry > 1 or first_begin_timestamp >= 0 or stored < 0):
-                            ok = add_fault(&self.faults, FAULT_TIME, file, entry, phy_offset, stored, right)
-                        if ok and self.found_count < FOUND_LIMIT:
-                            ok = self._find(load_i32(at + L.ENTRY_KEY_HASH_OFFSET), file, entry)
-                    if not ok:
-                        break
-                    entry += 1
-                if not ok or (entry >= limit and not is_last):
-                    break
-                self.is_under_way = False
-                ok = self._judge(record, required_end, file, entry)
-                row += 1
-        if not ok:
-            raise MemoryError()
-        return row, entry
-
-    def finish(self, IndexFileView view not None, int64_t file, int32_t entry, int32_t limit, *, int64_t begin,
-               int64_t end):
-        """Behind the last record of a segment [begin, end): entries that point into it point to no record; returns the
-        number of the first entry of another segment. The open run of missing keys ends.
-        """
-        cdef int64_t phy_offset
-        cdef bint ok = True
         view._check()
         if entry < 1 or limit > view.index_num or file < 0:
             raise ValueError("entries lie outside the file")
+        self.view, self.file, self.entry, self.limit, self.is_last = view, file, entry, limit, is_last
+        self.begin_timestamp, self.first_begin_timestamp = begin_timestamp, first_begin_timestamp
+
+    @property
+    def is_through(self):
+        """Whether the entries of the file are, and another one follows."""
+        return self.view is not None and self.entry >= self.limit and not self.is_last
+
+    def pass_over(self, int64_t blind_end):
+        """Judge no entries of records below a phy offset."""
+        self.least = max(self.least, blind_end)
+
+    cdef int check_file(self) except -1:
+        if self.view is not None:
+            self.view._check()
+        return 0
+
+    cdef int32_t compare(self, const RecordRow *rows, int32_t row, int32_t count) noexcept nogil:
+        """Compare rows from `row` on with the entries of the file; returns the row that goes on in the next file, or
+        once faults are taken, or the count; -1: no memory. Without a file all rows pass.
+        """
+        cdef const RecordRow *record
+        cdef const uint8_t *at
+        cdef int64_t phy_offset, stored, right
+        if self.view is None:
+            return count
+        while row < count:
+            record = &rows[row]
+            if not self.is_under_way:
+                self.found_count = 0
+                self.is_under_way = True
+                if not self._hash_keys(record, self.index_tags):
+                    return -1
+            while self.entry < self.limit:
+                if self.faults.count >= FAULTS_HELD:
+                    return row
+                at = self.view._entry(self.entry)
+                phy_offset = load_i64(at + L.ENTRY_PHY_OFFSET_OFFSET)
+                if phy_offset < record.phy_offset:
+                    if phy_offset >= self.least and not self._add(FAULT_NO_RECORD, phy_offset, 0, 0):
+                        return -1
+                elif phy_offset > record.phy_offset:
+                    if not _is_odd(self.view, self.entry, self.limit):
+                        break
+                else:
+                    stored = load_i32(at + L.ENTRY_TIME_DIFF_OFFSET)
+                    right = _seconds(self.begin_timestamp if self.entry > 1 else self.first_begin_timestamp,
+                                     record.store_timestamp)
+                    if stored != right and (self.entry > 1 or self.first_begin_timestamp >= 0 or stored < 0) and \
+                            not self._add(FAULT_TIME, phy_offset, stored, right):
+                        return -1
+                    if self.found_count < FOUND_LIMIT and not self._find(load_i32(at + L.ENTRY_KEY_HASH_OFFSET)):
+                        return -1
+                self.entry += 1
+            if self.entry >= self.limit and not self.is_last:
+                return row
+            self.is_under_way = False
+            if not self._judge(record):
+                return -1
+            row += 1
+        return row
+
+    def finish(self, int64_t end):
+        """Behind the last record of a range that ends at `end`: entries that point into it point to no record. Returns
+        whether the range's entries are through; else faults must be taken, or the next file opened. The open run of
+        missing keys ends.
+        """
+        cdef int64_t phy_offset
+        cdef bint ok = True
+        if self.view is None:
+            return True
+        self.check_file()
         with nogil:
-            while entry < limit and ok:
-                phy_offset = _entry_phy_offset(view, entry)
-                if phy_offset >= end and not _is_odd(view, entry, limit):
+            while self.entry < self.limit and self.faults.count < FAULTS_HELD:
+                phy_offset = _entry_phy_offset(self.view, self.entry)
+                if phy_offset >= end and not _is_odd(self.view, self.entry, self.limit):
                     break
-                if begin <= phy_offset < end:
-                    ok = add_fault(&self.faults, FAULT_NO_RECORD, file, entry, phy_offset, 0, 0)
-                entry += 1
+                if self.least <= phy_offset < end:
+                    ok = self._add(FAULT_NO_RECORD, phy_offset, 0, 0)
+                    if not ok:
+                        break
+                self.entry += 1
         if not ok:
             raise MemoryError()
-        return entry
+        if self.entry < self.limit:
+            return self.faults.count < FAULTS_HELD
+        return self.is_last
 
     def take_faults(self, *, bint last=False):
         """Faults since the last call: int64 array [n, 6] of (FAULT_*, file, number, phy offset, a, b). FAULT_MISSING:

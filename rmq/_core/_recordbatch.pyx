@@ -165,7 +165,27 @@ cdef class RecordBatch:
         record at or past that many bytes. behind: bytes of the segment that follow, when it is not whole.
         """
         cdef int64_t segment_size = 0
-        cdef const uint8_t *base = self._borrow_source(segment, &segment_size)
+        cdef const uint8_t *base = self.start(segment, segment_phy_offset, begin, end, &segment_size)
+        with nogil:
+            self.fill(base, segment_size, segment_phy_offset, begin, end, checks, queues, byte_limit, behind)
+        if self.stop == SCAN_LIMIT and self.count == 0:
+            self.release()
+        return self.stop
+
+    cdef const uint8_t *start(self, object segment, int64_t segment_phy_offset, int64_t begin, int64_t end,
+                              int64_t *segment_size) except? NULL:
+        """Empty, before the first fill(): the bytes of a segment, borrowed until release(). ValueError as of scan()."""
+        cdef const uint8_t *base = self._borrow_source(segment, segment_size)
+        if begin < segment_phy_offset or end < begin or end - segment_phy_offset > segment_size[0]:
+            self.release()
+            raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
+        self.stop = SCAN_FULL
+        self.next_phy_offset = begin
+        return base
+
+    cdef int fill(self, const uint8_t *base, int64_t segment_size, int64_t segment_phy_offset, int64_t begin,
+                  int64_t end, int checks, QueueTable queues, int64_t byte_limit, int64_t behind) except -1 nogil:
+        """scan() of bytes that start() gave."""
         cdef int64_t position = begin - segment_phy_offset, limit = end - segment_phy_offset, start = position
         cdef bint skips_bodies = not checks & (CHECK_BODY_CRC | CHECK_RECORD_CRC)
         cdef bint has_hashes = queues is not None and checks & HASH_KEYS and checks & PARSE_PROPERTIES
@@ -173,45 +193,39 @@ cdef class RecordBatch:
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
         cdef int64_t step = LINE if rmq_reads_every_line() else FOUR_LINES
-        if position < 0 or limit < position or limit > segment_size:
-            self.release()
-            raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
         if has_hashes and self.hashes == NULL:
             self._grow(self._room, True)
-        with nogil:
-            while count < self.capacity:
-                if position == limit:
-                    stop = SCAN_LIMIT
-                    break
-                if byte_limit > 0 and position - start >= byte_limit:
-                    break
-                if count == self._room:
-                    self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room), has_hashes)
-                row = &self.rows[count]
-                stop = parse_record(base + position, limit - position, segment_size + behind - position,
-                                    segment_phy_offset + position, checks, row)
-                if stop != SCAN_FULL:
-                    break
-                if queues is not None:
-                    row.queue = queues.find_or_add(row.base + row.topic_position, row.topic_size, row.queue_id)
-                    if row.queue < 0:
-                        with gil:
-                            raise MemoryError()
-                    if has_hashes:
-                        hash_row(row, queues.slots[row.queue].seed, &self.hashes[count])
-                position += row.size
-                count += 1
-                if skips_bodies and row.size > NEAR:
-                    prefetch_ahead(base, position, segment_size, row, count)
-                else:
-                    prefetch_bytes(base, position, segment_size, row.size, step)
-        if stop == SCAN_LIMIT and count == 0:
-            self.release()
+        while count < self.capacity:
+            if position == limit:
+                stop = SCAN_LIMIT
+                break
+            if byte_limit > 0 and position - start >= byte_limit:
+                break
+            if count == self._room:
+                self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room), has_hashes)
+            row = &self.rows[count]
+            stop = parse_record(base + position, limit - position, segment_size + behind - position,
+                                segment_phy_offset + position, checks, row)
+            if stop != SCAN_FULL:
+                break
+            if queues is not None:
+                row.queue = queues.find_or_add(row.base + row.topic_position, row.topic_size, row.queue_id)
+                if row.queue < 0:
+                    with gil:
+                        raise MemoryError()
+                if has_hashes:
+                    hash_row(row, queues.slots[row.queue].seed, &self.hashes[count])
+            position += row.size
+            count += 1
+            if skips_bodies and row.size > NEAR:
+                prefetch_ahead(base, position, segment_size, row, count)
+            else:
+                prefetch_bytes(base, position, segment_size, row.size, step)
         self.count = count
         self.has_hashes = has_hashes
         self.stop = stop
         self.next_phy_offset = segment_phy_offset + position
-        return stop
+        return 0
 
     def load(self, segment not None, int64_t segment_phy_offset, const int64_t[::1] phy_offsets not None,
              int64_t end, *, int checks=0, int64_t behind=0):

@@ -342,55 +342,43 @@ class IndexFiles:
 
 
 class EntryCursor:
-    """Goes through the entries of the records of a segment, or of a piece of one, across index files."""
+    """Has the entries of the records of a segment, or of a piece of one, compared across index files."""
 
     def __init__(self, ground: Ground, index: IndexFiles, begin: int, end: int, findings: Report, *,
                  is_piece: bool) -> None:  # fmt: skip
         """begin: one of the ground's places. is_piece: faults are left untold, has_faults says that there are some."""
-        self.blind_end = 0
         self.has_faults = False
+        self.check = EntryCheck(begin=begin, required_end=ground.entry_end, is_lenient=not ground.is_own,
+                                index_tags=ground.config.indexes_tags)  # fmt: skip
         self._index = index
         self._findings = findings
-        self._begin, self._end = begin, end
+        self._end = end
         self._is_piece = is_piece
-        self._required_end = ground.entry_end
-        self._check = EntryCheck(is_lenient=not ground.is_own, index_tags=ground.config.indexes_tags)
-        self._file, self._entry = 0, 1
-        number = int(np.searchsorted(ground.places, begin))
-        while self._file < len(index.parts):
-            part = index.parts[self._file]
-            self._entry = int(part.firsts[number])
-            if self._entry < part.limit or self._file == len(index.parts) - 1:
+        number, last = int(np.searchsorted(ground.places, begin)), len(index.parts) - 1
+        for self._file, part in enumerate(index.parts):
+            if (entry := int(part.firsts[number])) < part.limit or self._file == last:
+                self._open(entry)
                 break
-            self._file += 1
 
-    def compare(self, batch: RecordBatch) -> None:
-        """Compare the rows of a batch, in log order."""
-        row, parts = 0, self._index.parts
-        if not parts:
-            return
-        while row < len(batch):
-            part = parts[self._file]
-            row, self._entry = self._check.compare(
-                batch, row, part.view, self._file, self._entry, part.limit, begin=self._begin,
-                blind_end=self.blind_end, required_end=self._required_end, begin_timestamp=part.base,
-                first_begin_timestamp=part.first_base, is_last=self._file == len(parts) - 1)  # fmt: skip
-            if row < len(batch):
-                self._file, self._entry = self._file + 1, 1
-        self._report(self._check.take_faults())
+    def _open(self, entry: int) -> None:
+        part = self._index.parts[self._file]
+        self.check.open_file(part.view, self._file, entry, part.limit, begin_timestamp=part.base,
+                             first_begin_timestamp=part.first_base,
+                             is_last=self._file == len(self._index.parts) - 1)  # fmt: skip
+
+    def go_on(self) -> None:
+        """Tell the faults so far; the next file, when one is through."""
+        self._report(self.check.take_faults())
+        if self.check.is_through:
+            self._file += 1
+            self._open(1)
 
     def finish(self) -> tuple[int, int]:
         """The records are through; returns (right entries, keys behind)."""
-        parts = self._index.parts
-        while parts:
-            part = parts[self._file]
-            self._entry = self._check.finish(part.view, self._file, self._entry, part.limit,
-                                             begin=max(self._begin, self.blind_end), end=self._end)  # fmt: skip
-            if self._entry < part.limit or self._file == len(parts) - 1:
-                break
-            self._file, self._entry = self._file + 1, 1
-        self._report(self._check.take_faults(last=True))
-        return self._check.right, self._check.behind
+        while not self.check.finish(self._end):
+            self.go_on()
+        self._report(self.check.take_faults(last=True))
+        return self.check.right, self.check.behind
 
     def _report(self, faults: npt.NDArray[np.int64]) -> None:
         self.has_faults |= len(faults) > 0

@@ -25,7 +25,8 @@ from rmq._core._record import (
     resync,
 )
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._unitcheck import UnitCheck, looked_at
+from rmq._core._recordcheck import WANTS_NOTHING, WANTS_UNITS, RecordCheck
+from rmq._core._unitcheck import UnitCheck
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import ZEROS_AT_END, Segment
 from rmq.verification.findings import Report
@@ -35,7 +36,7 @@ from rmq.verification.queues import QueueFiles
 
 WINDOW_MEMORY = 32 * 1024 * 1024  # bytes of units in memory for each thread
 FIRST_UNITS, WINDOW_GROWTH, MOST_UNITS = 16, 4, 16384  # of a queue: a segment has few units of it, or many in a row
-ROUND_BYTES = 1024 * 1024  # of the log: what is compared of records is still in the cache
+STEP_BYTES = 8 * 1024 * 1024  # of the log: at least so often progress is told
 _PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
 
 
@@ -69,11 +70,6 @@ class SegmentReport:
     units_behind: int = 0
     keys_behind: int = 0
 
-    def see_time(self, timestamp: int | None) -> None:
-        """The last store timestamp of some of its records, None without one."""
-        if timestamp is not None and (self.last_timestamp is None or timestamp > self.last_timestamp):
-            self.last_timestamp = timestamp
-
 
 def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
     """The report of a segment from those of its pieces, in any order; None when one is not sound, or does not end where
@@ -87,7 +83,8 @@ def joined(pieces: list[SegmentReport]) -> SegmentReport | None:
         first.is_sound = first.is_sound and piece.is_sound
         for name in ("record_count", "unit_count", "entry_count", "units_behind", "keys_behind"):
             setattr(first, name, getattr(first, name) + getattr(piece, name))
-        first.see_time(piece.last_timestamp)
+        times = [time for time in (first.last_timestamp, piece.last_timestamp) if time is not None]
+        first.last_timestamp = max(times, default=None)
         first.least_timestamp = min(first.least_timestamp, piece.least_timestamp)
         for queue, spans in piece.spans.items():
             first.spans.setdefault(queue, []).extend(spans)
@@ -123,12 +120,14 @@ class SegmentCheck:
         self._is_piece = (begin, end) != (segment.start, segment.end)
         self._segment = segment
         self._queue_files = queues
-        self._table = QueueTable()
         self._names: list[tuple[str, int] | None] = []
         self._windows: list[int] = []  # units that were last read of each queue
-        self._units = UnitCheck(np.array(ground.config.delay_levels_ms, np.int64), is_lenient=not ground.is_own,
+        self._units = UnitCheck(np.array(ground.config.delay_levels_ms, np.int64), required_end=ground.unit_end,
+                                is_lenient=not ground.is_own,
                                 has_ext=(ground.paths.root / "consumequeue_ext").is_dir())  # fmt: skip
         self._entries = EntryCursor(ground, index, begin, end, findings, is_piece=self._is_piece)
+        self._table = QueueTable()
+        self._check = RecordCheck(self._table, self._units, self._entries.check)
         self._checks = PARSE_PROPERTIES
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
@@ -148,13 +147,10 @@ class SegmentCheck:
         return self._report
 
     def _run(self, batch: RecordBatch, one: RecordBatch) -> None:
-        segment, end = self._segment, self._end
         place, retried = self._begin, -1
         while True:
             before = place
-            stop = batch.scan(segment.file.map, segment.start, place, end, byte_limit=ROUND_BYTES, queues=self._table,
-                              checks=self._checks | CHECK_CRC | CHECK_SECTORS)  # fmt: skip
-            self._use(batch)
+            stop = self._step(batch, place, self._checks | CHECK_CRC | CHECK_SECTORS, STEP_BYTES)
             place = batch.next_phy_offset
             self._ground.read(place - before)
             if stop == SCAN_FULL:
@@ -162,14 +158,13 @@ class SegmentCheck:
             if stop in (SCAN_LIMIT, SCAN_BLANK):
                 break
             is_settled = stop in _PASSABLE and self._is_settled(place)
-            following = -1 if is_settled else self._next_record(place, stop, end)
+            following = -1 if is_settled else self._next_record(place, stop)
             if following >= 0 and self._ground.is_live and retried != place:
                 retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue
             if is_settled or (stop in _PASSABLE and following >= 0):  # else a crash may have left the last one torn
                 self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
-                one.scan(segment.file.map, segment.start, place, end, queues=self._table, checks=self._checks)
-                self._use(one)
+                self._step(one, place, self._checks, 1)
                 place = one.next_phy_offset
                 continue
             if following < 0:
@@ -189,9 +184,9 @@ class SegmentCheck:
         mark = self._ground.mark
         return self._ground.is_closed or (mark is not None and place < mark.durable_phy_offset)
 
-    def _next_record(self, place: int, stop: int, end: int) -> int:
+    def _next_record(self, place: int, stop: int) -> int:
         """The first whole record behind bytes that are none, -1 without one."""
-        segment, report = self._segment, self._report
+        segment, report, end = self._segment, self._report, self._end
         begin = min(end, place + (0 if stop == SCAN_ZERO else 1))
         if self._ground.is_live or report.used_end < 0:
             report.used_end = segment.start + segment.used_end(0)
@@ -201,39 +196,39 @@ class SegmentCheck:
         self._damage(place, "record", f"{SCAN_REASONS.get(stop, 'no record')}; the next record begins "
                      f"{following - place} bytes on")  # fmt: skip
         self._ground.add_blind(place, following)
-        self._entries.blind_end = following
+        self._entries.check.pass_over(following)
 
-    def _use(self, batch: RecordBatch) -> None:
-        if not batch.count:
-            return
-        misnamed, newest, oldest = looked_at(batch)
-        for phy_offset in misnamed:
+    def _step(self, batch: RecordBatch, place: int, checks: int, step: int) -> int:
+        """Records from a place on, of `step` bytes or somewhat more, with their units and entries; returns the scan's
+        stop code.
+        """
+        check, segment = self._check, self._segment
+        check.begin(batch, segment.file.map, segment.start, place, self._end, checks=checks, step=step)
+        while (wants := check.go_on()) != WANTS_NOTHING:
+            if wants == WANTS_UNITS:
+                self._load_units(*self._units.wanted)
+            else:
+                self._entries.go_on()
+        for phy_offset in check.take_misnamed():
             self._damage(phy_offset, "crc", "the name or the end of its whole-record CRC is damaged")
-        self._report.record_count += len(batch)
-        self._report.see_time(newest)
-        self._report.least_timestamp = min(self._report.least_timestamp, oldest)
-        self._compare_units(batch)
-        self._entries.compare(batch)
+        self._take_spans(self._units.take_spans())
+        self._entries.go_on()
+        return batch.stop
 
     # ---- units ----
 
-    def _compare_units(self, batch: RecordBatch) -> None:
-        row = 0
-        while len(self._names) < len(self._table):
-            number = len(self._names)
-            self._names.append(self._queue_files.name_of(*self._table.queue(number)))
+    def _load_units(self, number: int, queue_offset: int) -> None:
+        """Those of a queue from an offset on; of a queue without a directory none will be asked for again."""
+        while len(self._names) <= number:
+            self._names.append(self._queue_files.name_of(*self._table.queue(len(self._names))))
             self._windows.append(FIRST_UNITS // WINDOW_GROWTH)
-            if self._names[number] is None:
-                self._units.ignore(number)
-        while row < len(batch):
-            row, number, queue_offset = self._units.compare(batch, row, self._ground.unit_end)
-            if number >= 0:
-                name = self._names[number]
-                assert name is not None
-                most = max(FIRST_UNITS, min(MOST_UNITS, WINDOW_MEMORY // (UNIT_SIZE * len(self._names))))
-                self._windows[number] = count = min(most, self._windows[number] * WINDOW_GROWTH)
-                self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, count))
-        self._take_spans(self._units.take_spans())
+        name = self._names[number]
+        if name is None:
+            self._units.ignore(number)
+            return
+        most = max(FIRST_UNITS, min(MOST_UNITS, WINDOW_MEMORY // (UNIT_SIZE * len(self._names))))
+        self._windows[number] = count = min(most, self._windows[number] * WINDOW_GROWTH)
+        self._units.load(number, queue_offset, self._queue_files.read(name, queue_offset, count))
 
     def _take_spans(self, spans: npt.NDArray[np.int64]) -> None:
         for number, low, high, phy_offset, is_right in spans.tolist():
@@ -244,8 +239,11 @@ class SegmentCheck:
             self._report.spans.setdefault(name, []).append((low, high, phy_offset, bool(is_right)))
 
     def _finish(self) -> None:
-        report = self._report
+        report, check = self._report, self._check
         self._take_spans(self._units.take_spans(last=True))
+        report.record_count = check.record_count
+        if check.record_count:
+            report.last_timestamp, report.least_timestamp = check.newest, min(0, check.oldest)
         report.unit_count, report.units_behind = self._units.right, self._units.behind
         report.entry_count, report.keys_behind = self._entries.finish()
         if self._is_piece and self._entries.has_faults:
