@@ -64,6 +64,27 @@ def test_each_queue_s_units_are_asked_for_once_and_those_of_an_ignored_one_not_a
     batch.release()
 
 
+@pytest.mark.parametrize("queue_offset", [-1, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_queue_that_begins_with_an_offset_that_no_unit_has_is_asked_for_too(tmp_path: Path, queue_offset: int,
+                                                                              is_ignored: bool) -> None:  # fmt: skip
+    data = log_of(tmp_path / "s", [b"body"] * 2)
+    data = data[: L.RECORD_QUEUE_OFFSET_OFFSET] + queue_offset.to_bytes(8, "big", signed=True) \
+        + data[L.RECORD_QUEUE_OFFSET_OFFSET + 8 :]  # fmt: skip
+    units, batch = unit_check(), RecordBatch()
+    check = check_of(units)
+    check.begin(batch, data, 0, 0, len(data), checks=0, step=len(data))
+    assert (check.go_on(), units.wanted) == (WANTS_UNITS, (0, 0))
+    if is_ignored:
+        units.ignore(0)
+    else:
+        units.load(0, 0, queue_of(tmp_path / "s", 0, 2))
+    assert (check.go_on(), check.record_count, units.right) == (WANTS_NOTHING, 2, 0 if is_ignored else 1)
+    wrong = [row for row in units.take_spans(last=True).tolist() if not row[4]]
+    assert [(low, phy_offset) for _, low, _, phy_offset, _ in wrong] == ([] if is_ignored else [(queue_offset, 0)])
+    batch.release()
+
+
 def batch_start(data: bytes, number: int) -> int:
     """Where a record begins."""
     batch = RecordBatch()

@@ -122,6 +122,9 @@ cdef class UnitCheck:
                     self.wanted_queue, self.wanted_offset = queue, queue_offset
                     return row
                 right = self._is_right(record, window.units + (queue_offset - window.first) * L.UNIT_SIZE)
+            elif window.count == 0:     # maybe the queue is one to ignore
+                self.wanted_queue, self.wanted_offset = queue, 0
+                return row
             else:
                 right = False
             row += 1
@@ -130,7 +133,7 @@ cdef class UnitCheck:
             elif record.phy_offset >= self.required_end:
                 self.behind += 1
                 continue
-            if window.high == queue_offset and window.is_right == right:
+            if 0 <= window.high == queue_offset and window.is_right == right:
                 window.high += 1
                 continue
             if not self._close(queue):
