@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ class IndexFile:
                              rocketmq_version=rocketmq_version)  # fmt: skip
         before = int(int64_array([end_phy_offset], "end_phy_offset")[0]), to_ms(end_timestamp, "end_timestamp")
         if not path_text(path, "path"):
-            raise FileNotFoundError("the path of the index file is empty")
+            raise FileNotFoundError(errno.ENOENT, "the path of the index file is empty", "")
         self.path = Path(path)
         writable = mode != "r"
         max_hash_slot_num, max_index_num = config.max_hash_slot_num, config.max_index_num  # checked ints

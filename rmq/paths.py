@@ -6,6 +6,7 @@ Source: RocketMQ StorePathConfigHelper, UtilAll#offset2FileName.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -177,9 +178,9 @@ def store_root(path: str | os.PathLike[str]) -> Path:
     """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
     text = path_text(path, "path")
     if not text:
-        raise FileNotFoundError("the path of the store is empty")
+        raise FileNotFoundError(errno.ENOENT, "the path of the store is empty", text)
     if is_elsewhere(text):
-        raise FileNotFoundError(f"{text}: no directory of this machine; Spark reads stores on object stores")
+        raise FileNotFoundError(errno.ENOENT, "no directory of this machine; Spark reads stores on object stores", text)
     return Path(local_path(text))
 
 

@@ -171,7 +171,7 @@ def require_store(path: Path, paths: StorePaths) -> None:
     """require_directory; FileNotFoundError also when directories of the log were named and none of them is there."""
     require_directory(path)
     if paths.is_log_elsewhere and not any(path.is_dir() for path in paths.commit_logs):
-        raise FileNotFoundError(f"{', '.join(map(str, paths.commit_logs))}: no such commit-log directory")
+        raise FileNotFoundError(errno.ENOENT, "no such commit-log directory", ", ".join(map(str, paths.commit_logs)))
 
 
 def require_directory(path: Path) -> None:

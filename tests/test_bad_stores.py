@@ -300,8 +300,9 @@ def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp
         lambda: rmq.verify(path, config=config), lambda: rmq.export(path, tmp_path / "new", config=config),
         lambda: list(rmq.scan_map(path, list, config=config))]  # fmt: skip
     for refused in calls:
-        with pytest.raises(FileNotFoundError, match="no such commit-log directory"):
+        with pytest.raises(FileNotFoundError, match="no such commit-log directory") as caught:
             refused()
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, f"{tmp_path}/x, {tmp_path}/y")
     assert digests(path, ".") == before
 
 

@@ -10,6 +10,7 @@ appear by one rename.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -83,8 +84,8 @@ def check_new(path: Path) -> None:
     if own.is_dir():
         found |= {f"rmq/{item.name}" for item in own.iterdir() if item.name not in BEGUN_BY_SPARK}
     if found:
-        raise FileExistsError(f"{path}: exists and holds {min(found)}; bulk_load makes a new store, "
-                              "mode=single of df.write appends to one")  # fmt: skip
+        raise FileExistsError(errno.EEXIST, f"exists and holds {min(found)}; bulk_load makes a new store, mode=single "
+                              "of df.write appends to one", str(path))  # fmt: skip
 
 
 @contextlib.contextmanager
