@@ -472,3 +472,9 @@ def test_an_arrow_stream_that_fails_raises_its_own_error(tmp_path: Path) -> None
         with pytest.raises(pa.ArrowInvalid, match="null"):
             store.put_many(Array(pa.array([{"topic": "T", "body": b"x"}, None])))
         assert store.max_phy_offset == 0
+
+
+@pytest.mark.parametrize(("size", "more"), [(0, ""), (64, ""), (65, "... 65 bytes"), (4_000_000, "... 4000000 bytes")])
+def test_a_message_shows_the_beginning_of_a_long_body(size: int, more: str) -> None:
+    shown = repr(rmq.Message("T", b"x" * size, keys="k", tags="a", queue_id=2))
+    assert shown == f"Message('T', {b'x' * min(size, 64)!r}{more}, keys=('k',), tags='a', queue_id=2)"

@@ -30,6 +30,7 @@ from rmq.errors import IllegalMessageError
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object MILLISECOND = timedelta(milliseconds=1)
 cdef int TOPIC_SIZE_WITHOUT_RETRY = 127
+cdef int BODY_SHOWN = 64                                # bytes, by repr()
 cdef str ADDRESS_FAMILY_HINT = 'expected "1.2.3.4:10911" or "[2001:db8::1]:10911"'
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 
@@ -336,7 +337,8 @@ raw_properties=None)\n--\n\n\
         return hash((self.topic, self.body, self._encoded, self.queue_id, self.flag, self.sys_flag))
 
     def __repr__(self):
-        return f"Message({self.topic!r}, {self.body!r}, keys={self.keys!r}, tags={self.tags!r}, " \
+        more = f"... {len(self.body)} bytes" if len(self.body) > BODY_SHOWN else ""
+        return f"Message({self.topic!r}, {self.body[:BODY_SHOWN]!r}{more}, keys={self.keys!r}, tags={self.tags!r}, " \
                f"queue_id={self.queue_id})"
 
     def __reduce__(self):
