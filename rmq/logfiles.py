@@ -130,7 +130,8 @@ class LogFiles:
     def forget_first(self, segment: Segment) -> None:
         """The log begins behind its first segment, which is that one."""
         assert self.segments[0] is segment
-        self.hold(self.segments[1:])
+        self.segments = self.segments[1:]
+        self._maps.forget(segment)
 
     def check(self) -> None:
         """CorruptFileError when pages of a segment's map were gone. Cost: nothing until another page is lost."""

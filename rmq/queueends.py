@@ -17,8 +17,9 @@ from rmq._core._storedfields import stored_at
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError, UnsupportedFormatError
-from rmq.marks import Manifest
+from rmq.marks import Manifest, read_manifest
 from rmq.message import StoredMessage, is_dispatched_to
+from rmq.paths import StorePaths
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
 from rmq.storeroot import READS_IT
@@ -165,10 +166,12 @@ def _check_whole(log: CommitLog, queue: ConsumeQueue, end: int) -> None:
             raise CorruptFileError(path, position, "unit points to no message of its queue, of which the log has more")
 
 
-def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int) -> list[QueueKey]:
+def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, durable: int,
+                beside: StorePaths | None = None) -> list[QueueKey]:  # fmt: skip
     """Queues that have fewer units than the manifest knows of, or others at their ends: files are gone or wrong.
 
     durable: the log was whole up to there; a unit that points to what is lost below it is no fault of the queue.
+    beside: of readers beside a writer, whose cleaning takes a queue off the manifest before its files.
     """
     if manifest is None:
         return []
@@ -183,6 +186,8 @@ def lost_queues(log: CommitLog, queues: QueueSet, manifest: Manifest | None, dur
         ends = ((own_first, own_first + 1), (own_following - 1, own_following - 2))
         if is_short or not all(_end_holds(log, queues.queues[key], *end, durable) for end in ends):
             lost.append(key)
+    if lost and beside is not None and (now := read_manifest(beside)) is not None:
+        lost = [key for key in lost if key in now.queues]
     if lost:
         logger.warning("%d of %d queues have lost units, such as %s/%d; deriving the queues from the whole log",
                        len(lost), len(manifest.queues), *lost[0])  # fmt: skip

@@ -99,13 +99,13 @@ class Visible:
         queues.forget()
         self._dispatcher.forget_queues()
         self.end = self._low = self._log.min_phy_offset  # _low: the minimum that the queues were made level with
+        self._judged_manifest = version_of(self._manifest_name)
         manifest = read_manifest(self._paths)
         self._read_mark()
         # As first seen of this writer: until another follows, it may still be recovering.
         self._first_mark: Mark | None = self._mark
         self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
-        self._judged_manifest = version_of(self._manifest_name)
         queues.bridges_gaps = self._mark is not None
         queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
@@ -180,9 +180,9 @@ class Visible:
     def _start_queues(self, mark: Mark, *, is_cut: bool) -> None:
         """is_cut: units point behind the log's end. After a crash what lies behind the mark is judged anew."""
         derived = mark.derived_phy_offset
-        is_cut = is_cut or self._crashed is not None
+        is_cut, beside = is_cut or self._crashed is not None, self._paths if self._is_live else None
         lost = cut_queues(self._log, self._queues, derived, derived, derived) if is_cut else []
-        self._derive_anew(lost := [*lost, *lost_queues(self._log, self._queues, self._manifest, derived)])
+        self._derive_anew(lost := [*lost, *lost_queues(self._log, self._queues, self._manifest, derived, beside)])
         is_known = not lost and self._manifest is not None
         self._dispatcher.queue_phy_offset = max(self._log.min_phy_offset, derived if is_known else 0)
         self._queues.end_at_gaps(is_derived_again=not is_known)

@@ -176,6 +176,28 @@ def test_an_open_amid_cleanings_that_take_all_it_has_looked_at_finds_no_queue_sh
                 [item.phy_offset for item in store.query("T", "all", limit=None)] != []  # fmt: skip
 
 
+def test_an_open_amid_a_cleaning_that_takes_queues_finds_none_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The manifest was read before the cleaning, the queues' files after it."""
+    path, load, cleaned = tmp_path / "s", QueueSet.load, list[str]()
+    with open_store(path, "x", CONFIG) as store:
+        store.put_many([rmq.Message("old", b"body", queue_id=number) for number in range(3)])
+        fill(store)
+
+        def clean_and_load(queues: QueueSet) -> None:
+            if not cleaned:
+                expire(path, store.max_phy_offset - SEGMENT)
+                cleaned.extend(item.path for item in clean(store, expired_queues=True).removed)
+            load(queues)
+
+        monkeypatch.setattr(QueueSet, "load", clean_and_load)
+        with rmq.open(path) as reader:
+            assert any("/old/" in name for name in cleaned)
+            assert caplog.messages == []
+            assert reader.topics() == store.topics() != []
+
+
 def test_topics_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     """Neither on the disk nor in a reader; who comes again is there again."""
     path = tmp_path / "s"

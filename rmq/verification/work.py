@@ -172,9 +172,9 @@ class Threads:
             for item in left:
                 answers.put(work(site, item))
 
-        for _ in range(min(self.count, len(items))):
-            self._pool.submit(share).add_done_callback(answers.put)
         at_work = min(self.count, len(items))
+        for _ in range(at_work):
+            self._pool.submit(share).add_done_callback(answers.put)
         while at_work:
             try:
                 answer = answers.get(timeout=TICK_S)
