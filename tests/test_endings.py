@@ -239,7 +239,8 @@ def test_a_fork_while_threads_put_harms_neither_side(tmp_path: Path, kind: str) 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_store_that_another_thread_collects_lets_go_of_all(tmp_path: Path, mode: str) -> None:
     rmq.open(tmp_path / "s", "a", config=workload.config()).close()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    gc.collect()
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(6):
         cycle: list[Any] = [rmq.open(tmp_path / "s", mode)]
         if mode != "r":
@@ -250,7 +251,8 @@ def test_a_store_that_another_thread_collects_lets_go_of_all(tmp_path: Path, mod
         with pytest.warns(ResourceWarning, match="was not closed"):
             in_a_thread(gc.collect)
         assert reference() is None
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert threading.active_count() <= threads
 
 
 COLLECTED = """
@@ -306,6 +308,7 @@ def test_a_store_whose_end_was_interrupted_is_locked_as_long_as_anybody_may_writ
 ) -> None:
     """The interrupt comes before the first step of __del__."""
     monkeypatch.delattr(rmq.Store, "__del__")
+    gc.collect()  # what other tests left
     path, descriptors = tmp_path / "s", len(os.listdir("/proc/self/fd"))
     config = workload.config(mapped_file_size_commit_log=8 << 20, flush_interval_commit_log=FAR)
     store = rmq.open(path, "x", config=config)
@@ -324,7 +327,7 @@ def test_a_store_whose_end_was_interrupted_is_locked_as_long_as_anybody_may_writ
     with rmq.open(path, "r+") as store:
         assert store.lookup(0).body == message(0).body
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def in_a_thread(call: Callable[[], Any]) -> None:
