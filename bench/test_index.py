@@ -19,11 +19,15 @@ from sample import START, TOPIC
 from vectorised import VectorIndex
 
 import rmq
+from rmq._core import _layout as L
+from rmq._core._entrycheck import check_links
+from rmq._core._indexfile import IndexFileView
 from rmq.keys import list_array
 
 LOOK_UPS = 200_000
 SINGLE = 20_000  # keys put or looked up one by one
 ROUNDS = KEYS // ROUND
+ENTRY = np.dtype([("key_hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +242,30 @@ def test_store_select(measure: Measure, store: tuple[rmq.Store, peers.Index, lis
         Peer("lmdb get", lambda: lambda: contenders.lmdb.get(wanted.encoded), (Goal("first", 10),), "lmdb"),
         Peer("pure Python", lambda: lambda: [walker.select(key) for key in whole]),
     )  # fmt: skip
+
+
+# ---- verify ----------------------------------------------------------------------------------------------
+
+
+@CPU
+def test_check_links(measure: Measure, full: tuple[Contenders, peers.Index]) -> None:
+    """What `rmq.verify` asks of an index file by itself. numpy sorts the entries by slot."""
+    data = np.memmap(full[0].file.path, np.uint8, "r")
+    entries = data[-ENTRIES * L.ENTRY_SIZE :].view(ENTRY)
+    view = IndexFileView(data, hash_slot_num=SLOTS, index_num=ENTRIES)
+    count, nowhere = view.index_count, np.empty(0, np.int64)
+
+    def ours() -> None:
+        faults, _, _, used = check_links(view, 0, count, nowhere, most=1)
+        assert len(faults) == 0 < used
+
+    def by_numpy() -> None:
+        own = entries[1:count]
+        slots = own["key_hash"].astype(np.int32) % SLOTS
+        order = np.argsort(slots, kind="stable")
+        has_one_before = slots[order[1:]] == slots[order[:-1]]
+        assert (own["previous"][order[1:]] == np.where(has_one_before, order[:-1] + 1, 0)).all()
+        assert (np.diff(own["phy_offset"].astype(np.int64)) >= 0).all()
+
+    measure(count - 1, READS, lambda: ours, Peer("numpy expert", lambda: by_numpy))
+    view.release()
