@@ -1,6 +1,7 @@
 """System calls on a store's files fail, one at a time: a typed error, nothing lost, nothing half, work goes on.
 
 tests/faults/interpose.c makes them fail, tests/faults/workloads.py says what is done, tests/faults/sites.py judges.
+tests/faults/memory.c refuses memory.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ WORKLOADS = ["create", "put", "put and dispatch", "put_many", "put_many, written
 
 @pytest.fixture(scope="session")
 def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("faults"), "interpose")
+
+
+def built(place: Path, name: str) -> Path:
+    """A library of tests/faults, to be preloaded."""
     compiler = next(filter(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang")), None)
     if compiler is None:
-        pytest.skip("no C compiler to build tests/faults/interpose.c with")
-    path = tmp_path_factory.mktemp("faults") / "interpose.so"
-    source = HERE / "faults" / "interpose.c"
+        pytest.skip(f"no C compiler to build tests/faults/{name}.c with")
+    path, source = place / f"{name}.so", HERE / "faults" / f"{name}.c"
     subprocess.run([compiler, "-O1", "-Wall", "-shared", "-fPIC", "-o", path, source, "-ldl", "-lpthread"], check=True)
     return path
 
@@ -90,3 +95,44 @@ def test_the_list_of_workloads_is_whole() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}, capture_output=True,
                           text=True, check=True)  # fmt: skip
     assert done.stdout.splitlines() == WORKLOADS
+
+
+NO_MEMORY = """
+import ctypes, sys
+import rmq
+library, path, what = sys.argv[1:]
+config = rmq.StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2000,
+                         max_hash_slot_num=100, max_index_num=20000)
+with rmq.open(path, "x", config=config) as store:
+    if what == "queues":
+        store.put_many([rmq.Message("T", b"body", queue_id=number) for number in range(3000)])
+    else:
+        store.put_many([rmq.Message("T", b"body", keys=[f"k{key}" for key in range(number % 2 * 599 + 1)])
+                        for number in range(20)])
+memory, number, refused = ctypes.CDLL(library), 0, 0
+assert rmq.verify(path, jobs=1) == []
+while True:
+    number += 1
+    memory.arm(ctypes.c_size_t(4096), ctypes.c_long(number))
+    try:
+        found = rmq.verify(path, jobs=1)
+    except MemoryError:
+        refused += 1
+        continue
+    assert found == [], found
+    if not memory.has_failed():
+        break
+print(refused)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["queues", "keys"])
+def test_a_verification_without_memory_is_a_memory_error_and_finds_nothing_wrong(tmp_path: Path, what: str) -> None:
+    """Each call for 4 KiB or more fails once."""
+    library = built(tmp_path, "memory")
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY, library, tmp_path / "s", what], env=environment,
+                          capture_output=True, text=True, check=False, timeout=600)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout) > 0

@@ -7,6 +7,7 @@ import random
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import oracle
 import pytest
@@ -16,6 +17,7 @@ from test_verify_damage import COUNT, TABLE, Victim, base
 import rmq
 from rmq.verification import verify as module
 from rmq.verification.records import Range, SegmentCheck, SegmentReport, joined
+from rmq.verification.work import Threads
 
 QUICK = [name for number, name in enumerate(TABLE) if number % 12 == 0]
 
@@ -194,3 +196,20 @@ def test_pieces_that_do_not_meet_are_no_segment() -> None:
     assert joined([report(0, 12), report(10, 20)]) is None
     assert joined([report(0, 10), report(10, 20, is_sound=False)]) is None
     assert joined([report(0, 10)]) == report(0, 10)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_threads_go_no_further_ahead_than_two_items_each_of_who_takes_the_answers(threads: int) -> None:
+    """Reports and maps of segments wait for them."""
+    begun: list[int] = []
+
+    def work(_: Any, item: int) -> int:
+        begun.append(item)
+        return item
+
+    crew = Threads(threads, lambda: None)
+    answers = crew.each(Mock(), work, range(100))
+    taken = [next(answers) for _ in range(5)]
+    crew.close()  # waits for what was begun
+    assert set(taken) <= set(begun)
+    assert len(begun) <= 5 + 2 * threads

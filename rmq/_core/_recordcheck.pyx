@@ -76,23 +76,31 @@ cdef class RecordCheck:
 
     def go_on(self):
         """Go on with the step; returns WANTS_*: what it waits for, or that it is done. Then the batch tells where the
-        next one begins, and the scan's stop code. ValueError before `begin`, and once an index file is released.
+        next one begins, and the scan's stop code. ValueError before `begin`, and once an index file is released;
+        MemoryError, which ends the step.
         """
         cdef RecordBatch batch = self.batch
         cdef UnitCheck units = self.units
         cdef EntryCheck entries = self.entries
         cdef int wants = WANTS_NOTHING
+        cdef int32_t row = 0
         if batch is None or batch._source is None:
             raise ValueError("no step has begun")
         entries.check_file()
         with nogil:
             while True:
-                self.unit_row = units.compare(batch.rows, self.unit_row, batch.count)
-                if self.unit_row < batch.count:
+                row = units.compare(batch.rows, self.unit_row, batch.count)
+                if row < 0:
+                    break
+                self.unit_row = row
+                if row < batch.count:
                     wants = WANTS_UNITS
                     break
-                self.entry_row = entries.compare(batch.rows, self.entry_row, batch.count)
-                if self.entry_row < batch.count:
+                row = entries.compare(batch.rows, self.entry_row, batch.count)
+                if row < 0:
+                    break
+                self.entry_row = row
+                if row < batch.count:
                     wants = WANTS_ENTRIES
                     break
                 if batch.stop != SCAN_FULL or batch.next_phy_offset >= self.step_end:
@@ -103,6 +111,8 @@ cdef class RecordCheck:
                 self.unit_row = self.entry_row = 0
         if wants == WANTS_NOTHING:
             self.batch = None
+        if row < 0:
+            raise MemoryError()
         return wants
 
     def take_misnamed(self):

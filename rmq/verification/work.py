@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rmq.lock import lock_holder
@@ -166,30 +165,22 @@ class Threads:
 
     def each(self, site: Site, work: Callable[[Site, Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         left = iter(items)
-        answers: SimpleQueue[Answer | Future[None]] = SimpleQueue()
-
-        def share() -> None:
-            for item in left:
-                answers.put(work(site, item))
-
-        at_work = min(self.count, len(items))
-        for _ in range(at_work):
-            self._pool.submit(share).add_done_callback(answers.put)
-        while at_work:
-            try:
-                answer = answers.get(timeout=TICK_S)
-            except Empty:
-                self._tick()
-                continue
+        running: set[Future[Answer]] = set()
+        while True:
+            while len(running) < self.count * 2 and (item := next(left, _NOTHING)) is not _NOTHING:
+                running.add(self._pool.submit(work, site, item))  # type: ignore[arg-type]
+            if not running:
+                return
+            done, running = wait(running, TICK_S, FIRST_COMPLETED)
             self._tick()
-            if isinstance(answer, Future):
-                answer.result()
-                at_work -= 1
-            else:
-                yield answer
+            for future in done:
+                yield future.result()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+_NOTHING = object()
 
 
 class Tasks:
