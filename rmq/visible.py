@@ -180,8 +180,8 @@ class Visible:
     def _start_queues(self, mark: Mark, *, is_cut: bool) -> None:
         """is_cut: units point behind the log's end. After a crash what lies behind the mark is judged anew."""
         derived = mark.derived_phy_offset
-        is_cut, beside = is_cut or self._crashed is not None, self._paths if self._is_live else None
-        lost = cut_queues(self._log, self._queues, derived, derived, derived) if is_cut else []
+        beside = self._paths if self._is_live else None
+        lost = cut_queues(self._log, self._queues, derived, derived, derived) if is_cut or self._crashed else []
         self._derive_anew(lost := [*lost, *lost_queues(self._log, self._queues, self._manifest, derived, beside)])
         is_known = not lost and self._manifest is not None
         self._dispatcher.queue_phy_offset = max(self._log.min_phy_offset, derived if is_known else 0)

@@ -29,7 +29,7 @@ import rmq
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it
-NEEDED = {"no C compiler": "system calls that fail: a C compiler builds tests/faults/interpose.c",
+NEEDED = {"no C compiler": "system calls and memory that fail: a C compiler builds tests/faults/*.c",
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 SIZES = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
          "max_index_num": 30}  # a few messages fill a file
