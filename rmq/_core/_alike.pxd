@@ -10,9 +10,15 @@ from rmq._core._record cimport PLAIN_HEADER_SIZE, PutRow, append_record_crc, rmq
 cdef extern from "append.h" nogil:
     void rmq_copy(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     void rmq_prefetch_room(const uint8_t *p, int64_t n) noexcept
-    bint rmq_writes_every_line() noexcept
+
+cdef extern from "asking.h" nogil:
+    ctypedef struct rmq_asking:
+        int write_most
+        int write_ahead
+    const rmq_asking *rmq_asks
 
 cdef extern from "crc32.h" nogil:
+    bint rmq_crc_asks(size_t n) noexcept
     int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
 
 cdef extern from "texts.h" nogil:
@@ -20,9 +26,6 @@ cdef extern from "texts.h" nogil:
 
 cdef enum:
     FRAME_LIMIT = L.RECORD_TOPIC_SIZE_V1_SIZE + L.TOPIC_UNITS_V1_LIMIT + L.RECORD_PROPERTIES_SIZE_SIZE
-    WRITE_AHEAD = 2048          # bytes that memory is asked for before they are written
-    SHORT_RECORD = 384          # of longer ones most processors see themselves how writing goes on
-    LONG_RECORD = 16384         # of longer ones all do
 
 
 cdef struct Alike:
@@ -52,8 +55,12 @@ cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, i
                               int32_t properties_size, const rmq_texts *texts, int64_t number) noexcept nogil:
     """encode_record for a row like the one that `alike` took. properties NULL: made of texts, as row `number`."""
     cdef uint8_t *p = dest + PLAIN_HEADER_SIZE
-    if size <= SHORT_RECORD or (size <= LONG_RECORD and rmq_writes_every_line()):
-        rmq_prefetch_room(dest + WRITE_AHEAD, size)
+    cdef uint8_t *later = dest + rmq_asks.write_ahead
+    if rmq_crc_asks(<size_t>body_size):
+        rmq_prefetch_room(later, PLAIN_HEADER_SIZE)
+        rmq_prefetch_room(later + PLAIN_HEADER_SIZE + body_size, size - PLAIN_HEADER_SIZE - body_size)
+    elif size <= rmq_asks.write_most:
+        rmq_prefetch_room(later, size)
     memcpy(dest, alike.header, PLAIN_HEADER_SIZE)
     store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, queue_offset)
     store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)

@@ -8,13 +8,19 @@ from rmq._core._record cimport RecordRow
 cdef extern from "prefetch.h" nogil:
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_far(const void *p) noexcept
-    bint rmq_reads_every_line() noexcept
+
+cdef extern from "asking.h" nogil:
+    int RMQ_READ_AHEAD
+    ctypedef struct rmq_asking:
+        int read_step
+    const rmq_asking *rmq_asks
+
+cdef extern from "crc32.h" nogil:
+    bint rmq_crc_asks(size_t n) noexcept
 
 cdef enum:
     LINE = 64                   # bytes of a cache line
     RECORDS_TOGETHER = 8        # of a scan that passes over the bodies: asked for as many before their turn
-    FOUR_LINES = 256            # bytes of which the first line is asked for, where not every line is
-    BYTES_AHEAD = 8192          # of a scan that reads every byte: two pages
     NEAR = 512                  # bytes of a record: of smaller ones every line is read
     FRONT = 92                  # bytes of a record that are read of most, up to its body's size
     FRONT_LINES = 128           # bytes from a record's start up to its body and a bit more
@@ -57,19 +63,27 @@ cdef inline void prefetch_ahead(const uint8_t *base, int64_t following, int64_t 
         at += last.size
 
 
-cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, int64_t last_size,
-                                int64_t step) noexcept nogil:
-    """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
-
-    The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
-    One line of `step` bytes, and all at once: requests between the lines that are read were slower.
-    """
-    cdef int64_t at = following + BYTES_AHEAD
-    cdef int64_t stop = min(size, at + min(<int64_t>BYTES_AHEAD, last_size))
-    at &= -step                     # of a power of two
+cdef inline void _prefetch_later(const uint8_t *base, int64_t begin, int64_t end, int64_t size) noexcept nogil:
+    """Ask for what lies RMQ_READ_AHEAD behind bytes [begin, end), in the first `size`."""
+    cdef int64_t step = rmq_asks.read_step      # a power of two
+    cdef int64_t stop = min(size, end + RMQ_READ_AHEAD), at = (begin + RMQ_READ_AHEAD) & -step
     while at < stop:
         rmq_prefetch_far(base + at)
         at += step
+
+
+cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, const RecordRow *last,
+                                bint checks_body) noexcept nogil:
+    """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
+
+    The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
+    """
+    cdef int64_t begin = following - last.size
+    if checks_body and rmq_crc_asks(<size_t>last.body_size):
+        _prefetch_later(base, begin, begin + last.body_position, size)
+        _prefetch_later(base, begin + last.body_position + last.body_size, following, size)
+    else:
+        _prefetch_later(base, following, following + min(<int64_t>RMQ_READ_AHEAD, <int64_t>last.size), size)
 
 
 cdef inline int64_t position_in(int64_t phy_offset, int64_t segment_phy_offset, int64_t limit) noexcept nogil:

@@ -35,6 +35,7 @@ cpdef enum:
 
 
 cdef enum:
+    READS_ON = 128              # beside them: what follows the record is read next
     SECTOR_SIZE = 512           # bytes that a disk loses together
     PLAIN_HEADER_SIZE = L.RECORD_BODY_OFFSET    # of a record with IPv4 hosts, up to its body
 

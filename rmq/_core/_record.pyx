@@ -38,6 +38,7 @@ cdef extern from "cpu.h" nogil:
 
 cdef extern from "crc32.h" nogil:
     int32_t rmq_crc32(const uint8_t *p, size_t n) noexcept
+    int32_t rmq_crc32_on(const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
     int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) noexcept
 
@@ -300,7 +301,7 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
     if is_cut:
         return SCAN_TRUNCATED
     if checks & CHECK_BODY_CRC and row.body_size > 0:
-        if crc_of(base + row.body_position, row.body_size) != row.body_crc:
+        if (rmq_crc32_on if checks & READS_ON else rmq_crc32)(base + row.body_position, row.body_size) != row.body_crc:
             return SCAN_BAD_BODY_CRC
     if checks & CHECK_RECORD_CRC and _record_crc_differs(row):
         return SCAN_BAD_RECORD_CRC

@@ -16,9 +16,7 @@ cimport rmq._core._layout as L
 from rmq._core._bytes cimport load_i64
 from rmq._core._javahash cimport decode_utf8, key_hash_of, rmq_hash_utf8
 from rmq._core._prefetch cimport (
-    FOUR_LINES,
     FRONTS_AHEAD,
-    LINE,
     NEAR,
     TAILS_AHEAD,
     position_in,
@@ -26,7 +24,6 @@ from rmq._core._prefetch cimport (
     prefetch_bytes,
     prefetch_front,
     prefetch_tail,
-    rmq_reads_every_line,
 )
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport (
@@ -34,6 +31,7 @@ from rmq._core._record cimport (
     CHECK_RECORD_CRC,
     HASH_KEYS,
     PARSE_PROPERTIES,
+    READS_ON,
     RecordRow,
     SCAN_FULL,
     SCAN_LIMIT,
@@ -192,7 +190,7 @@ cdef class RecordBatch:
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
-        cdef int64_t step = LINE if rmq_reads_every_line() else FOUR_LINES
+        cdef bint checks_body = checks & CHECK_BODY_CRC
         if has_hashes and self.hashes == NULL:
             self._grow(self._room, True)
         while count < self.capacity:
@@ -205,7 +203,7 @@ cdef class RecordBatch:
                 self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room), has_hashes)
             row = &self.rows[count]
             stop = parse_record(base + position, limit - position, segment_size + behind - position,
-                                segment_phy_offset + position, checks, row)
+                                segment_phy_offset + position, checks | READS_ON, row)
             if stop != SCAN_FULL:
                 break
             if queues is not None:
@@ -220,7 +218,7 @@ cdef class RecordBatch:
             if skips_bodies and row.size > NEAR:
                 prefetch_ahead(base, position, segment_size, row, count)
             else:
-                prefetch_bytes(base, position, segment_size, row.size, step)
+                prefetch_bytes(base, position, segment_size, row, checks_body)
         self.count = count
         self.has_hashes = has_hashes
         self.stop = stop

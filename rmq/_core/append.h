@@ -10,13 +10,14 @@
 #include <immintrin.h>
 #endif
 
+#include "asking.h"
 #include "prefetch.h"
 
-enum { RMQ_LINE = 64, RMQ_TEXT_AHEAD = 256 };
+enum { RMQ_LINE = 64 };
 
-/* The lines of n bytes that will be read soon; of long ones the first, the CPU sees itself how they go on. */
+/* The lines of n bytes that will be read soon; of long ones the first. */
 static inline void rmq_prefetch_text(const uint8_t *p, int64_t n) {
-    const int64_t end = n < RMQ_TEXT_AHEAD ? n : RMQ_TEXT_AHEAD;
+    const int64_t end = n < rmq_asks->text_most ? n : rmq_asks->text_most;
     for (int64_t i = 0; i < end; i += RMQ_LINE) rmq_prefetch(p + i);
 }
 

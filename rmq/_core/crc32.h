@@ -12,7 +12,11 @@
 #include <immintrin.h>
 #endif
 
+#include "asking.h"
 #include "cpu.h"
+#include "prefetch.h"
+
+enum { RMQ_CRC_LONG = 512 }; /* bytes whose lines are asked for between others; of less, a record's all at once */
 
 static uint32_t rmq_crc_table[8][256];
 
@@ -45,11 +49,12 @@ static uint32_t rmq_crc_by_table(uint32_t crc, const uint8_t *p, size_t n) {
 #define RMQ_AT_256 __attribute__((target("vpclmulqdq,pclmul,avx2")))
 #define RMQ_AT_512 __attribute__((target("vpclmulqdq,pclmul,avx2,avx512f,avx512bw")))
 
-/* x^(d + 32) and x^(d - 32) by which a value moves d bits on: bits reflected, shifted by one. */
+/* x^(d - 32) and x^(d + 32) by which the halves of a value move d bits on: bits reflected, shifted by one. */
+#define RMQ_X_480 0x1c6e41596
 #define RMQ_FOLD_128 0x0ccaa009e, 0x1751997d0
 #define RMQ_FOLD_256 0x15a546366, 0x0f1da05aa
 #define RMQ_FOLD_384 0x174359406, 0x03db1ecdc
-#define RMQ_FOLD_512 0x1c6e41596, 0x154442bd4
+#define RMQ_FOLD_512 RMQ_X_480, 0x154442bd4
 #define RMQ_FOLD_1024 0x14a7fe880, 0x1e88ef372
 #define RMQ_FOLD_2048 0x1322d1430, 0x11542778a
 
@@ -66,21 +71,29 @@ RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_shift(__m128i value, int by) {
     return _mm_shuffle_epi8(value, _mm_loadu_si128((const __m128i *)(steps + 16 - by)));
 }
 
-/* 128 -> 64 bits, then Barrett reduction to 32. */
+/* 96 -> 32 bits: a multiple of the polynomial takes the first 64 away. Bits reflected, its factor is found from below, by
+   the polynomial's inverse modulo x^64 (Montgomery's reduction). */
+RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_reduce_96(__m128i x) {
+    const __m128i k = _mm_set_epi64x(0x1db710641, (long long)0xb4e5b025f7011641);
+    const __m128i factor = _mm_clmulepi64_si128(x, k, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, _mm_clmulepi64_si128(factor, k, 0x10)), 2);
+}
+
+/* 128 -> 32 bits. */
 RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_reduce(__m128i x) {
-    const __m128i k128 = _mm_set_epi64x(RMQ_FOLD_128), k64 = _mm_set_epi64x(0, 0x163cd6124);
-    const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641), low32 = _mm_setr_epi32(-1, 0, -1, 0);
-    __m128i y;
-    x = _mm_xor_si128(_mm_srli_si128(x, 8), _mm_clmulepi64_si128(x, k128, 0x10));
-    y = _mm_srli_si128(x, 4);
-    x = _mm_xor_si128(y, _mm_clmulepi64_si128(_mm_and_si128(x, low32), k64, 0x00));
-    y = _mm_clmulepi64_si128(_mm_and_si128(x, low32), barrett, 0x10);
-    y = _mm_clmulepi64_si128(_mm_and_si128(y, low32), barrett, 0x00);
-    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, y), 1);
+    const __m128i k = _mm_set_epi64x(RMQ_FOLD_128);
+    return rmq_crc_reduce_96(_mm_xor_si128(_mm_srli_si128(x, 8), _mm_clmulepi64_si128(x, k, 0x10)));
 }
 
 /* The kernels give the running value behind n more bytes and, when `copies`, copy them to dest; each is made twice.
-   REQUIRES: n >= 16. */
+   ahead > 0: with each line that is taken they ask for the one so far behind. REQUIRES: n >= 16. */
+
+/* Such a line may not be there. */
+RMQ_CRC_INLINE void rmq_crc_ask(const uint8_t *p, uint8_t *dest, int copies, size_t ahead) {
+    if (!ahead) return;
+    rmq_prefetch((const void *)((uintptr_t)p + ahead));
+    if (copies) rmq_prefetch_to_write((const void *)((uintptr_t)dest + ahead));
+}
 
 RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_take(const uint8_t *p, uint8_t *dest, int copies) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
@@ -90,7 +103,8 @@ RMQ_AT_128 RMQ_CRC_INLINE __m128i rmq_crc_take(const uint8_t *p, uint8_t *dest, 
 
 /* The odd bytes go first, with zeros before them: zeros change nothing in a register of zeros, so the running value
    moves with the bytes and no tail is left. */
-RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_by_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_by_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies,
+                                                  size_t ahead) {
     const __m128i k512 = _mm_set_epi64x(RMQ_FOLD_512), k128 = _mm_set_epi64x(RMQ_FOLD_128);
     const int odd = (int)(n & 15);
     const __m128i init = _mm_cvtsi32_si128((int)crc);
@@ -105,6 +119,7 @@ RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_by_128(uint32_t crc, uint8_t *dest, c
         x2 = rmq_crc_take(p + i + 16, dest + i + 16, copies);
         x3 = rmq_crc_take(p + i + 32, dest + i + 32, copies);
         for (i += 48; n - i >= 64; i += 64) {
+            rmq_crc_ask(p + i, dest + i, copies, ahead);
             x0 = rmq_crc_fold(x0, rmq_crc_take(p + i, dest + i, copies), k512);
             x1 = rmq_crc_fold(x1, rmq_crc_take(p + i + 16, dest + i + 16, copies), k512);
             x2 = rmq_crc_fold(x2, rmq_crc_take(p + i + 32, dest + i + 32, copies), k512);
@@ -130,7 +145,8 @@ RMQ_AT_256 RMQ_CRC_INLINE __m256i rmq_crc_take_256(const uint8_t *p, uint8_t *de
 }
 
 /* REQUIRES: n >= 128. The odd bytes come last: those of the value before them that they push out are folded by 128. */
-RMQ_AT_256 RMQ_CRC_INLINE uint32_t rmq_crc_by_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+RMQ_AT_256 RMQ_CRC_INLINE uint32_t rmq_crc_by_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies,
+                                                  size_t ahead) {
     const __m128i f128 = _mm_set_epi64x(RMQ_FOLD_128);
     const __m256i k256 = _mm256_broadcastsi128_si256(_mm_set_epi64x(RMQ_FOLD_256));
     const __m256i k1024 = _mm256_broadcastsi128_si256(_mm_set_epi64x(RMQ_FOLD_1024));
@@ -141,6 +157,8 @@ RMQ_AT_256 RMQ_CRC_INLINE uint32_t rmq_crc_by_256(uint32_t crc, uint8_t *dest, c
     __m128i x;
     y0 = _mm256_xor_si256(y0, _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
     for (; n - i >= 128; i += 128) {
+        rmq_crc_ask(p + i, dest + i, copies, ahead);
+        rmq_crc_ask(p + i + 64, dest + i + 64, copies, ahead);
         y0 = rmq_crc_fold_256(y0, rmq_crc_take_256(p + i, dest + i, copies), k1024);
         y1 = rmq_crc_fold_256(y1, rmq_crc_take_256(p + i + 32, dest + i + 32, copies), k1024);
         y2 = rmq_crc_fold_256(y2, rmq_crc_take_256(p + i + 64, dest + i + 64, copies), k1024);
@@ -163,14 +181,16 @@ RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_fold_512(__m512i value, __m512i next, 
                                      next, 0x96);
 }
 
-RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_take_512(const uint8_t *p, uint8_t *dest, int copies) {
+RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_take_512(const uint8_t *p, uint8_t *dest, int copies, size_t ahead) {
     const __m512i bytes = _mm512_loadu_si512(p);
+    rmq_crc_ask(p, dest, copies, ahead);
     if (copies) _mm512_storeu_si512(dest, bytes);
     return bytes;
 }
 
 /* The first 1 to 64 bytes stand alone in a register, with zeros before them, then come whole ones. */
-RMQ_AT_512 RMQ_CRC_INLINE uint32_t rmq_crc_by_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies) {
+RMQ_AT_512 RMQ_CRC_INLINE uint32_t rmq_crc_by_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies,
+                                                  size_t ahead) {
     static const uint8_t place[192] = {[64] = 0xFF, 0xFF, 0xFF, 0xFF}; /* of the running value */
     const __m512i k512 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_512));
     size_t i = ((n - 1) & 63) + 1;
@@ -184,65 +204,72 @@ RMQ_AT_512 RMQ_CRC_INLINE uint32_t rmq_crc_by_512(uint32_t crc, uint8_t *dest, c
     x0 = _mm512_xor_si512(x0, _mm512_and_si512(init, _mm512_loadu_si512(place + i)));
     if (n - i >= 448) {
         const __m512i k2048 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_2048));
-        x1 = _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies), spill);
-        x2 = rmq_crc_take_512(p + i + 64, dest + i + 64, copies);
-        x3 = rmq_crc_take_512(p + i + 128, dest + i + 128, copies);
+        x1 = _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies, ahead), spill);
+        x2 = rmq_crc_take_512(p + i + 64, dest + i + 64, copies, ahead);
+        x3 = rmq_crc_take_512(p + i + 128, dest + i + 128, copies, ahead);
         for (i += 192; n - i >= 256; i += 256) {
-            x0 = rmq_crc_fold_512(x0, rmq_crc_take_512(p + i, dest + i, copies), k2048);
-            x1 = rmq_crc_fold_512(x1, rmq_crc_take_512(p + i + 64, dest + i + 64, copies), k2048);
-            x2 = rmq_crc_fold_512(x2, rmq_crc_take_512(p + i + 128, dest + i + 128, copies), k2048);
-            x3 = rmq_crc_fold_512(x3, rmq_crc_take_512(p + i + 192, dest + i + 192, copies), k2048);
+            x0 = rmq_crc_fold_512(x0, rmq_crc_take_512(p + i, dest + i, copies, ahead), k2048);
+            x1 = rmq_crc_fold_512(x1, rmq_crc_take_512(p + i + 64, dest + i + 64, copies, ahead), k2048);
+            x2 = rmq_crc_fold_512(x2, rmq_crc_take_512(p + i + 128, dest + i + 128, copies, ahead), k2048);
+            x3 = rmq_crc_fold_512(x3, rmq_crc_take_512(p + i + 192, dest + i + 192, copies, ahead), k2048);
         }
         x0 = rmq_crc_fold_512(rmq_crc_fold_512(rmq_crc_fold_512(x0, x1, k512), x2, k512), x3, k512);
         spill = _mm512_setzero_si512();
     }
     for (; i < n; i += 64) {
-        x0 = rmq_crc_fold_512(x0, _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies), spill), k512);
+        x0 = rmq_crc_fold_512(x0, _mm512_xor_si512(rmq_crc_take_512(p + i, dest + i, copies, ahead), spill), k512);
         spill = _mm512_setzero_si512();
     }
-    /* 512 -> 128 bits: each lane moves to where the last one is, which stays. */
-    const __m512i lanes = _mm512_set_epi64(0, 0, RMQ_FOLD_128, RMQ_FOLD_256, RMQ_FOLD_384);
-    x0 = rmq_crc_fold_512(x0, _mm512_maskz_mov_epi64(0xC0, x0), lanes);
+    /* 512 -> 96 bits: each half of a lane moves to where the last one is, which stays. */
+    const __m512i halves = _mm512_set_epi64(1, RMQ_FOLD_128, RMQ_FOLD_256, RMQ_FOLD_384, RMQ_X_480);
+    x0 = _mm512_xor_si512(_mm512_clmulepi64_epi128(x0, halves, 0x00), _mm512_clmulepi64_epi128(x0, halves, 0x11));
     const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(x0), _mm512_extracti64x4_epi64(x0, 1));
-    return rmq_crc_reduce(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+    return rmq_crc_reduce_96(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
 }
 
-RMQ_AT_128 static uint32_t rmq_crc_more_128(uint32_t crc, const uint8_t *p, size_t n) {
-    return rmq_crc_by_128(crc, (uint8_t *)p, p, n, 0);
+RMQ_AT_128 static uint32_t rmq_crc_more_128(uint32_t crc, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_128(crc, (uint8_t *)p, p, n, 0, ahead);
 }
-RMQ_AT_128 static uint32_t rmq_crc_copy_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
-    return rmq_crc_by_128(crc, dest, p, n, 1);
+RMQ_AT_128 static uint32_t rmq_crc_copy_128(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_128(crc, dest, p, n, 1, ahead);
 }
-RMQ_AT_256 static uint32_t rmq_crc_more_256(uint32_t crc, const uint8_t *p, size_t n) {
-    return rmq_crc_by_256(crc, (uint8_t *)p, p, n, 0);
+RMQ_AT_256 static uint32_t rmq_crc_more_256(uint32_t crc, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_256(crc, (uint8_t *)p, p, n, 0, ahead);
 }
-RMQ_AT_256 static uint32_t rmq_crc_copy_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
-    return rmq_crc_by_256(crc, dest, p, n, 1);
+RMQ_AT_256 static uint32_t rmq_crc_copy_256(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_256(crc, dest, p, n, 1, ahead);
 }
-RMQ_AT_512 static uint32_t rmq_crc_more_512(uint32_t crc, const uint8_t *p, size_t n) {
-    return rmq_crc_by_512(crc, (uint8_t *)p, p, n, 0);
+RMQ_AT_512 static uint32_t rmq_crc_more_512(uint32_t crc, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_512(crc, (uint8_t *)p, p, n, 0, ahead);
 }
-RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
-    return rmq_crc_by_512(crc, dest, p, n, 1);
+RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, size_t ahead) {
+    return rmq_crc_by_512(crc, dest, p, n, 1, ahead);
 }
 #endif
+
+/* Whether a line is asked for whenever one of n bytes is taken: of what follows them in the log, and of a copy. */
+static inline int rmq_crc_asks(size_t n) {
+    return n >= RMQ_CRC_LONG && rmq_asks->between && rmq_cpu_level != RMQ_CPU_PLAIN;
+}
 
 /* The running value behind n more bytes. */
-static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n) {
+static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n, size_t ahead) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n);
-    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n);
-    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n);
+    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n, ahead);
+    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n, ahead);
+    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n, ahead);
 #endif
+    (void)ahead;
     return rmq_crc_by_table(crc, p, n);
 }
 
 /* The same, and the bytes are copied to dest. They do not overlap. */
 static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n);
-    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n);
-    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n);
+    const size_t ahead = rmq_crc_asks(n) ? (size_t)rmq_asks->write_ahead : 0;
+    if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n, ahead);
+    if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n, ahead);
+    if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n, ahead);
 #endif
     memcpy(dest, p, n);
     return rmq_crc_by_table(crc, dest, n); /* of what was stored, whatever another thread does to p meanwhile */
@@ -250,7 +277,12 @@ static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const ui
 
 /* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32). */
 static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
-    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n) & 0x7FFFFFFFu);
+    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n, 0) & 0x7FFFFFFFu);
+}
+
+/* The same of bytes behind which others are read next. */
+static inline int32_t rmq_crc32_on(const uint8_t *p, size_t n) {
+    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n, rmq_crc_asks(n) ? RMQ_READ_AHEAD : 0) & 0x7FFFFFFFu);
 }
 
 /* Copy n bytes; their rmq_crc32. */
@@ -260,7 +292,7 @@ static inline int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n
 
 /* rmq_crc32 of n bytes as if the first 4 of them were `head`. REQUIRES: n >= 4. */
 static inline int32_t rmq_crc32_headed(const uint8_t *head, const uint8_t *p, size_t n) {
-    return (int32_t)(~rmq_crc_more(rmq_crc_by_table(0xFFFFFFFFu, head, 4), p + 4, n - 4) & 0x7FFFFFFFu);
+    return (int32_t)(~rmq_crc_more(rmq_crc_by_table(0xFFFFFFFFu, head, 4), p + 4, n - 4, 0) & 0x7FFFFFFFu);
 }
 
 #endif

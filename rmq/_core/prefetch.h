@@ -16,23 +16,4 @@ static inline void rmq_prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2)
 static inline void rmq_prefetch_to_write(const void *p) { __builtin_prefetch(p, 1); }
 #endif
 
-/* Whether a pass that reads memory is as fast as it can be only when every line of it is asked for. Intel's processors
-   bring little more than that, and AMD's up to Zen 3; those with AVX-512 go on by themselves and are slowed down. */
-static inline int rmq_reads_every_line(void) {
-#if defined(__x86_64__)
-    return __builtin_cpu_is("intel") || !__builtin_cpu_supports("avx512f");
-#else
-    return 0;
-#endif
-}
-
-/* The same of memory that is written: of that all of AMD's bring enough. */
-static inline int rmq_writes_every_line(void) {
-#if defined(__x86_64__)
-    return __builtin_cpu_is("intel") != 0;
-#else
-    return 0;
-#endif
-}
-
 #endif
