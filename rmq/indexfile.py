@@ -22,7 +22,7 @@ from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
-from rmq.keys import checked_max_num, hash_keys, int64_array, list_array, ms_array
+from rmq.keys import checked_max_num, hash_keys, hash_parts, int64_array, list_array, ms_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.paths import path_text
 from rmq.sidecar import open_sidecar
@@ -156,12 +156,18 @@ class IndexFile:
         about one wait for memory a key, many at a time.
         """
         self._check_writable()
-        hashes = hash_keys(keys)
+        count, parts = hash_parts(keys)
         offsets = int64_array(phy_offsets, "phy_offsets")
         times = ms_array(store_timestamps, "store_timestamps")
-        if not len(hashes) == len(offsets) == len(times):
+        if not count == len(offsets) == len(times):
             raise ValueError("keys, phy_offsets and store_timestamps must have one length")
-        return self.put_hashes(hashes, offsets, times)
+        done = 0
+        for hashes in parts:
+            stop = done + len(hashes)
+            done += self.put_hashes(hashes, offsets[done:stop], times[done:stop])
+            if done < stop:
+                break
+        return done
 
     @guarded
     def put_hashes(self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._javahash import hash_str_keys, hash_utf8_keys
+from rmq._core._javahash import hash_str_keys, hash_utf8_keys, in_order
 from rmq._core._message import to_ms
 from rmq.arrays import number_array
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_ANSWERS = 2**31 - 1
 INT64_MAX = 2**63 - 1
+HASHED_TOGETHER = 32_000  # keys of a column: their hashes stay in the cache, and in memory that malloc keeps
 MIN_MS, MAX_MS = -(2**63), INT64_MAX  # a time that is left open
 
 
@@ -35,11 +36,28 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
         raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
     if isinstance(keys, np.ndarray):
         keys = decoded_items(keys)
-    elif hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
-        return _hash_arrow(keys, topic)
+    elif _is_arrow(keys):
+        return hash_utf8_keys(*_utf8_column(keys), topic)
     elif not isinstance(keys, Iterable):
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     return hash_str_keys(keys if type(keys) is list else list(keys), topic)
+
+
+def _is_arrow(values: Any) -> bool:
+    return hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__")
+
+
+def hash_parts(keys: Any) -> tuple[int, Iterable[npt.NDArray[np.int32]]]:
+    """How many keys there are, and hash_keys of them, an Arrow array's in parts. Errors come before the first part."""
+    if not _is_arrow(keys):
+        hashes = hash_keys(keys)
+        return len(hashes), (hashes,)
+    starts, data = _utf8_column(keys)
+    if not in_order(starts, len(data)):
+        hash_utf8_keys(starts, data)  # names the first that is not
+    count = len(starts) - 1
+    return count, (hash_utf8_keys(starts[first : first + HASHED_TOGETHER + 1], data)
+                   for first in range(0, count, HASHED_TOGETHER))  # fmt: skip
 
 
 def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
@@ -98,7 +116,8 @@ def checked_max_num(max_num: Any) -> int:
     return min(checked_int(max_num, "max_num", least=0), MAX_ANSWERS)
 
 
-def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
+def _utf8_column(keys: Any) -> tuple[npt.NDArray[np.int32] | npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets, one more than keys, and data of an Arrow string array of any kind. TypeError, ValueError."""
     import pyarrow as pa
 
     if hasattr(keys, "combine_chunks") and not isinstance(keys, pa.RecordBatch | pa.Table):
@@ -123,10 +142,10 @@ def _hash_arrow(keys: Any, topic: str | None) -> npt.NDArray[np.int32]:
         raise ValueError(f"keys hold {array.null_count} nulls")
     _, offsets, data = array.buffers()
     if len(array) == 0:
-        return np.empty(0, np.int32)
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
     width = np.dtype(np.int32 if pa.types.is_string(array.type) else np.int64)
     starts = np.frombuffer(offsets, width, len(array) + 1, array.offset * width.itemsize)
-    return hash_utf8_keys(starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), topic)
+    return starts, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
 
 
 def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
@@ -146,7 +165,7 @@ def key_list(keys: Any) -> list[str]:
     """Keys as a list of str; TypeError and ValueError name the item."""
     if isinstance(keys, str | bytes):
         raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
-    if hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__arrow_c_stream__"):
+    if _is_arrow(keys):
         import pyarrow as pa
 
         keys = _listed(keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)

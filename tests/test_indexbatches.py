@@ -18,7 +18,7 @@ import pytest
 import rmq
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq.indexfile import RESERVE_AHEAD, RESERVE_FIRST
-from rmq.keys import hash_keys
+from rmq.keys import HASHED_TOGETHER, hash_keys
 
 T0 = 1_700_000_000_000
 MAX = rmq.MAX_TIMESTAMP
@@ -104,6 +104,32 @@ def test_keys_of_many_reservations_are_those_of_one(tmp_path: Path, monkeypatch:
     assert (tmp_path / "list").read_bytes() == (tmp_path / "arrow").read_bytes()
     with rmq.IndexFile(tmp_path / "list", max_hash_slot_num=331, max_index_num=2100) as file:
         assert file.select_phy_offset_many(keys).to_pylist() == [[number] * (number < 2099) for number in range(3000)]
+
+
+PARTS = [HASHED_TOGETHER - 1, HASHED_TOGETHER, HASHED_TOGETHER + 1, 2 * HASHED_TOGETHER + 77]
+
+
+@pytest.mark.parametrize("count", PARTS)
+def test_keys_of_several_parts_leave_the_bytes_of_a_list(tmp_path: Path, count: int) -> None:
+    keys = [f"T#{number}" for number in range(count)]
+    for name, some in (("list", keys), ("arrow", pa.array(keys))):
+        with rmq.IndexFile(tmp_path / name, "x", max_hash_slot_num=331, max_index_num=PARTS[-1]) as file:
+            assert file.put_keys(some, range(count), range(count)) == min(count, PARTS[-1] - 1)
+    assert (tmp_path / "list").read_bytes() == (tmp_path / "arrow").read_bytes()
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+@pytest.mark.parametrize(("wrong", "value"), [(1, 9), (HASHED_TOGETHER, 3), (69_999, -5), (69_999, 10**6)])
+def test_a_column_whose_offsets_are_wrong_anywhere_puts_nothing(tmp_path: Path, width: Any, wrong: int,
+                                                                value: int) -> None:  # fmt: skip
+    offsets = np.arange(0, 2 * 70_001, 2, dtype=width)
+    offsets[wrong] = value
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(bytes(2 * 70_000))]
+    keys = pa.Array.from_buffers(pa.string() if width is np.int32 else pa.large_string(), 70_000, buffers)
+    with rmq.IndexFile(tmp_path / "file", "x", max_hash_slot_num=331, max_index_num=80_000) as file:
+        with pytest.raises(ValueError, match=r"offsets\[\d+\] lies outside the data"):
+            file.put_keys(keys, range(70_000), range(70_000))
+        assert file.index_count == 1
 
 
 def test_a_new_file_reserves_little_and_then_as_much_again_as_it_holds(tmp_path: Path) -> None:

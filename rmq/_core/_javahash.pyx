@@ -177,6 +177,32 @@ cdef Py_ssize_t _hash_column(const Offset *offsets, Py_ssize_t count, const uint
     return -1
 
 
+cdef bint _in_order(const Offset *offsets, Py_ssize_t count, int64_t size) noexcept nogil:
+    cdef bint wrong = offsets[0] < 0 or offsets[count - 1] > size
+    cdef Py_ssize_t i
+    for i in range(1, count):       # all of them, so that it goes by vectors
+        wrong |= offsets[i] < offsets[i - 1]
+    return not wrong
+
+
+def in_order(offsets not None, int64_t size):
+    """Whether offsets, an int32 or int64 array, lie in order inside data of so many bytes, as hash_utf8_keys needs."""
+    cdef const int32_t[::1] narrow
+    cdef const int64_t[::1] wide
+    cdef bint found
+    if len(offsets) == 0:
+        return False
+    if offsets.dtype == np.int32:
+        narrow = offsets
+        with nogil:
+            found = _in_order[int32_t](&narrow[0], narrow.shape[0], size)
+    else:
+        wide = offsets
+        with nogil:
+            found = _in_order[int64_t](&wide[0], wide.shape[0], size)
+    return found
+
+
 def hash_utf8_keys(offsets not None, const uint8_t[::1] data not None, topic=None):
     """Index key hashes (int32 array) of UTF-8 strings data[offsets[i]:offsets[i + 1]]; offsets: int32 or int64 array.
 

@@ -11,18 +11,19 @@ typedef struct {
     int write_most;  /* of a record that is written: of longer ones the processor sees itself how they go on */
     int write_ahead; /* bytes of the log before their turn */
     int text_most;   /* of a text that is read soon, as above */
+    int slots_once;  /* those of keys that are put: else far ahead, and near once more */
     int between;     /* CRC-32 asks for a line whenever it has taken one; else those of a record are asked for together */
 } rmq_asking;
 
 static const rmq_asking *rmq_asks; /* written by the constructor alone */
 
 __attribute__((constructor)) static void rmq_asks_choose(void) {
-    static const rmq_asking little = {256, 384, 2048, 256, 0};
+    static const rmq_asking little = {256, 384, 2048, 256, 0, 0};
     rmq_asks = &little;
 #if defined(__x86_64__)
-    static const rmq_asking zen5 = {64, 384, 4096, 1 << 14, 1};
-    static const rmq_asking intel = {64, 1 << 14, 2048, 256, 0};
-    static const rmq_asking older = {64, 384, 2048, 256, 0};
+    static const rmq_asking zen5 = {64, 384, 4096, 1 << 14, 1, 1};
+    static const rmq_asking intel = {64, 1 << 14, 2048, 256, 0, 0};
+    static const rmq_asking older = {64, 384, 2048, 256, 0, 0};
     __builtin_cpu_init();
     if (__builtin_cpu_is("intel")) rmq_asks = &intel;
     else if (!__builtin_cpu_supports("avx512f")) rmq_asks = &older;
