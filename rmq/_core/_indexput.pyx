@@ -19,14 +19,14 @@ from rmq._core._rowhash cimport NO_KEY_HASH, RowHashes
 
 cdef extern from "asking.h" nogil:
     ctypedef struct rmq_asking:
-        bint slots_once
+        bint far
     const rmq_asking *rmq_asks
 
 cdef enum:
     KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn; beside a writer
                                     # a slot may be ahead of the header by so many entries
-    KEYS_NEAR = 16                  # and once more, unless asking.h says once: some processors take no far prefetches
-                                    # until there were many
+    KEYS_NEAR = 16                  # and once more, where they came far: some processors take no far prefetches until
+                                    # there were many
     INT32_LIMIT = 0x7FFFFFFF
 cdef int64_t INT64_LIMIT = 0x7FFFFFFFFFFFFFFF
 
@@ -106,27 +106,27 @@ cdef inline uint8_t *_slot_at(const IndexBytes *file, int32_t key_hash) noexcept
     return file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE
 
 
-cdef inline uint8_t *_ask(const IndexBytes *file, int32_t key_hash, bint once) noexcept nogil:
-    """The slot of a hash, asked of memory; not once: far."""
+cdef inline uint8_t *_ask(const IndexBytes *file, int32_t key_hash, bint far) noexcept nogil:
+    """The slot of a hash, asked of memory."""
     cdef uint8_t *slot = _slot_at(file, key_hash)
-    if once:
-        rmq_prefetch(slot)
-    else:
+    if far:
         rmq_prefetch_far(slot)
+    else:
+        rmq_prefetch(slot)
     return slot
 
 
 cdef inline void _put_block(const IndexBytes *file, Tail *tail, uint8_t **slots, const int32_t *key_hashes,
                             const int64_t *phy_offsets, const int64_t *store_timestamps, int64_t count,
-                            int64_t left, bint once) noexcept nogil:
+                            int64_t left, bint far) noexcept nogil:
     """Append `count` entries, at most KEYS_AHEAD, whose slots are asked for; and ask for those behind, of `left`."""
     cdef int64_t k
     cdef uint8_t *slot
     for k in range(count):
         slot = slots[k]
         if k + KEYS_AHEAD < left:
-            slots[k] = _ask(file, key_hashes[k + KEYS_AHEAD], once)
-        if not once and k + KEYS_NEAR < left:
+            slots[k] = _ask(file, key_hashes[k + KEYS_AHEAD], far)
+        if far and k + KEYS_NEAR < left:
             rmq_prefetch(slots[(k + KEYS_NEAR) & (KEYS_AHEAD - 1)])
         _append(tail, key_hashes[k], slot, phy_offsets[k], store_timestamps[k])
     _count(file, tail, count, phy_offsets[count - 1], store_timestamps[count - 1])
@@ -139,21 +139,21 @@ cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const
     cdef Tail tail
     cdef int64_t fitting = _begin(&bytes_, &tail, count), i = 0, k
     cdef uint8_t *slots[KEYS_AHEAD]
-    cdef bint once = rmq_asks.slots_once
+    cdef bint far = rmq_asks.far
     if fitting > 0 and tail.number <= 1:
         _put_alone(&bytes_, &tail, key_hashes[0], phy_offsets[0], store_timestamps[0])
         i = 1
     for k in range(min(<int64_t>KEYS_AHEAD, fitting - i)):
-        slots[k] = _ask(&bytes_, key_hashes[i + k], once)
-        if not once and k < KEYS_NEAR:
+        slots[k] = _ask(&bytes_, key_hashes[i + k], far)
+        if far and k < KEYS_NEAR:
             rmq_prefetch(slots[k])
     while fitting - i >= 2 * KEYS_AHEAD:    # constants, so that the loop asks nothing
         _put_block(&bytes_, &tail, slots, key_hashes + i, phy_offsets + i, store_timestamps + i, KEYS_AHEAD,
-                   2 * KEYS_AHEAD, once)
+                   2 * KEYS_AHEAD, far)
         i += KEYS_AHEAD
     while i < fitting:
         k = min(<int64_t>KEYS_AHEAD, fitting - i)
-        _put_block(&bytes_, &tail, slots, key_hashes + i, phy_offsets + i, store_timestamps + i, k, fitting - i, once)
+        _put_block(&bytes_, &tail, slots, key_hashes + i, phy_offsets + i, store_timestamps + i, k, fitting - i, far)
         i += k
     return fitting
 

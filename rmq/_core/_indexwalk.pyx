@@ -31,8 +31,14 @@ cdef extern from "walk16.h" nogil:
     int32_t rmq_walk_by_16(rmq_walk_entries entries, rmq_walk_lanes lanes, int32_t active, rmq_walk_limits limits,
                            bint is_far, int64_t **hits) noexcept
 
+cdef extern from "asking.h" nogil:
+    enum: RMQ_WALKS_LIMIT
+    ctypedef struct rmq_asking:
+        int walks
+        bint far
+    const rmq_asking *rmq_asks
+
 cdef enum:
-    IN_FLIGHT = 96                  # more do not wait less; a multiple of 16
     KEYS_AT_A_TIME = 4096           # answers are put in the order of their keys after so many
     CACHED = 16 * 1024 * 1024       # bytes of a file that the caches near the processor may hold whole
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
@@ -40,10 +46,10 @@ cdef int64_t BASE_LIMIT = 1 << 62    # ms; of a base below it no time of an entr
 
 
 cdef struct Lanes:                  # a list for each: as structs, gcc would put them together and take them apart
-    int32_t[IN_FLIGHT] key          # number of the key among KEYS_AT_A_TIME
-    int32_t[IN_FLIGHT] position     # of the entry to read next; before the first, number of the slot
-    int32_t[IN_FLIGHT] key_hash
-    int32_t[IN_FLIGHT] left         # answers that the key may still have
+    int32_t[RMQ_WALKS_LIMIT] key          # number of the key among KEYS_AT_A_TIME
+    int32_t[RMQ_WALKS_LIMIT] position     # of the entry to read next; before the first, number of the slot
+    int32_t[RMQ_WALKS_LIMIT] key_hash
+    int32_t[RMQ_WALKS_LIMIT] left         # answers that the key may still have
 
 
 cdef struct Hit:
@@ -214,7 +220,8 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
     cdef int64_t *hit
     cdef rmq_walk_entries entries
     cdef bint by_16
-    cdef bint is_far = <int64_t>file.hash_slot_num * L.INDEX_SLOT_SIZE + <int64_t>file.index_num * L.ENTRY_SIZE > CACHED
+    cdef int64_t size = <int64_t>file.hash_slot_num * L.INDEX_SLOT_SIZE + <int64_t>file.index_num * L.ENTRY_SIZE
+    cdef bint is_far = size > CACHED and rmq_asks.far
     entries.key_hash = file.entries + L.ENTRY_KEY_HASH_OFFSET
     entries.phy_offset = file.entries + L.ENTRY_PHY_OFFSET_OFFSET
     entries.seconds = file.entries + L.ENTRY_TIME_DIFF_OFFSET
@@ -249,7 +256,7 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
                 active += (position > 0) & (position <= count) & (slots.left[i] > 0)
                 entry = file.entries + <int64_t>position * L.ENTRY_SIZE
                 _ask(entry, entry + L.ENTRY_SIZE - 1, is_far)
-        free_lanes = min(IN_FLIGHT - active, keys - next_key)
+        free_lanes = min(rmq_asks.walks - active, keys - next_key)
         for i in range(free_lanes):
             left = question.max_num
             if found != NULL:

@@ -23,8 +23,13 @@ cdef extern from "sidecar.h" nogil:
     uint32_t rmq_marks_equal(const void *bucket, uint16_t mark) noexcept
     int rmq_lowest_bit(uint32_t bits) noexcept
 
+cdef extern from "asking.h" nogil:
+    enum: RMQ_BUCKETS_LIMIT
+    ctypedef struct rmq_asking:
+        int buckets
+    const rmq_asking *rmq_asks
+
 cdef enum:
-    KEYS_IN_FLIGHT = 64             # a power of two
     ENTRIES_AT_A_TIME = 64          # their buckets, then their items are asked of memory together
     ENTRIES_OF_A_STEP = 1 << 20     # between looks at whether to go on
     ITEMS_OF_A_BUCKET = 16          # at most, on average
@@ -369,13 +374,13 @@ cdef class SidecarView:
 
     cdef Outcome _ask(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                       OffsetList *out) noexcept nogil:
-        cdef Chain[KEYS_IN_FLIGHT] chains
+        cdef Chain[RMQ_BUCKETS_LIMIT] chains
         cdef Window window = self._window(question)
         cdef SidecarBytes file = self._file         # what is stored may not make the compiler load these again
         cdef uint8_t *checked = self._checked
         # A key waits for its bucket, and again for its item, while others have their turn: so many together that the
         # processor looks up their pages side by side.
-        cdef Py_ssize_t together = min(keys, <Py_ssize_t>KEYS_IN_FLIGHT // 2), first = -2 * together, i
+        cdef Py_ssize_t ring = rmq_asks.buckets, together = min(keys, ring // 2), first = -2 * together, i
         cdef int32_t number
         cdef int64_t left, begun
         cdef Chain *chain
@@ -386,7 +391,7 @@ cdef class SidecarView:
             return NO_MEMORY
         while first < keys:
             for i in range(max(<Py_ssize_t>0, first), min(keys, first + together)):
-                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
+                chain = &chains[i & (ring - 1)]
                 begun = out.count
                 if chain.hits or chain.count > L.SIDECAR_BUCKET_MARKS:
                     if not _make_room(out, L.SIDECAR_BUCKET_MARKS):
@@ -409,7 +414,7 @@ cdef class SidecarView:
                             hits &= hits - 1
                 counts[i] = <int32_t>(out.count - begun)
             for i in range(max(<Py_ssize_t>0, first + together), min(keys, first + 2 * together)):
-                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
+                chain = &chains[i & (ring - 1)]
                 number = <int32_t>(chain.bucket - file.buckets) // L.SIDECAR_BLOCK_BUCKETS
                 if not checked[number] and not self._check_block(number):
                     return DAMAGED
@@ -422,7 +427,7 @@ cdef class SidecarView:
                 if chain.hits:
                     rmq_prefetch_far(file.items + chain.first + rmq_lowest_bit(chain.hits))
             for i in range(max(<Py_ssize_t>0, first + 2 * together), min(keys, first + 3 * together)):
-                chain = &chains[i & (KEYS_IN_FLIGHT - 1)]
+                chain = &chains[i & (ring - 1)]
                 chain.key_hash = key_hashes[i]
                 chain.bucket = file.buckets + (_slot_and_mark(&file, chain.key_hash, &chain.mark) >> file.slot_bits)
                 rmq_prefetch_far(chain.bucket)
