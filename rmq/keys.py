@@ -48,7 +48,7 @@ def _is_arrow(values: Any) -> bool:
 
 
 def hash_parts(keys: Any) -> tuple[int, Iterable[npt.NDArray[np.int32]]]:
-    """How many keys there are, and hash_keys of them, an Arrow array's in parts. Errors come before the first part."""
+    """How many keys there are, and hash_keys of them, an Arrow array's in parts. All are checked before the first."""
     if not _is_arrow(keys):
         hashes = hash_keys(keys)
         return len(hashes), (hashes,)

@@ -33,7 +33,7 @@ def filled(tmp_path: Path) -> Iterator[rmq.IndexFile]:
         yield file
 
 
-@pytest.mark.parametrize("asked", [1, 63, 96, 97, 4095, 4096, 4097, 9000])
+@pytest.mark.parametrize("asked", [1, 63, 96, 97, 159, 160, 161, 4095, 4096, 4097, 9000])
 def test_any_number_of_keys_at_a_time_has_the_answers_of_each_alone(tmp_path: Path, asked: int) -> None:
     """Chains of every length, keys that are asked for again, keys that are not there, three windows of time."""
     rng = random.Random(asked)

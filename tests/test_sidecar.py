@@ -92,9 +92,10 @@ def test_answers_are_those_of_the_walk(tmp_path: Path, slots: int, entries: int)
     found = 0
     for keys in (2, entries):
         path = made_for(tmp_path, slots, entries, rng, keys)
-        asked = [f"T#{rng.randrange(2 * keys)}" for _ in range(rng.choice([1, 31, 32, 33, 95, 500]))] + ["", "T#0"]
-        for arguments in windows(rng, entries):
-            found += assert_same(path, geometry(slots, entries), asked, arguments)
+        asked = ["", "T#0", *(f"T#{rng.randrange(2 * keys)}" for _ in range(500))]
+        numbers = [1, 32, 33, 95, 127, 128, 129, 255, 256, 257, len(asked)]
+        for arguments, number in zip(windows(rng, entries), rng.sample(numbers, len(numbers)), strict=True):
+            found += assert_same(path, geometry(slots, entries), asked[:number], arguments)
     assert found > 10
 
 

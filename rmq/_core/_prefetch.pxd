@@ -75,6 +75,7 @@ cdef inline void _prefetch_later(const uint8_t *base, int64_t begin, int64_t end
 cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t size, const RecordRow *last,
                                 bint checks_body) noexcept nogil:
     """Ask for as many bytes as the last record had, two pages behind its end, `following`: a scan asks for all of them.
+    Where CRC-32 has asked for those two pages behind its body, for what lies so far behind the rest of it.
 
     The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
     """

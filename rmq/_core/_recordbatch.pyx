@@ -190,7 +190,7 @@ cdef class RecordBatch:
         cdef RecordRow *row
         cdef int stop = SCAN_FULL
         cdef int32_t count = 0
-        cdef bint checks_body = checks & CHECK_BODY_CRC
+        cdef bint checks_body = checks & CHECK_BODY_CRC, goes_on = self.capacity > 1
         if has_hashes and self.hashes == NULL:
             self._grow(self._room, True)
         while count < self.capacity:
@@ -203,7 +203,7 @@ cdef class RecordBatch:
                 self._grow(min(<int64_t>self.capacity, 8 * <int64_t>self._room), has_hashes)
             row = &self.rows[count]
             stop = parse_record(base + position, limit - position, segment_size + behind - position,
-                                segment_phy_offset + position, checks | READS_ON, row)
+                                segment_phy_offset + position, checks | READS_ON if goes_on else checks, row)
             if stop != SCAN_FULL:
                 break
             if queues is not None:
@@ -215,6 +215,8 @@ cdef class RecordBatch:
                     hash_row(row, queues.slots[row.queue].seed, &self.hashes[count])
             position += row.size
             count += 1
+            if not goes_on:
+                break
             if skips_bodies and row.size > NEAR:
                 prefetch_ahead(base, position, segment_size, row, count)
             else:

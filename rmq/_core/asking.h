@@ -15,25 +15,27 @@ typedef struct {
     int write_most;  /* of a record that is written: of longer ones the processor sees itself how they go on */
     int write_ahead; /* bytes of the log before their turn */
     int text_most;   /* of a text that is read soon, as above */
+    int text_ahead;  /* bytes of a column of texts before their turn; 0: none */
     int walks;       /* of an index file side by side, at most RMQ_WALKS_LIMIT: with more they do not wait less */
     int buckets;     /* of a sidecar side by side: a power of two, at most RMQ_BUCKETS_LIMIT */
     int far;         /* lines of an index file come into the second-level cache first */
-    int between;     /* CRC-32 asks for a line whenever it has taken one; else those of a record are asked for together */
+    int between;     /* CRC-32 of long bodies asks for a line whenever it has taken one; else what is asked for of a
+                        record is so all at once, which is quicker where requests between the lines that are read wait */
 } rmq_asking;
 
 static const rmq_asking *rmq_asks; /* written by the constructor alone */
 
 __attribute__((constructor)) static void rmq_asks_choose(void) {
     static const rmq_asking zen4 = {.read_step = 256, .write_most = 384, .write_ahead = 2048, .text_most = 256,
-                                    .walks = 96, .buckets = 64, .far = 1, .between = 0};
+                                    .text_ahead = 0, .walks = 96, .buckets = 64, .far = 1, .between = 0};
     rmq_asks = &zen4;
 #if defined(__x86_64__)
     static const rmq_asking zen5 = {.read_step = 64, .write_most = 384, .write_ahead = 4096, .text_most = 16384,
-                                    .walks = 160, .buckets = 256, .far = 0, .between = 1};
+                                    .text_ahead = 4096, .walks = 160, .buckets = 256, .far = 0, .between = 1};
     static const rmq_asking zen3 = {.read_step = 64, .write_most = 384, .write_ahead = 2048, .text_most = 256,
-                                    .walks = 96, .buckets = 64, .far = 1, .between = 0};
+                                    .text_ahead = 0, .walks = 96, .buckets = 64, .far = 1, .between = 0};
     static const rmq_asking intel = {.read_step = 64, .write_most = 16384, .write_ahead = 2048, .text_most = 256,
-                                     .walks = 96, .buckets = 64, .far = 1, .between = 0};
+                                     .text_ahead = 0, .walks = 96, .buckets = 64, .far = 1, .between = 0};
     __builtin_cpu_init();
     if (__builtin_cpu_is("intel")) rmq_asks = &intel;
     else if (!__builtin_cpu_supports("avx512f")) rmq_asks = &zen3; /* and before */

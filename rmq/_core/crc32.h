@@ -16,7 +16,7 @@
 #include "cpu.h"
 #include "prefetch.h"
 
-enum { RMQ_CRC_LONG = 512 }; /* bytes whose lines are asked for between others; of less, a record's all at once */
+enum { RMQ_CRC_LONG = 512 }; /* bytes: of shorter ones no line is asked for here */
 
 static uint32_t rmq_crc_table[8][256];
 
@@ -86,7 +86,7 @@ RMQ_AT_128 RMQ_CRC_INLINE uint32_t rmq_crc_reduce(__m128i x) {
 }
 
 /* The kernels give the running value behind n more bytes and, when `copies`, copy them to dest; each is made twice.
-   ahead > 0: with each line that is taken they ask for the one so far behind. REQUIRES: n >= 16. */
+   ahead > 0: with each line that a loop takes they ask for the one so far behind. REQUIRES: n >= 16. */
 
 /* Such a line may not be there. */
 RMQ_CRC_INLINE void rmq_crc_ask(const uint8_t *p, uint8_t *dest, int copies, size_t ahead) {

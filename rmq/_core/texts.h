@@ -12,7 +12,7 @@
 
 #include "append.h"
 
-enum { RMQ_TEXTS_LIMIT = 3, RMQ_TEXT_HEAD = 16, RMQ_TEXTS_AHEAD = 4096 };
+enum { RMQ_TEXTS_LIMIT = 3, RMQ_TEXT_HEAD = 16 };
 
 /* Values data[starts[i] .. starts[i + 1]) of one name. */
 typedef struct {
@@ -85,12 +85,12 @@ static inline int rmq_is_plain(const uint8_t *p, int64_t n, int with_space) {
     const int8_t most = with_space ? 0x02 : 0x20;
     int64_t i = 0;
 #if defined(__SSE2__)
-    const uintptr_t ahead = rmq_asks->read_step == RMQ_LINE ? RMQ_TEXTS_AHEAD : 0;
+    const uintptr_t ahead = (uintptr_t)rmq_asks->text_ahead;
     const __m128i refused = _mm_set1_epi8(most);
     __m128i plain = _mm_set1_epi8(-1);
     for (; i + 64 <= n; i += 64) {
         const __m128i *at = (const __m128i *)(p + i);
-        rmq_prefetch((const void *)((uintptr_t)at + ahead));
+        if (ahead) rmq_prefetch((const void *)((uintptr_t)at + ahead));
         const __m128i low = _mm_and_si128(_mm_cmpgt_epi8(_mm_loadu_si128(at), refused),
                                          _mm_cmpgt_epi8(_mm_loadu_si128(at + 1), refused));
         const __m128i high = _mm_and_si128(_mm_cmpgt_epi8(_mm_loadu_si128(at + 2), refused),
