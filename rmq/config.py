@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -133,7 +132,7 @@ class StoreConfig:
             data = opened.read(_CONF_LIMIT + 1)
         if len(data) > _CONF_LIMIT or b"\0" in data:
             raise ValueError(f"{os.fspath(file)}: no properties file, which is text of at most {_CONF_LIMIT:,} bytes")
-        for number, name, value in _java_properties(io.BytesIO(data)):
+        for number, name, value in _java_properties(data.splitlines()):
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
             if name in others:
                 others[name], lines[name] = value, number
@@ -144,7 +143,7 @@ class StoreConfig:
                 if isinstance(default, bool):
                     given[snake] = {"true": True, "false": False}[value.lower()]
                 elif isinstance(default, int):
-                    given[snake] = int(value)
+                    given[snake] = _java_number(value)
                 else:
                     given[snake] = value
                 lines[snake] = number
@@ -253,7 +252,7 @@ def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:
     """(line number, name, value) of a Java properties file. Source: java.util.Properties#load, ISO 8859-1."""
     logical, first = "", 0
     for number, line in enumerate(chain(lines, [b""]), 1):  # the empty one ends a last line that ends in a backslash
-        text = line.decode("latin-1").rstrip("\r\n").lstrip(" \t\f")
+        text = line.decode("latin-1").lstrip(" \t\f")
         if not logical and (not text or text[0] in "#!"):
             continue
         first = first if logical else number
@@ -265,6 +264,13 @@ def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:
         assert match is not None  # every text has a name, at least the empty one
         yield first, _unescaped(match[1]), _unescaped(logical[match.end() :])
         logical = ""
+
+
+def _java_number(text: str) -> int:
+    """ValueError for what Python takes and Java does not. Source: java.lang.Long#parseLong."""
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
 
 
 def _unescaped(text: str) -> str:

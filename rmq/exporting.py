@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], object]
 
 PARTITIONS = {"topic": "topic", "date": "store_timestamp", "hour": "store_timestamp", "queue_id": "queue_id"}
-COMPRESSIONS = ("zstd", "snappy", "gzip", "none")
+Compression = Literal["zstd", "snappy", "gzip", "none"]
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow read as NULL
 TEMPORARY = ".rmq-export-"  # begins a name that readers of directories pass over
 ROUND_BYTES = 192 * 1024 * 1024  # rows that a task holds before it writes them
@@ -87,12 +88,12 @@ class ExportTask:
     staging: str
     columns: tuple[str, ...]
     partition_by: tuple[str, ...]
-    compression: str
+    compression: Compression
 
 
 def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
            partition_by: Iterable[str] = ("topic", "date"), topics: Iterable[str] | None = None, begin: Any = None,
-           end: Any = None, columns: Iterable[str] | None = None, compression: str = "zstd",
+           end: Any = None, columns: Iterable[str] | None = None, compression: Compression = "zstd",
            on_damage: Literal["raise", "skip"] = "raise", processes: int | None = None,
            split_bytes: int = SPLIT_BYTES, config: StoreConfig | None = None,
            progress: Progress | None = None) -> ExportResult:  # fmt: skip
@@ -119,7 +120,7 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
 
 
 def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathLike[str], *,
-               partition_by: Iterable[str], compression: str, columns: Iterable[str] | None,
+               partition_by: Iterable[str], compression: Compression, columns: Iterable[str] | None,
                progress: Progress | None = None, **options: Any) -> ExportResult:  # fmt: skip
     """`export` by any Runner. options: of plan_scan."""
     if progress is not None and not callable(progress):

@@ -23,6 +23,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.indexfile import IndexFile
+from rmq.keys import Mode
 from rmq.paths import INDEX_NAME, next_index_name
 from rmq.segment import LOOKS, DirectoryWatch, close_all, file_size, make_directory
 
@@ -122,7 +123,7 @@ class Index:
             file.detach()
         self.files = self.files[count:]
 
-    def _open(self, path: Path, mode: str, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
+    def _open(self, path: Path, mode: Mode, end_phy_offset: int = 0, end_timestamp: int = 0) -> IndexFile:
         config = self._config
         return IndexFile(path, mode, max_hash_slot_num=config.max_hash_slot_num,
                          max_index_num=config.max_index_num, end_phy_offset=end_phy_offset,

@@ -22,7 +22,7 @@ from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
-from rmq.keys import checked_max_num, hash_keys, hash_parts, int64_array, list_array, ms_array
+from rmq.keys import Mode, check_open_mode, checked_max_num, hash_keys, hash_parts, int64_array, list_array, ms_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.paths import path_text
 from rmq.sidecar import open_sidecar
@@ -54,11 +54,10 @@ class IndexFile:
     system, ValueError and TypeError that name the argument.
     """
 
-    def __init__(self, path: str | os.PathLike[str], mode: str = "r", *, max_hash_slot_num: int = 5_000_000,
+    def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, max_hash_slot_num: int = 5_000_000,
                  max_index_num: int = 20_000_000, end_phy_offset: int = 0, end_timestamp: int = 0,
                  rocketmq_version: str = "5.3.3") -> None:  # fmt: skip
-        if mode not in ("r", "r+", "a", "x"):
-            raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
+        check_open_mode(mode)
         config = StoreConfig(max_hash_slot_num=max_hash_slot_num, max_index_num=max_index_num,
                              rocketmq_version=rocketmq_version)  # fmt: skip
         before = int(int64_array([end_phy_offset], "end_phy_offset")[0]), to_ms(end_timestamp, "end_timestamp")
@@ -75,7 +74,11 @@ class IndexFile:
         self._stores_untouched = config.stores_untouched_count
         self._view: IndexFileView | None = None
         self._looks = 0  # for a sidecar; -1: no more
-        self._file = MappedFile(self.path, size=size, writable=writable, create=create)
+        try:
+            self._file = MappedFile(self.path, size=size, writable=writable, create=create)
+        except CorruptFileError as error:
+            raise CorruptFileError(self.path, error.offset, f"{error.reason} by max_hash_slot_num={max_hash_slot_num} "
+                                   f"and max_index_num={max_index_num}") from None  # fmt: skip
         self.check_size = self._file.check_size  # after a select, which may have met zeros; no call in between
         try:
             self._view = IndexFileView(

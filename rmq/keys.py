@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from rmq.arrays import number_array
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Mode = Literal["r", "r+", "a", "x"]  # of open: read only, existing, created when missing, new
 MAX_ANSWERS = 2**31 - 1
 INT64_MAX = 2**63 - 1
 HASHED_TOGETHER = 32_000  # keys of a column: their hashes stay in the cache, and in memory that malloc keeps
@@ -229,6 +230,12 @@ def times_of(value: Any, name: str, default: int, count: int) -> int | npt.NDArr
     if len(times) != count:
         raise ValueError(f"{name} must have a time for each of {count} keys, got {len(times)}")
     return times
+
+
+def check_open_mode(mode: Any) -> None:
+    """ValueError for what is none of Mode."""
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
 
 
 def check_bools(**switches: Any) -> None:

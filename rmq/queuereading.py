@@ -104,7 +104,8 @@ class QueueReader(OpenStore):
         return queue.read(place, min(count, queue.max_offset - place))
 
     @while_open
-    def search_offset(self, topic: str, queue_id: int, timestamp: Any, boundary: str = "LOWER", *,
+    def search_offset(self, topic: str, queue_id: int, timestamp: Any,
+                      boundary: Literal["LOWER", "UPPER"] = "LOWER", *,
                       on_damage: Literal["raise", "skip"] = "raise") -> int:  # fmt: skip
         """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
 

@@ -29,7 +29,7 @@ from rmq.errors import (
 from rmq.flushing import DISPATCH_BEHIND, Flusher
 from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
-from rmq.keys import check_bools
+from rmq.keys import Mode, check_bools, check_open_mode
 from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
@@ -68,7 +68,7 @@ from rmq.visible import Visible
 _Answer = TypeVar("_Answer")
 
 
-def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig | None = None,
+def open(path: str | os.PathLike[str], mode: Mode = "r", *, config: StoreConfig | None = None,
                clock: Callable[[], int] | None = None, repair: bool = False) -> Store:  # fmt: skip
     """Open a store directory: "r" read only, "r+" existing, "a" created when missing, "x" new. A context manager.
 
@@ -78,8 +78,7 @@ def open(path: str | os.PathLike[str], mode: str = "r", *, config: StoreConfig |
     what had been durable; the bytes are kept under <store>/rmq/cut/.
     Raises StoreLockedError, CorruptFileError, UnsupportedFormatError, ValueError, OSError.
     """
-    if mode not in ("r", "r+", "a", "x"):
-        raise ValueError(f"mode must be r, r+, a or x, got {mode!r}")
+    check_open_mode(mode)
     if clock is not None and not callable(clock):
         raise TypeError(f"clock must be callable, got {type(clock).__name__}")
     check_bools(repair=repair)

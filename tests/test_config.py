@@ -103,6 +103,25 @@ def test_a_broker_conf_is_a_java_properties_file(tmp_path: Path, line: str) -> N
     assert (config.max_index_num, config.max_hash_slot_num) == (300, 50)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_lines_of_a_broker_conf_end_as_in_java(tmp_path: Path, end: str) -> None:
+    (tmp_path / "broker.conf").write_bytes(f"# first{end}maxIndexNum=300{end}{end}maxHashSlotNum=x".encode())
+    with pytest.raises(ValueError, match=r"broker\.conf, line 4: maxHashSlotNum has no value 'x'"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+
+
+@pytest.mark.parametrize("number", ["5_00", "0x10", "5.0", "+ 5", "--5"])
+def test_a_number_that_java_does_not_read_is_none(tmp_path: Path, number: str) -> None:
+    (tmp_path / "broker.conf").write_text(f"maxIndexNum={number}\n")
+    with pytest.raises(ValueError, match=r"broker\.conf, line 1: maxIndexNum has no value"):
+        rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf")
+
+
+def test_a_number_that_java_reads_counts(tmp_path: Path) -> None:
+    (tmp_path / "broker.conf").write_text("maxIndexNum=+0300\n")
+    assert rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf").max_index_num == 300
+
+
 @pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\n"])
 def test_a_last_line_that_ends_in_a_backslash_counts(tmp_path: Path, end: str) -> None:
     (tmp_path / "broker.conf").write_text(f"brokerId=0\nflushDiskType=SYNC_FLUSH{end}")

@@ -459,7 +459,7 @@ def test_a_closed_file_says_so(tmp_path: Path) -> None:
 def test_a_file_of_another_length_is_damaged(tmp_path: Path, size: int) -> None:
     (tmp_path / "s").write_bytes(bytes(size))
     for mode in ("r", "r+"):
-        with pytest.raises(rmq.CorruptFileError):
+        with pytest.raises(rmq.CorruptFileError, match="expected 480 by max_hash_slot_num=10 and max_index_num=20"):
             rmq.IndexFile(tmp_path / "s", mode, **TEN)
     assert (tmp_path / "s").stat().st_size == size
 

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from rmq.cli import did_you_mean
 from rmq.cli.output import FORMS, note
 from rmq.config import StoreConfig
+from rmq.keys import Mode
 from rmq.store import Store
 from rmq.store import open as open_any
 
@@ -132,7 +133,7 @@ template_option = click.option(
     help=r"In place of -o: this line for each message, with fields in braces, such as '{keys}\t{body}'.")  # fmt: skip
 
 
-def open_store(path: Path, conf: StoreConfig | None, mode: str = "r") -> Store:
+def open_store(path: Path, conf: StoreConfig | None, mode: Mode = "r") -> Store:
     """The store, opened; a broker.conf or geometry that does not fit is a usage error."""
     try:
         return open_any(path, mode, config=conf)

@@ -16,7 +16,7 @@ from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
 from rmq.errors import RmqError
-from rmq.exporting import COMPRESSIONS, PARTITIONS, ExportedFile
+from rmq.exporting import COMPRESSIONS, PARTITIONS, Compression, ExportedFile
 from rmq.exporting import export as export_store
 
 
@@ -35,7 +35,7 @@ from rmq.exporting import export as export_store
               help="Default: the number of cores, fewer for a small log.")  # fmt: skip
 @form_option
 def export(store: Path, directory: Path, topics: tuple[str, ...], begin: int | None, end: int | None,
-           columns: str | None, partition_by: str, compression: str, skip_damage: bool, processes: int | None,
+           columns: str | None, partition_by: str, compression: Compression, skip_damage: bool, processes: int | None,
            conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip
     """Write messages of STORE as Parquet files into DIR.
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.exporting import ExportResult, run_export
+from rmq.exporting import Compression, ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import store_root
 from rmq.pool import Answer, Item, Runner
@@ -105,7 +105,7 @@ def mapped(task: ScanTask, function: Callable[[Iterator[pa.RecordBatch]], Iterat
 
 def export(spark: SparkSession, path: str | os.PathLike[str], target: str | os.PathLike[str], *,
            partition_by: Iterable[str] = ("topic", "date"), topics: Iterable[str] | None = None,
-           begin: Any = None, end: Any = None, columns: Iterable[str] | None = None, compression: str = "zstd",
+           begin: Any = None, end: Any = None, columns: Iterable[str] | None = None, compression: Compression = "zstd",
            on_damage: Literal["raise", "skip"] = "raise", split_bytes: int = SPLIT_BYTES, min_partitions: int = 1,
            config: StoreConfig | None = None) -> ExportResult:  # fmt: skip
     """`rmq.export` whose parts are written by Spark's executors: the same directory, all or nothing.
