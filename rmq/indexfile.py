@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
+from rmq._core._answerlists import AnswerLists
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._mapguard import lost_pages
 from rmq._core._message import to_ms
@@ -22,7 +23,7 @@ from rmq._core._record import used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, StoreClosedError, StoreReadOnlyError
-from rmq.keys import Mode, check_open_mode, checked_max_num, hash_keys, hash_parts, int64_array, list_array, ms_array
+from rmq.keys import Mode, check_open_mode, checked_max_num, hash_keys, hash_parts, int64_array, lists_of, ms_array
 from rmq.mappedfile import MappedFile, guarded
 from rmq.paths import path_text
 from rmq.sidecar import open_sidecar
@@ -218,9 +219,13 @@ class IndexFile:
         Source: IndexFile#selectPhyOffset.
         """
         first, last = to_ms(begin, "begin"), to_ms(end, "end")
-        counts, values = self.view.select(hash_keys(keys), checked_max_num(max_num), first, last)
+        most = checked_max_num(max_num)
+        count, parts = hash_parts(keys)
+        answers = AnswerLists(count)
+        for hashes in parts:
+            self.view.select_into(answers, hashes, most, first, last)
         self._check_size()
-        return list_array(counts, values)
+        return lists_of(*answers.take())
 
     def select_phy_offset(self, key: str, max_num: int = 32, begin: int = 0,
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip

@@ -151,14 +151,19 @@ def _utf8_column(keys: Any) -> tuple[npt.NDArray[np.int32] | npt.NDArray[np.int6
 
 def list_array(counts: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64]) -> pa.ListArray:
     """Arrow list<int64> with counts[i] values in row i, and no others."""
-    import pyarrow as pa
-
     if len(values) > MAX_ANSWERS:
         raise ValueError("more than 2**31 answers in one call: ask for fewer keys")
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, dtype=np.int32, out=offsets[1:])
+    return lists_of(offsets, values)
+
+
+def lists_of(offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int64]) -> pa.ListArray:
+    """Arrow list<int64> with values[offsets[i] : offsets[i + 1]] in row i; borrows both."""
+    import pyarrow as pa
+
     # Of the buffers: pa.array looks at every kind of thing that it might be given, at each call.
-    return pa.Array.from_buffers(pa.list_(pa.int64()), len(counts), [None, pa.py_buffer(offsets)],
+    return pa.Array.from_buffers(pa.list_(pa.int64()), len(offsets) - 1, [None, pa.py_buffer(offsets)],
                                  0, 0, [number_array(values)])  # fmt: skip
 
 

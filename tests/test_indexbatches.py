@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import rmq
+from rmq._core._answerlists import AnswerLists
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq.indexfile import RESERVE_AHEAD, RESERVE_FIRST
 from rmq.keys import HASHED_TOGETHER, hash_keys
@@ -116,6 +117,44 @@ def test_keys_of_several_parts_leave_the_bytes_of_a_list(tmp_path: Path, count: 
         with rmq.IndexFile(tmp_path / name, "x", max_hash_slot_num=331, max_index_num=PARTS[-1]) as file:
             assert file.put_keys(some, range(count), range(count)) == min(count, PARTS[-1] - 1)
     assert (tmp_path / "list").read_bytes() == (tmp_path / "arrow").read_bytes()
+
+
+@pytest.mark.parametrize("count", [0, *PARTS])
+@pytest.mark.parametrize("max_num", [0, 1, 32])
+def test_keys_of_several_parts_have_the_answers_of_a_list(tmp_path: Path, count: int, max_num: int) -> None:
+    """Every third key is there, every sixth twice: answers grow past what a key each takes."""
+    with rmq.IndexFile(tmp_path / "f", "x", max_hash_slot_num=5000, max_index_num=100_001) as file:
+        there = [f"T#{number}" for number in range(0, 70_000, 3)] + [f"T#{number}" for number in range(0, 70_000, 6)]
+        file.put_keys(there, range(len(there)), [T0] * len(there))
+        keys = [f"T#{number}" for number in range(count)]
+        found = file.select_phy_offset_many(pa.array(keys, pa.string()), max_num)
+        assert found.equals(file.select_phy_offset_many(keys, max_num))
+        found.validate(full=True)
+        alone = random.Random(count).sample(range(count), min(count, 50))
+        assert [found[number].as_py() for number in alone] == \
+            [file.select_phy_offset(keys[number], max_num) for number in alone]  # fmt: skip
+        assert len(found.values) == (sum(len(range(0, count, step)) for step in (3, 6)) if max_num > 1 else
+                                     max_num * len(range(0, count, 3)))  # fmt: skip
+
+
+def test_answers_are_taken_once_all_keys_are_answered_and_no_more(filled: rmq.IndexFile) -> None:
+    answers, hashes = AnswerLists(3), hash_keys(["T#Aa", "none"])
+    filled.view.select_into(answers, hashes, 32, 0, MAX)
+    with pytest.raises(RuntimeError, match="2 of 3 keys are answered"):
+        answers.take()
+    with pytest.raises(ValueError, match="more keys than were to be answered"):
+        filled.view.select_into(answers, hashes, 32, 0, MAX)
+    filled.view.select_into(answers, hashes[:0], 32, 0, MAX)
+    filled.view.select_into(answers, hashes[:1], 1, 0, MAX)
+    offsets, values = answers.take()
+    assert (offsets.tolist(), values.tolist()) == ([0, 2, 2, 3], [1200, 1000, 1200])
+    del answers
+    assert (offsets.tolist(), values.tolist()) == ([0, 2, 2, 3], [1200, 1000, 1200])
+    for count in (-1, 2**62):
+        with pytest.raises(ValueError, match="number of keys"):
+            AnswerLists(count)
+    with pytest.raises(MemoryError):
+        AnswerLists(2**59)
 
 
 @pytest.mark.parametrize("width", [np.int32, np.int64])

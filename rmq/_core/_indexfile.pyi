@@ -5,6 +5,7 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
+from rmq._core._answerlists import AnswerLists
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._sidecar import SidecarView
 
@@ -66,6 +67,9 @@ class IndexFileView:
         end: int,
         found: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]: ...
+    def select_into(
+        self, answers: AnswerLists, key_hashes: npt.NDArray[np.int32], max_num: int, begin: int, end: int
+    ) -> None: ...
     def select_one(self, key: object, max_num: object, begin: object, end: object) -> list[int] | None: ...
     def collect(
         self, key_hashes: npt.NDArray[np.int32], begin: int = -9223372036854775808, end: int = 9223372036854775807

@@ -10,6 +10,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
+from rmq._core._answerlists cimport AnswerLists
 from rmq._core._bytes cimport load_i32, load_i64, read_published_i64, store_i32, store_i64
 from rmq._core._indexfit cimport first_unlinked, fits
 from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
@@ -262,12 +263,12 @@ cdef class IndexFileView:
 
     cdef int _answer(self, const Question *question, const int32_t *key_hashes, Py_ssize_t keys, int32_t *counts,
                      OffsetList *out) except -1:
-        """Ask the sidecar or walk the chains, without the GIL; *out is the caller's to free."""
+        """Ask the sidecar or walk the chains, without the GIL; behind what is in *out, the caller's to free."""
         cdef int32_t newest
+        cdef int64_t before = out.count
         cdef bint ok
         cdef SidecarView sidecar = self.sidecar     # another thread may take it away
         cdef Outcome outcome = DAMAGED
-        memset(out, 0, sizeof(out[0]))
         self._users += 1
         with nogil:
             while True:
@@ -277,7 +278,7 @@ cdef class IndexFileView:
                     if outcome == ANSWERED and self._count() == newest:
                         ok = True
                         break
-                out.count = 0
+                out.count = before
                 ok = walk(&self._file, question, key_hashes, keys, counts, out)
                 if not ok or self._count() >= newest:
                     break  # else a recovery beside us took entries back, maybe under our feet
@@ -309,6 +310,7 @@ cdef class IndexFileView:
             return counts, np.empty(0, np.int64)
         cdef int32_t[::1] count = counts
         question.found = &found[0] if found is not None else NULL
+        memset(&out, 0, sizeof(out))
         try:
             self._answer(question, &key_hashes[0], keys, &count[0], &out)
             return counts, _to_array(&out)
@@ -324,6 +326,21 @@ cdef class IndexFileView:
         cdef Question question
         question.is_raw, question.max_num, question.begin, question.end = True, max_num, begin, end
         return self._walk(key_hashes, &question, found)
+
+    def select_into(self, AnswerLists answers not None, const int32_t[::1] key_hashes not None, int64_t max_num,
+                    int64_t begin, int64_t end):
+        """select for the next keys of `answers`."""
+        cdef Question question
+        cdef Py_ssize_t keys = key_hashes.shape[0]
+        self._check()
+        _check_hashes(key_hashes)
+        answers.expect(keys)
+        if keys == 0:
+            return
+        question.is_raw, question.max_num, question.begin, question.end = True, max_num, begin, end
+        question.found = NULL
+        self._answer(&question, &key_hashes[0], keys, &answers.offsets[answers.done + 1], &answers.found)
+        answers.end(keys)
 
     def select_one(self, key, max_num, begin, end):
         """Raw answers for one whole index key, a list; None when an argument is not just a str and int of 64 bits,
@@ -348,6 +365,7 @@ cdef class IndexFileView:
             if count >= 0:
                 return [few[i] for i in range(count)]
         question.is_raw, question.found = True, NULL
+        memset(&out, 0, sizeof(out))
         try:
             self._answer(&question, &key_hash, 1, &count, &out)
             return [out.items[i] for i in range(out.count)]
