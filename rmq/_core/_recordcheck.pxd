@@ -30,6 +30,7 @@ cdef class RecordCheck:
         int64_t segment_size
         int64_t segment_phy_offset
         int64_t end
+        int64_t behind              # bytes of the segment that follow it
         int64_t step_end            # a round that ends here or behind is the last one of the step
         int checks
         int32_t unit_row            # rows before are compared

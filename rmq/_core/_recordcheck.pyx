@@ -59,17 +59,18 @@ cdef class RecordCheck:
         return 0
 
     def begin(self, RecordBatch batch not None, segment not None, int64_t segment_phy_offset, int64_t begin,
-              int64_t end, *, int checks, int64_t step):
+              int64_t end, *, int checks, int64_t step, int64_t behind=0):
         """A step: records from phy offset `begin` up to `end` of a segment, until they are `step` bytes or more.
 
-        The batch takes the rows, and must not be used or released until the step is done. ValueError as of
-        RecordBatch.scan.
+        behind: bytes of the segment that follow, when it is not whole. The batch takes the rows, and must not be used
+        or released until the step is done. ValueError as of RecordBatch.scan.
         """
         if step < 1:
             raise ValueError("a step has at least one byte")
         self.batch = None
         self.segment = batch.start(segment, segment_phy_offset, begin, end, &self.segment_size)
-        self.segment_phy_offset, self.end, self.checks = segment_phy_offset, end, checks | PARSE_PROPERTIES
+        self.segment_phy_offset, self.end, self.behind = segment_phy_offset, end, behind
+        self.checks = checks | PARSE_PROPERTIES
         self.step_end = begin + max(1, min(end - begin, step))     # one round at least: it finds the end
         self.unit_row = self.entry_row = 0
         self.batch = batch
@@ -106,7 +107,7 @@ cdef class RecordCheck:
                 if batch.stop != SCAN_FULL or batch.next_phy_offset >= self.step_end:
                     break
                 batch.fill(self.segment, self.segment_size, self.segment_phy_offset, batch.next_phy_offset, self.end,
-                           self.checks, self.queues, ROUND_BYTES, 0)
+                           self.checks, self.queues, ROUND_BYTES, self.behind)
                 self._look(batch)
                 self.unit_row = self.entry_row = 0
         if wants == WANTS_NOTHING:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import os
 import stat
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import dropwhile, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
 from rmq.verification.findings import Report
 
 NO_LIMIT = LARGEST_OFFSET
+READ_BYTES = 2 * 1024 * 1024  # bytes of the log that are read at a time
 UNFILLED = "an empty file, made and not filled by a process that was killed"
 
 
@@ -61,6 +64,14 @@ class HeldLog(CommitLog):
         return super().min_phy_offset
 
 
+class Room(NamedTuple):
+    """What one pass over records needs: rows, one row, and bytes of the log."""
+
+    batch: RecordBatch
+    one: RecordBatch
+    data: memoryview
+
+
 @dataclass
 class Ground:
     """One verification. Offsets are phy offsets.
@@ -86,7 +97,7 @@ class Ground:
     tail: tuple[Path, int, str] | None = None  # file, position and reason of the bytes behind the end
     log_lost: int = -1  # a record at or past the end of the log that a unit of a closed store points to
     size_read: int = 0
-    batches: list[RecordBatch] = field(default_factory=list)  # that no thread has; new ones cost fresh pages
+    spare: list[Room] = field(default_factory=list)  # that no thread has; new ones cost fresh pages
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,12 +109,19 @@ class Ground:
     def is_closed(self) -> bool:
         return self.state == "closed"
 
-    def spare_batch(self) -> RecordBatch:
-        """One that its user puts back."""
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Room]:
+        """For one pass over records."""
         try:
-            return self.batches.pop()
+            room = self.spare.pop()
         except IndexError:
-            return RecordBatch()
+            room = Room(RecordBatch(), RecordBatch(1), memoryview(bytearray(READ_BYTES)))
+        try:
+            yield room
+        finally:
+            room.batch.release()
+            room.one.release()
+            self.spare.append(room)
 
     def read(self, size: int) -> None:
         """Account for bytes that were looked at; ends the thread when the verification was given up."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from rmq._core._record import (
     SCAN_LIMIT,
     SCAN_LOST_SECTOR,
     SCAN_REASONS,
+    SCAN_TRUNCATED,
     SCAN_ZERO,
     resync,
 )
@@ -29,6 +31,8 @@ from rmq._core._recordcheck import WANTS_NOTHING, WANTS_UNITS, RecordCheck
 from rmq._core._unitcheck import UnitCheck
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import ZEROS_AT_END, Segment
+from rmq.mappedfile import MappedFile
+from rmq.segment import opened
 from rmq.verification.findings import Report
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
@@ -106,6 +110,30 @@ def check_range(ground: Ground, begin: int, end: int, queues: QueueFiles, index:
     return SegmentReport(begin, begin)
 
 
+class Window:
+    """Bytes of a segment, the phy offsets [start, end), read into memory that is used again: to map pages for one look
+    takes as long, and longer where several threads do.
+    """
+
+    def __init__(self, segment: Segment, descriptor: int, data: memoryview) -> None:
+        self._segment, self._descriptor, self._data = segment, descriptor, data
+        self._hold(segment.start, 0)
+
+    def _hold(self, start: int, size: int) -> None:
+        self.map = self._data[:size]
+        self.start, self.end = start, start + size
+        self.behind = self._segment.end - self.end  # bytes of the segment
+
+    def move(self, start: int, end: int) -> None:
+        """Hold the phy offsets [start, end), as many as there is room for; none when the file does not give them."""
+        wanted = self._data[: end - start]
+        try:
+            is_whole = os.preadv(self._descriptor, [wanted], start - self._segment.start) == len(wanted)
+        except OSError:
+            is_whole = False
+        self._hold(start, len(wanted) if is_whole else 0)
+
+
 class SegmentCheck:
     """Reads one segment from its first to its last byte below the ground's limit, or a piece of it.
 
@@ -132,18 +160,20 @@ class SegmentCheck:
         if ground.is_own and ground.config.parses_legacy_properties:
             self._checks |= LEGACY_PROPERTIES
         self._report = SegmentReport(begin, begin)
+        self._window: Window | None = None
 
     def run(self) -> SegmentReport:
         """Raises OSError, and InterruptedError when the verification was given up."""
-        batch, one = self._ground.spare_batch(), RecordBatch(1)
-        try:
-            self._run(batch, one)
-        except UnsoundPieceError:
-            return SegmentReport(self._begin, self._begin, is_sound=False)
-        finally:
-            batch.release()
-            self._ground.batches.append(batch)
-            one.release()
+        with self._ground.room() as room:
+            try:
+                if self._ground.is_live:  # what changes is looked at where it is
+                    self._run(room.batch, room.one)
+                else:
+                    with opened(self._segment.path) as descriptor:
+                        self._window = Window(self._segment, descriptor, room.data)
+                        self._run(room.batch, room.one)
+            except UnsoundPieceError:
+                return SegmentReport(self._begin, self._begin, is_sound=False)
         return self._report
 
     def _run(self, batch: RecordBatch, one: RecordBatch) -> None:
@@ -202,8 +232,25 @@ class SegmentCheck:
         """Records from a place on, of `step` bytes or somewhat more, with their units and entries; returns the scan's
         stop code.
         """
-        check, segment = self._check, self._segment
-        check.begin(batch, segment.file.map, segment.start, place, self._end, checks=checks, step=step)
+        window = self._window
+        if window is None:
+            return self._take(batch, self._segment.file, self._end, place, checks, step)
+        if not window.start <= place < window.end:
+            window.move(place, self._end)
+        while window.start < window.end:
+            stop = self._take(batch, window, window.end, place, checks, step)
+            if stop not in (SCAN_LIMIT, SCAN_TRUNCATED) or (stop == SCAN_LIMIT and window.end == self._end):
+                return stop
+            if batch.next_phy_offset > place:
+                return SCAN_FULL
+            if window.start == place:
+                break  # a longer record, or the end of the data
+            window.move(place, self._end)
+        return self._take(batch, self._segment.file, self._end, place, checks, step)
+
+    def _take(self, batch: RecordBatch, held: MappedFile | Window, end: int, place: int, checks: int, step: int) -> int:
+        check = self._check
+        check.begin(batch, held.map, held.start, place, end, checks=checks, step=step, behind=held.behind)
         while (wants := check.go_on()) != WANTS_NOTHING:
             if wants == WANTS_UNITS:
                 self._load_units(*self._units.wanted)
