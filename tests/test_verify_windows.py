@@ -17,7 +17,7 @@ from test_verify_pieces import QUICK, facts
 
 import rmq
 from rmq.verification import ground
-from rmq.verification.records import Window
+from rmq.verification.records import SegmentCheck, Window
 
 SIZES = [1, 8, 100, 333, 1000, 4095]  # bytes; a record has 150 to 700, a segment 4096
 
@@ -101,6 +101,33 @@ def test_damaged_records_in_a_row_are_not_read_anew_for_each(
     result = rmq.verify(path, jobs=1)
     assert len([finding for finding in result if finding.kind == "crc"]) > COUNT // 2
     assert len(moves) == len(list((path / "commitlog").iterdir()))
+
+
+@pytest.mark.parametrize("how", ["cut off", "removed"])
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["before", "amid", "after"])
+def test_a_segment_that_goes_during_a_verification(
+        base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, number: int) -> None:  # fmt: skip
+    """Before it is looked into, while it is, and after that; the next verification tells in any case."""
+    path = shutil.copytree(base, tmp_path / "s")
+    middle = sorted((path / "commitlog").iterdir())[1]
+    begun: list[int] = []
+    step = SegmentCheck._step
+
+    def goes(check: SegmentCheck, *arguments: Any) -> int:
+        begun.append(check._begin)
+        if len(begun) == number + 1:
+            os.truncate(middle, 1000) if how == "cut off" else middle.unlink()
+        return step(check, *arguments)
+
+    def damage() -> list[str]:
+        return [finding.kind for finding in rmq.verify(path, jobs=1) if finding.severity == "damage"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentCheck, "_step", goes)
+        kinds = damage()
+    expected = {("cut off", 0): (["size"], ["record"]), ("cut off", 1): (["record"],), ("removed", 0): (["missing"],)}
+    assert kinds in expected.get((how, number), ([],))
+    assert damage() == ["size" if how == "cut off" else "missing"]
 
 
 def test_a_part_that_the_disk_does_not_give_is_looked_at_in_the_map(

@@ -117,6 +117,7 @@ class Window:
 
     def __init__(self, segment: Segment, descriptor: int, data: memoryview) -> None:
         self._segment, self._descriptor, self._data = segment, descriptor, data
+        self.file = segment.file  # mapped now: what goes meanwhile reads as zeros there
         self._hold(segment.start, 0)
 
     def _hold(self, start: int, size: int) -> None:
@@ -246,7 +247,7 @@ class SegmentCheck:
             if window.start == place:
                 break  # a longer record, or the end of the data
             window.move(place, self._end)
-        return self._take(batch, self._segment.file, self._end, place, checks, step)
+        return self._take(batch, window.file, self._end, place, checks, step)
 
     def _take(self, batch: RecordBatch, held: MappedFile | Window, end: int, place: int, checks: int, step: int) -> int:
         check = self._check

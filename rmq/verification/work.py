@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from rmq.errors import CorruptFileError
 from rmq.lock import lock_holder
 from rmq.paths import StorePaths, version_of
 from rmq.splits import SPLIT_BYTES
@@ -34,9 +35,14 @@ _CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_lim
 
 def until_quiet(paths: StorePaths, look: Callable[[], VerifyResult]) -> VerifyResult:
     """What a look at a store finds; looks again when that is anything and a writer came meanwhile, or went."""
-    for _ in range(LOOKS):
+    for left in reversed(range(LOOKS)):
         before = _signs_of_writers(paths)
-        result = look()
+        try:
+            result = look()
+        except (CorruptFileError, FileNotFoundError):  # cut off or removed since it was listed: the next look tells
+            if not left:
+                raise
+            continue
         if result.is_sound or _signs_of_writers(paths) == before:
             break
     return result
