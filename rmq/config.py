@@ -267,7 +267,7 @@ def _java_properties(lines: Iterable[bytes]) -> Iterator[tuple[int, str, str]]:
 
 
 def _java_number(text: str) -> int:
-    """ValueError for what Python takes and Java does not. Source: java.lang.Long#parseLong."""
+    """ValueError for what Python takes and Java does not. Source: java.lang.Integer#parseInt, of ASCII digits."""
     if not re.fullmatch("[+-]?[0-9]+", text):
         raise ValueError(text)
     return int(text)

@@ -148,6 +148,10 @@ def test_answers_are_taken_once_all_keys_are_answered_and_no_more(filled: rmq.In
     filled.view.select_into(answers, hashes[:1], 1, 0, MAX)
     offsets, values = answers.take()
     assert (offsets.tolist(), values.tolist()) == ([0, 2, 2, 3], [1200, 1000, 1200])
+    with pytest.raises(RuntimeError, match="all were taken"):
+        answers.take()
+    with pytest.raises(ValueError, match="more keys than were to be answered"):
+        filled.view.select_into(answers, hashes[:1], 1, 0, MAX)
     del answers
     assert (offsets.tolist(), values.tolist()) == ([0, 2, 2, 3], [1200, 1000, 1200])
     for count in (-1, 2**62):

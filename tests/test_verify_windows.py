@@ -16,7 +16,7 @@ from test_verify_damage import COUNT, TABLE, Victim, base
 from test_verify_pieces import QUICK, facts
 
 import rmq
-from rmq.verification import ground
+from rmq.verification import ground, records
 from rmq.verification.records import SegmentCheck, Window
 
 SIZES = [1, 8, 100, 333, 1000, 4095]  # bytes; a record has 150 to 700, a segment 4096
@@ -128,6 +128,30 @@ def test_a_segment_that_goes_during_a_verification(
     expected = {("cut off", 0): (["size"], ["record"]), ("cut off", 1): (["record"],), ("removed", 0): (["missing"],)}
     assert kinds in expected.get((how, number), ([],))
     assert damage() == ["size" if how == "cut off" else "missing"]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("mine"), FileNotFoundError(2, "mine", "/elsewhere"),
+                                   rmq.CorruptFileError("/elsewhere", 0, "mine")], ids=repr)  # fmt: skip
+def test_an_error_of_the_caller_s_own_is_raised_at_once(base: Path, error: Exception) -> None:
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append(done)
+        raise error
+
+    with pytest.raises(type(error), match="mine"):
+        rmq.verify(base, progress=progress)
+    assert len(told) == 1
+
+
+def test_without_a_descriptor_left_segments_are_looked_at_in_their_maps(
+        base: Path, monkeypatch: pytest.MonkeyPatch, moves: list[int]) -> None:  # fmt: skip
+    def opened(path: Path) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(records, "opened", opened)
+    result = rmq.verify(base)
+    assert (result, result.record_count, moves) == ([], COUNT, [])
 
 
 def test_a_part_that_the_disk_does_not_give_is_looked_at_in_the_map(

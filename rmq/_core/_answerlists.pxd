@@ -8,9 +8,9 @@ from rmq._core._indexwalk cimport OffsetList
 
 @cython.final
 cdef class AnswerLists:
-    """Who answers `expect`s the keys, counts behind `offsets[done]`, appends to `found`, and `end`s."""
+    """For each part: `expect` the keys, write their counts behind offsets[done], append answers to `found`, `end`."""
     cdef:
-        readonly Py_ssize_t done            # keys that are answered
+        readonly Py_ssize_t done            # keys that are answered; -1: taken
         int32_t[::1] offsets                # of the answers of each key, as far as keys are answered
         OffsetList found
     cdef int expect(self, Py_ssize_t keys) except -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of many keys, asked in parts one after the other, in memory that nobody copies."""
+"""Answers of many keys, asked in parts one after the other, in memory that goes on to the caller."""
 cimport cython
 from cython cimport view as memory
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
@@ -12,7 +12,7 @@ cdef extern from "populate.h" nogil:
     void rmq_ask_large(void *begin, int64_t size) noexcept
 
 cdef enum:
-    FIRST_ROOM = 4194304        # answers, at most, before lists grow
+    FIRST_ROOM = 4194304        # answers for which there is room at first, at most
 
 
 cdef void *_memory(int64_t size) except NULL:
@@ -42,7 +42,7 @@ cdef class AnswerLists:
 
     cdef int expect(self, Py_ssize_t keys) except -1:
         """ValueError unless so many keys more may be answered."""
-        if keys > self.offsets.shape[0] - 1 - self.done:
+        if self.done < 0 or keys > self.offsets.shape[0] - 1 - self.done:
             raise ValueError("more keys than were to be answered")
         return 0
 
@@ -59,11 +59,12 @@ cdef class AnswerLists:
         return 0
 
     def take(self):
-        """(offsets int32[keys + 1], phy offsets int64), once all keys are answered; none are kept."""
+        """(offsets int32[keys + 1], phy offsets int64), once all keys are answered; no more is asked or taken then."""
         cdef int64_t *items
         cdef memory.array values
         if self.done + 1 != self.offsets.shape[0]:
-            raise RuntimeError(f"{self.done} of {self.offsets.shape[0] - 1} keys are answered")
+            raise RuntimeError(f"{self.done} of {self.offsets.shape[0] - 1} keys are answered, or all were taken")
+        self.done = -1
         if self.found.count == 0:
             return np.asarray(self.offsets), np.empty(0, np.int64)
         items = <int64_t *>realloc(self.found.items, <size_t>self.found.count * sizeof(int64_t))

@@ -284,6 +284,7 @@ cdef class IndexFileView:
                     break  # else a recovery beside us took entries back, maybe under our feet
         self._leave()
         if not ok:
+            out.count = before
             raise MemoryError()
         return 0
 

@@ -24,7 +24,7 @@ static inline void rmq_populate(uint8_t *begin, int64_t size) {
 #endif
 }
 
-/* Large pages for memory that is filled front to back: fewer faults. */
+/* Large pages for memory that is filled front to back: fewer faults. Whoever has the memory later may get them too. */
 static inline void rmq_ask_large(void *begin, int64_t size) {
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)begin + page - 1) & ~(page - 1);

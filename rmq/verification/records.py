@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ from rmq._core._unitcheck import UnitCheck
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import ZEROS_AT_END, Segment
 from rmq.mappedfile import MappedFile
-from rmq.segment import opened
+from rmq.segment import EXHAUSTED, opened
 from rmq.verification.findings import Report
 from rmq.verification.ground import Ground
 from rmq.verification.indexes import EntryCursor, IndexFiles
@@ -111,13 +112,12 @@ def check_range(ground: Ground, begin: int, end: int, queues: QueueFiles, index:
 
 
 class Window:
-    """Bytes of a segment, the phy offsets [start, end), read into memory that is used again: to map pages for one look
-    takes as long, and longer where several threads do.
+    """Bytes of a segment, the phy offsets [start, end), read into memory that is used again. To map pages for one look
+    takes as long as that, and longer where several threads do.
     """
 
     def __init__(self, segment: Segment, descriptor: int, data: memoryview) -> None:
         self._segment, self._descriptor, self._data = segment, descriptor, data
-        self.file = segment.file  # mapped now: what goes meanwhile reads as zeros there
         self._hold(segment.start, 0)
 
     def _hold(self, start: int, size: int) -> None:
@@ -167,15 +167,24 @@ class SegmentCheck:
         """Raises OSError, and InterruptedError when the verification was given up."""
         with self._ground.room() as room:
             try:
-                if self._ground.is_live:  # what changes is looked at where it is
+                with contextlib.ExitStack() as closing:
+                    self._begin_window(room.data, closing)
                     self._run(room.batch, room.one)
-                else:
-                    with opened(self._segment.path) as descriptor:
-                        self._window = Window(self._segment, descriptor, room.data)
-                        self._run(room.batch, room.one)
             except UnsoundPieceError:
                 return SegmentReport(self._begin, self._begin, is_sound=False)
         return self._report
+
+    def _begin_window(self, data: memoryview, closing: contextlib.ExitStack) -> None:
+        """Read in windows, unless it changes meanwhile or no descriptor is left: then by the map alone."""
+        if self._ground.is_live:
+            return
+        try:
+            descriptor = closing.enter_context(opened(self._segment.path))
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+        else:
+            self._window = Window(self._segment, descriptor, data)
 
     def _run(self, batch: RecordBatch, one: RecordBatch) -> None:
         place, retried = self._begin, -1
@@ -230,8 +239,10 @@ class SegmentCheck:
         self._entries.check.pass_over(following)
 
     def _step(self, batch: RecordBatch, place: int, checks: int, step: int) -> int:
-        """Records from a place on, of `step` bytes or somewhat more, with their units and entries; returns the scan's
-        stop code.
+        """Records from a place on, at least one and up to `step` bytes or somewhat more, with their units and entries;
+        returns the scan's stop code, SCAN_FULL where only the window ended.
+
+        Bytes that a window does not hold whole, or the file does not give, are looked at in the map.
         """
         window = self._window
         if window is None:
@@ -246,8 +257,8 @@ class SegmentCheck:
                 return SCAN_FULL
             if window.start == place:
                 break  # a longer record, or the end of the data
-            window.move(place, self._end)
-        return self._take(batch, window.file, self._end, place, checks, step)
+            window.move(place, self._end)  # for the second and last time
+        return self._take(batch, self._segment.file, self._end, place, checks, step)
 
     def _take(self, batch: RecordBatch, held: MappedFile | Window, end: int, place: int, checks: int, step: int) -> int:
         check = self._check

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -34,18 +35,28 @@ _CARRIED = ("paths", "config", "state", "mark", "checkpoint", "is_own", "log_lim
 
 
 def until_quiet(paths: StorePaths, look: Callable[[], VerifyResult]) -> VerifyResult:
-    """What a look at a store finds; looks again when that is anything and a writer came meanwhile, or went."""
-    for left in reversed(range(LOOKS)):
+    """What a look at a store finds. Looks again when that is anything and a writer came meanwhile, or went; and when a
+    file was cut off or removed since it was listed, which the next look tells. Raises what the last look raises.
+    """
+    left = LOOKS
+    while True:
+        left -= 1
         before = _signs_of_writers(paths)
         try:
             result = look()
-        except (CorruptFileError, FileNotFoundError):  # cut off or removed since it was listed: the next look tells
-            if not left:
+        except (CorruptFileError, FileNotFoundError) as error:
+            if not left or not _is_of_store(error, paths):
                 raise
-            continue
-        if result.is_sound or _signs_of_writers(paths) == before:
-            break
-    return result
+        else:
+            if not left or result.is_sound or _signs_of_writers(paths) == before:
+                return result
+
+
+def _is_of_store(error: CorruptFileError | FileNotFoundError, paths: StorePaths) -> bool:
+    """Whether an error tells of a file of the store: those of a caller's own functions are not for us."""
+    name = error.path if isinstance(error, CorruptFileError) else error.filename
+    return isinstance(name, str | os.PathLike) and \
+        any(Path(name).is_relative_to(place) for place in (paths.root, *paths.commit_logs))  # fmt: skip
 
 
 def _signs_of_writers(paths: StorePaths) -> list[object]:
