@@ -48,6 +48,16 @@ def assert_same(path: Path, **options: Any) -> rmq.VerifyResult:
     return result
 
 
+def damage_one(files: list[Path], rng: random.Random) -> tuple[Path, bytes]:
+    """Zeros or random bytes somewhere in one of the files; which, and what it held before."""
+    file = rng.choice(files)
+    before = file.read_bytes()
+    at, size = rng.randrange(len(before)), rng.choice((1, 4, 60, 700))
+    change = rng.choice((bytes, rng.randbytes))(size)
+    file.write_bytes((before[:at] + change + before[at + size :])[: len(before)])
+    return file, before
+
+
 def whole(path: Path) -> set[Range]:
     starts = [int(file.name) for file in (path / "commitlog").iterdir()]
     return {(start, start + 4096) for start in starts}
@@ -83,11 +93,7 @@ def test_random_damage_is_told_alike(base: Path, tmp_path: Path, seed: int, read
     files = [file for part in ("commitlog", "consumequeue", "index") for file in (path / part).rglob("*")
              if file.is_file()]  # fmt: skip
     for _ in range(12):
-        file = rng.choice(files)
-        before = file.read_bytes()
-        at, size = rng.randrange(len(before)), rng.choice((1, 4, 60, 700))
-        change = rng.choice((bytes, rng.randbytes))(size)
-        file.write_bytes((before[:at] + change + before[at + size :])[: len(before)])
+        file, before = damage_one(files, rng)
         assert_same(path)
         if rng.random() < 0.7:
             file.write_bytes(before)

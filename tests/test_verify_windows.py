@@ -13,7 +13,7 @@ from typing import Any
 import oracle
 import pytest
 from test_verify_damage import COUNT, TABLE, Victim, base
-from test_verify_pieces import QUICK, facts
+from test_verify_pieces import QUICK, damage_one, facts
 
 import rmq
 from rmq.verification import ground, records
@@ -82,11 +82,7 @@ def test_random_damage_is_told_alike(
     path = shutil.copytree(base, tmp_path / "s")
     files = sorted((path / "commitlog").iterdir())
     for _ in range(12):
-        file = rng.choice(files)
-        before = file.read_bytes()
-        at, size = rng.randrange(len(before)), rng.choice((1, 4, 60, 700))
-        change = rng.choice((bytes, rng.randbytes))(size)
-        file.write_bytes((before[:at] + change + before[at + size :])[: len(before)])
+        file, before = damage_one(files, rng)
         assert_same(path, monkeypatch, jobs=rng.choice((1, 3)))
         if rng.random() < 0.7:
             file.write_bytes(before)
