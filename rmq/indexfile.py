@@ -78,6 +78,8 @@ class IndexFile:
         try:
             self._file = MappedFile(self.path, size=size, writable=writable, create=create)
         except CorruptFileError as error:
+            if not self.path.is_file():
+                raise
             raise CorruptFileError(self.path, error.offset, f"{error.reason} by max_hash_slot_num={max_hash_slot_num} "
                                    f"and max_index_num={max_index_num}") from None  # fmt: skip
         self.check_size = self._file.check_size  # after a select, which may have met zeros; no call in between

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -414,3 +416,12 @@ def test_whatever_is_left_of_a_store_tells_that_its_log_is_elsewhere(store: Path
         rmq.open(store)
     with pytest.raises((rmq.CorruptFileError, rmq.UnsupportedFormatError)):
         rmq.open(store, "a")
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"])
+def test_what_is_no_index_file_says_nothing_of_sizes(tmp_path: Path, make: Callable[[Path], None], mode: Any) -> None:
+    make(tmp_path / "f")
+    with pytest.raises((rmq.CorruptFileError, OSError)) as raised:
+        rmq.IndexFile(tmp_path / "f", mode, max_hash_slot_num=10, max_index_num=20)
+    assert "max_index_num" not in str(raised.value)

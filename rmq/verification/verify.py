@@ -75,13 +75,12 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     Log records, queues and index in both directions, checkpoint, the files of <store>/rmq/, names, sizes, modes. What
     releases of RocketMQ do differently is no finding. Beside a writer what it has made visible and derived is verified,
     and findings while one came or went are looked at again, as is a store of which files went meanwhile, up to three
-    times in all. config: geometry that the files do not tell, as for
-    `rmq.open`. progress: called here now and then with (bytes read, bytes to read). jobs: threads, default the number
-    of cores. limit: findings that are kept; the others are counted. Cost: one pass over log, queues and index, by
-    several threads a second one over damaged segments; memory does not grow with the store, but for four bytes for each
-    slot of an index file and a few hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError
-    (geometry), CorruptFileError only when files go at every look: else that is a finding. Source: what RocketMQ's
-    CommitLog, ConsumeQueue and IndexFile write.
+    times in all. config: geometry that the files do not tell, as for `rmq.open`. progress: called here now and then
+    with (bytes read, bytes to read). jobs: threads, default the number of cores. limit: findings that are kept; the
+    others are counted. Cost: for each look one pass over log, queues and index, by several threads a second one over
+    damaged segments; memory does not grow with the store, but for four bytes for each slot of an index file and a few
+    hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError (geometry), CorruptFileError only when
+    files go at every look: else that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
     """
     _check_numbers(jobs=jobs, limit=limit)
     if progress is not None and not callable(progress):
