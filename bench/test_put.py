@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +13,18 @@ import peers
 import pytest
 from databases import OFFSET, Lmdb
 from ratios import ALL_CPU, CPU, EACH, NEW_FILES, SYNCED, WALL, Call, Goal, Measure, Peer
-from sample import CONFIG, START, TOPIC, Fresh, body, messages, random_keys, table
+from sample import CONFIG, SEGMENT, START, TOPIC, Fresh, body, messages, random_keys, table
 
 import rmq
 import rmq.commitlog
+from rmq.mappedfile import MappedFile
 
 MESSAGES = 200_000  # of one put_many, and of one transaction
 MANY = 2_000_000  # of a store whose key tree no longer fits into the processor's caches
 TRANSACTION = 100_000
 SIZE = 100  # bytes of a body
 LOG = 600 * 10**6  # bytes of one that is synced
+LARGE = 4000  # messages of one of several put_many
 SINGLE = 20_000  # messages put one by one
 SYNCED_PUTS = 100
 
@@ -159,6 +162,34 @@ def test_put_many_until_synced(measure: Measure, fresh: Fresh, monkeypatch: pyte
 
     measure(len(keys), SYNCED, partial(put, "store", rmq.commitlog.WRITTEN_FROM),
             Peer("through the map", partial(put, "mapped", 2**62)), Peer("write of as many bytes", file), rounds=5)
+
+
+@CPU
+def test_put_many_after_small_ones(measure: Measure, fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches into a segment whose next pages were brought into the page cache for single puts."""
+    keys = random_keys(LARGE * 32)
+    items = messages(keys, 1024)
+    batches = [items[first : first + LARGE] for first in range(0, len(items), LARGE)]
+    config = dataclasses.replace(CONFIG, mapped_file_size_commit_log=4 * SEGMENT, max_index_num=2 * len(items))
+
+    def put(name: str, *, reads_on: bool) -> Call:
+        if reads_on:
+            monkeypatch.setattr(MappedFile, "read_on", lambda *_, **__: None)
+        else:
+            monkeypatch.undo()
+        store = fresh.make(name, lambda path: rmq.open(path, "x", config=config, clock=lambda: START))
+        store.put(items[0])
+        while store._flusher.preparer.due_at <= store._log.position or not store._log.segments[-1].file.warmed:
+            time.sleep(0.01)
+
+        def run() -> None:
+            for batch in batches:
+                store.put_many(batch, results=False)
+
+        return run
+
+    measure(len(items), NEW_FILES, partial(put, "store", reads_on=False),
+            Peer("where dispatch reads ahead", partial(put, "reading on", reads_on=True)), rounds=5)
 
 
 @CPU

@@ -100,6 +100,7 @@ class CommitLog(LogFiles):
             if first == stop:
                 file.take(file.size)
                 encode_blank(file.map, position)
+                file.read_on(file.size, behind=True)
             else:
                 self.writer.write(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from rmq._core._ownedlock import OwnedLock
@@ -35,7 +34,6 @@ logger = logging.getLogger("rmq")
 
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
-DISPATCH_SOON = 500  # under SYNC_FLUSH: from then on they follow while a sync is under way
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -56,8 +54,7 @@ class Flusher:
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
             store.log.tail.written_from, store.log.writer.is_synced = 0, True
-        soon = partial(weakly(self._dispatch_from), DISPATCH_SOON if self._is_sync else DISPATCH_BEHIND)
-        self.preparer = Preparer(store.log, lock, fills=self._is_sync, dispatch=soon, failed=weakly(self._distrust))
+        self.preparer = Preparer(store.log, lock, fills=self._is_sync, failed=weakly(self._distrust))
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         self._group, self._flushed = GroupCommit(store.log.position), store.log.position
@@ -135,19 +132,19 @@ class Flusher:
             self._has_dispatch_failed = True  # these messages are stored; the next put tries again first
             logger.error("%s: queues and index cannot follow: %r", self._store.paths.root, error)
 
-    def _dispatch_from(self, due: int) -> None:
+    def _dispatch_due(self) -> None:
         tail = self._store.log.tail
-        if tail.behind >= due:
+        if tail.behind >= DISPATCH_BEHIND:
             with self._put_lock:
-                if tail.behind >= due and not self._has_dispatch_failed and not self._is_closed:
+                if tail.behind >= DISPATCH_BEHIND and not self._has_dispatch_failed and not self._is_closed:
                     self._follow()
 
     # ---- sync ----
 
     def sync_put(self, end: int) -> None:
-        """sync_log, while another thread dispatches; what it did not get to follows. Raises OSError."""
+        """sync_log; queues and index follow what others put meanwhile. Raises OSError."""
         self.sync_log(end)
-        self._dispatch_from(DISPATCH_BEHIND)
+        self._dispatch_due()
 
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
@@ -158,8 +155,8 @@ class Flusher:
             self._raise_failure()
             with self._put_lock:
                 position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
-            if self._is_sync and self._store.log.tail.behind >= DISPATCH_SOON:
-                self.preparer.wake()
+            if self._is_sync:  # the disk is at work meanwhile
+                self._dispatch_due()
             self._sync_segments(segment.file for segment in segments)
             if full := [segment for segment in segments if segment.end <= position]:  # others may have new records
                 with self._put_lock:

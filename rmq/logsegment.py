@@ -33,7 +33,7 @@ BLANK_HEADER = struct.Struct(">ii")
 RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITTEN_FROM = 256 * 1024  # bytes of a batch that is not small
-WRITE_SIZE = 1024 * 1024  # bytes of records that are encoded before they are written, or one record; of a file copied
+WRITE_SIZE = 2 * 1024 * 1024  # bytes of records that are encoded before they are written; of a file copied
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
 
@@ -247,6 +247,7 @@ class RecordWriter:
     def __init__(self) -> None:
         self.is_small = True  # the last batch
         self.is_synced = False  # after each batch
+        self.has_written = False  # a large batch, since the preparer looked
         self._buffer = bytearray()
 
     def write(self, batch: PutBatch, file: MappedFile, start: int, position: int, first: int, stop: int,
@@ -258,6 +259,7 @@ class RecordWriter:
         if self.is_small or position + batch.records_size <= file.warmed:
             batch.encode(file.map, start, position, first, stop, store_timestamp, queues)
             return
+        self.has_written = True
         while first < stop:
             while not (rows := batch.fit(first, len(self._buffer))[0]):
                 self._buffer = bytearray(max(WRITE_SIZE, 2 * len(self._buffer)))

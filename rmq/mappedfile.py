@@ -191,6 +191,14 @@ class MappedFile:
         os.preadv(self._descriptor, [buffer], begin)
         self.warmed = begin + len(buffer)
 
+    def read_on(self, used: int, *, behind: bool) -> None:
+        """Whether a fault of the map behind `used` reads the file ahead; below it one does."""
+        begin = used - used % mmap.PAGESIZE
+        if begin:
+            self.map.madvise(mmap.MADV_NORMAL, 0, begin)
+        if begin < self.size:
+            self.map.madvise(mmap.MADV_NORMAL if behind else mmap.MADV_RANDOM, begin)
+
     def take(self, end: int) -> None:
         """From here on fill leaves alone what lies below a position."""
         if end > self.filled:

@@ -29,19 +29,15 @@ class Preparer:
     first store into a folio of 2 MiB takes milliseconds.
     """
 
-    def __init__(self, log: CommitLog, lock: object, *, fills: bool, dispatch: Callable[[], None],
-                 failed: Callable[[OSError], None]) -> None:  # fmt: skip
-        """lock: the store's, which must not go amid a step. dispatch: called between steps, when it is due. failed:
-        told of a sync that failed.
-        """
+    def __init__(self, log: CommitLog, lock: object, *, fills: bool, failed: Callable[[OSError], None]) -> None:
+        """lock: the store's, which must not go amid a step. failed: told of a sync that failed."""
         self.due_at = NOTHING_DUE  # the log's end from which on there is something to do
+        self.is_stopped = False
         self._log, self._lock = log, lock
         self._fills = fills
-        self._dispatch = dispatch
         self._failed = failed
         self._read = bytearray(FILL_STEP)
         self._sleeper = Sleeper()
-        self._is_stopped = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -54,7 +50,7 @@ class Preparer:
 
     def stop(self) -> None:
         """End the thread; a step under way is finished."""
-        self._is_stopped, self.due_at = True, NOTHING_DUE
+        self.is_stopped, self.due_at = True, NOTHING_DUE
         self._sleeper.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -62,29 +58,18 @@ class Preparer:
     def wake(self) -> None:
         self._sleeper.wake()
 
-    def turn(self) -> bool:
-        """What its thread was woken for; whether there may be a next time."""
-        if self._log.position >= self.due_at:
-            self.work()
-        elif not self._is_stopped:
-            self._dispatch()
-        return not self._is_stopped
-
     def work(self) -> None:
         """All that is to do now."""
-        self._dispatch()
-        while not self._is_stopped:
-            position = self._log.position
-            try:
-                if self.step():
-                    self._dispatch()
-                    continue
-            except Exception as error:  # the put that needs it meets it again
-                logger.warning("the log is not prepared: %r", error)
-            if self.due_at != NOTHING_DUE:
-                ahead = (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
-                self.due_at = min(position + ahead, self._log.max_phy_offset)  # where the next segment begins
-            return
+        position = self._log.position
+        try:
+            self._read_on()
+            while not self.is_stopped and self.step():
+                position = self._log.position
+        except Exception as error:  # the put that needs it meets it again
+            logger.warning("the log is not prepared: %r", error)
+        if self.due_at != NOTHING_DUE:
+            ahead = (FILL_AHEAD if self._fills else WARM_AHEAD) // 2
+            self.due_at = min(position + ahead, self._log.max_phy_offset)  # where the next segment begins
 
     def step(self) -> bool:
         """One piece of work, of some milliseconds; false when there is none."""
@@ -98,6 +83,13 @@ class Preparer:
             return False
         following = log.following.prepare(log.segments)
         return self._prepare(following, 0)
+
+    def _read_on(self) -> None:
+        """Where large batches come, let no dispatch of them read ahead behind the log's end: megabytes of zeros."""
+        log, position = self._log, self._log.position
+        behind, log.writer.has_written = not log.writer.has_written, False
+        if log.segments and log.segments[-1].start <= position < log.segments[-1].end:
+            log.segments[-1].file.read_on(position - log.segments[-1].start, behind=behind)
 
     def _prepare(self, segment: Segment, used: int) -> bool:
         file = segment.file
@@ -123,8 +115,9 @@ def _run(reference: weakref.ref[Preparer], sleeper: Sleeper) -> None:
     while True:
         sleeper.sleep()
         preparer = reference()
-        if preparer is None or not preparer.turn():
+        if preparer is None or preparer.is_stopped:
             return
+        preparer.work()
         del preparer
 
 

@@ -258,32 +258,28 @@ def test_a_store_that_another_thread_collects_lets_go_of_all(tmp_path: Path, mod
 COLLECTED = """
 import gc, sys, threading, time
 import rmq, workload
-from rmq.flushing import DISPATCH_SOON, Flusher
+from rmq.flushing import Flusher
 
-path, name, place = sys.argv[1:]  # a method that this thread calls under the put lock
-real, collected = getattr(Flusher, place), threading.Event()
+path = sys.argv[1]
+real, collected = Flusher.settle, threading.Event()  # called under the put lock
 
 def collects(self):
     real(self)
-    if threading.current_thread().name == name and not collected.is_set():
-        work_for_both()
+    if threading.current_thread().name == "rmq-flush" and not collected.is_set():
+        flusher.preparer.wake()
         time.sleep(0.3)  # the other thread comes, and waits for the put lock
         gc.collect()
         collected.set()
-
-def work_for_both():
-    tail.behind, flusher._flushed = DISPATCH_SOON, -1
-    flusher.preparer.wake()
 
 gc.disable()
 sizes = {"mapped_file_size_commit_log": 4 << 20, "flush_disk_type": "SYNC_FLUSH", "flush_interval_commit_log": 100}
 cycle = [rmq.open(path, "x", config=workload.config(**sizes))]
 cycle.append(cycle)
-flusher, tail = cycle[0]._flusher, cycle[0]._log.tail
+flusher = cycle[0]._flusher
 cycle[0].put(workload.message(0))
-setattr(Flusher, place, collects)
+Flusher.settle = collects
 del cycle
-work_for_both()
+flusher._flushed = -1
 assert collected.wait(20)
 for thread in flusher._thread, flusher.preparer._thread:
     thread.join(20)
@@ -292,10 +288,8 @@ for thread in flusher._thread, flusher.preparer._thread:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "place"), [("rmq-flush", "settle"), ("rmq-prepare", "_follow")])
-def test_a_store_that_a_thread_of_its_own_collects_under_its_locks_lets_go_of_all(tmp_path: Path, name: str,
-                                                                                  place: str) -> None:  # fmt: skip
-    done = subprocess.run([sys.executable, "-W", "always", "-c", COLLECTED, tmp_path / "s", name, place], text=True,
+def test_a_store_that_a_thread_of_its_own_collects_under_its_locks_lets_go_of_all(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "always", "-c", COLLECTED, tmp_path / "s"], text=True,
                           capture_output=True, timeout=60, check=False, cwd=Path(__file__).parent)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "was not closed" in done.stderr
