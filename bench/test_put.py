@@ -24,6 +24,7 @@ MANY = 2_000_000  # of a store whose key tree no longer fits into the processor'
 TRANSACTION = 100_000
 SIZE = 100  # bytes of a body
 LOG = 600 * 10**6  # bytes of one that is synced
+QUEUES = 1000
 LARGE = 4000  # messages of one of several put_many
 SINGLE = 20_000  # messages put one by one
 SYNCED_PUTS = 100
@@ -112,6 +113,25 @@ def test_put_many(measure: Measure, fresh: Fresh, tmp_path: Path, form: str) -> 
     if not with_keys.is_missing:
         lmdb.check()
     measure(MESSAGES, NEW_FILES, ours, python, log_only, with_keys)
+
+
+@CPU
+def test_put_many_into_many_queues(measure: Measure, fresh: Fresh) -> None:
+    """In turn; each of them has units already. The peer has the same messages in one queue."""
+    keys = random_keys(MESSAGES)
+
+    def items(queues: int) -> list[rmq.Message]:
+        return [rmq.Message(TOPIC, body(number, SIZE), keys=key, tags="paid", queue_id=number % queues)
+                for number, key in enumerate(keys)]  # fmt: skip
+
+    def put(name: str, messages: list[rmq.Message], queues: int) -> Call:
+        store = fresh.make(name, lambda path: rmq.open(path, "x", config=CONFIG, clock=lambda: START))
+        store.put_many(messages[:queues])
+        store.flush()
+        return lambda: store.put_many(messages, results=False)
+
+    measure(MESSAGES, NEW_FILES, partial(put, "store", items(QUEUES), QUEUES),
+            Peer("into one queue", partial(put, "one", items(1), 1)), rounds=5)
 
 
 @CPU

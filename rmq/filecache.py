@@ -24,7 +24,7 @@ from rmq.segment import (
 )
 
 Answer = TypeVar("Answer")
-FILE_CACHE_LIMIT = 96
+FILE_CACHE_LIMIT = 1024
 SYNCED_TOGETHER = 32  # files
 
 
@@ -44,14 +44,15 @@ class FileCache:
         self._lock = threading.Lock()
 
     def _descriptor(self, path: Path) -> int:
-        descriptor = self._open.get(str(path), -1)
+        name = str(path)
+        descriptor = self._open.get(name, -1)
         if descriptor >= 0:
-            self._open.move_to_end(str(path))
+            self._open.move_to_end(name)
             return descriptor
         if self._is_closed:
             raise StoreClosedError(f"{path}: store is closed")
         self._keep(self._limit - 1)
-        self._open[str(path)] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
+        self._open[name] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
         return descriptor
 
     def _with_room(self, kept: int, call: Callable[[], int]) -> int:
@@ -70,7 +71,7 @@ class FileCache:
         while len(self._open) > count:
             os.close(self._open.popitem(last=False)[1])
 
-    def _with_file(self, path: Path, call: Callable[[int], Answer]) -> Answer:
+    def with_file(self, path: Path, call: Callable[[int], Answer]) -> Answer:
         """What a call makes of a descriptor of its own: the cache is not locked while the disk is waited for."""
         with self._lock:
             descriptor = self._with_room(1, functools.partial(os.dup, self._descriptor(path)))
@@ -81,7 +82,7 @@ class FileCache:
 
     def read(self, path: Path, position: int, size: int) -> bytes:
         """Up to `size` bytes at a position; fewer at the end of the file."""
-        return self._with_file(path, lambda descriptor: os.pread(descriptor, size, position))
+        return self.with_file(path, lambda descriptor: os.pread(descriptor, size, position))
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         """All bytes of data at a position. OSError (ENOSPC) before it touches a block that is not there."""
@@ -90,14 +91,14 @@ class FileCache:
 
     def sync(self, path: Path) -> None:
         """Everything written to the file is on disk."""
-        self._with_file(path, sync_file)
+        self.with_file(path, sync_file)
 
     def sync_all(self, paths: Sequence[Path]) -> None:
         """sync of each, in order; the disk begins with many at once, where each sync would wait for its own."""
         for first in range(0, len(paths), SYNCED_TOGETHER):
             together = paths[first : first + SYNCED_TOGETHER]
             for path in together[1:]:
-                self._with_file(path, lambda descriptor: begin_write_out(descriptor, 0, 0))
+                self.with_file(path, lambda descriptor: begin_write_out(descriptor, 0, 0))
             for path in together:
                 self.sync(path)
 

@@ -13,7 +13,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from rmq._core._consumequeue import pre_blank_units
+from rmq._core._consumequeue import pre_blank_units, valid_units
 from rmq._core._layout import UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
@@ -35,7 +35,8 @@ class QueueFiles:
         self.not_its_own: list[int] = []  # files behind a missing one, and empty ones
         self._cache = cache
         self._known_paths: dict[int, Path] = {}  # one object for each, which knows its own hash
-        self._dirty: set[Path] = set()  # files, and directories with new names
+        self._written: set[int] = set()  # starts of files that are not synced
+        self._named: set[Path] = set()  # directories with new names
         self._zeros: int | None = None  # byte of the queue from which on all is zero, when that is known
 
     def look(self, *, is_last: bool) -> None:
@@ -97,11 +98,29 @@ class QueueFiles:
             position, left = position + size, left - size
         return b"".join(parts)
 
+    def valid_in(self, start: int) -> int:
+        """How many units the file of a start begins with. CorruptFileError where it is cut short."""
+        path, count = self.path(start), self.segment_size // UNIT_SIZE
+
+        def search(descriptor: int) -> int:
+            return bisect.bisect_left(range(count), True, key=lambda place: not _is_unit(path, descriptor, place))
+
+        try:
+            return self._cache.with_file(path, search)
+        except FileNotFoundError:
+            return 0  # cleaned away by the writer beside us
+        except CorruptFileError:
+            if self.writable or self.is_filled(start):
+                raise
+            return 0  # and begun again
+
     def is_filled(self, start: int) -> bool:
         """Whether a file is there, and was not made just now."""
         return file_size(self.path(start)) > 0
 
     def _has(self, start: int) -> bool:
+        if self.starts and self.starts[-1] == start:
+            return True
         number = bisect.bisect_left(self.starts, start)
         return number < len(self.starts) and self.starts[number] == start
 
@@ -120,7 +139,7 @@ class QueueFiles:
             if self._zeros is not None:
                 self._zeros = max(self._zeros, position + size)
             self._cache.write(path, position - start, view[:size])
-            self._dirty.add(path)
+            self._written.add(start)
             view, position = view[size:], position + size
 
     def write_pre_blank(self, end: int) -> None:
@@ -130,7 +149,7 @@ class QueueFiles:
 
     def _create(self, path: Path, start: int) -> None:
         """Durable at once until there is a mark; then power loss may take one and leave the next."""
-        make_directory(self.directory, sync_directory if self._cache.syncs_new else self._dirty.add)
+        make_directory(self.directory, sync_directory if self._cache.syncs_new else self._named.add)
         self._cache.changes += 1
         descriptor = create_file(path)
         try:
@@ -139,7 +158,8 @@ class QueueFiles:
             if self._cache.syncs_new:
                 sync_file(descriptor)
                 sync_directory(self.directory)
-            self._dirty |= {path, self.directory}
+            self._written.add(start)
+            self._named.add(self.directory)
             self.starts = sorted([*self.starts, start])
         except BaseException:
             os.unlink(path)
@@ -160,7 +180,7 @@ class QueueFiles:
                 rest = self._cache.read(self.path(start), position - start, size) if size > 0 else b""
                 if used := len(rest.rstrip(b"\0")):
                     self._cache.write(self.path(start), position - start, bytes(used))
-                    self._dirty.add(self.path(start))
+                    self._written.add(start)
         self._zeros = position if self._zeros is None else min(position, self._zeros)
 
     def remove_strangers(self) -> None:
@@ -175,16 +195,16 @@ class QueueFiles:
         self._cache.forget(self.path(start))
         os.unlink(self.path(start))
         sync_directory(self.directory)
-        self._dirty.discard(self.path(start))
+        self._written.discard(start)
 
     def distrust(self) -> None:
         """Take all files as written since the last sync: a process that was killed may have."""
-        self._dirty.update(map(self.path, self.starts))
+        self._written.update(self.starts)
 
     def take_dirty(self, into: set[Path]) -> None:
         """Move the names of files written since the last call, and of directories with new names, to a set for sync."""
-        into |= self._dirty
-        self._dirty = set()
+        into |= self._named.union(map(self.path, self._written))
+        self._written, self._named = set(), set()
 
     # ---- cleaning ----
 
@@ -194,9 +214,9 @@ class QueueFiles:
 
     def forget_first(self, count: int) -> None:
         """The queue's files begin behind the first `count`, which the caller removes."""
-        for path in self.first(count):
-            self._cache.forget(path)
-            self._dirty.discard(path)
+        for start in self.starts[:count]:
+            self._cache.forget(self.path(start))
+            self._written.discard(start)
         self.starts = self.starts[count:]
         self._known_paths.clear()
 
@@ -208,3 +228,10 @@ class QueueFiles:
         """Open the files anew at the next read: another process may have replaced them."""
         for start in self.starts:
             self._cache.forget(self.path(start))
+
+
+def _is_unit(path: Path, descriptor: int, place: int) -> bool:
+    data = os.pread(descriptor, UNIT_SIZE, place * UNIT_SIZE)
+    if len(data) < UNIT_SIZE:
+        raise CorruptFileError(path, place * UNIT_SIZE + len(data), "file was truncated")
+    return valid_units(data) == 1

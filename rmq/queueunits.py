@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rmq._core._consumequeue import unpack_units, valid_units
+from rmq._core._consumequeue import unpack_units
 from rmq._core._layout import UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
@@ -70,8 +70,7 @@ class QueueUnits:
         self.min_offset = self.max_offset = files.first_offset() or 0
         for start in reversed(files.starts):
             first = start // UNIT_SIZE
-            count = bisect.bisect_left(range(first, first + files.segment_size // UNIT_SIZE), True,
-                                       key=lambda place: valid_units(files.read(place, 1)) != 1)  # fmt: skip
+            count = files.valid_in(start)
             if not self._writable and not files.is_filled(start):
                 raise FileNotFoundError(files.path(start))  # cleaned away: what was read of it tells nothing
             if count:

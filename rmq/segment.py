@@ -61,22 +61,30 @@ def sync_directories(path: Path) -> None:
         sync_directory(Path(name))
 
 
-@contextlib.contextmanager
-def telling(path: Path) -> Iterator[None]:
+class telling:  # a context manager, quicker than one of a generator
     """Have an error's text tell the file, as that of a call on a descriptor does not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(self._path)
 
 
 def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """All bytes of data at a position, however many the system takes at a time."""
-    view = memoryview(data)
+    written = os.pwrite(descriptor, data, position)
+    view = memoryview(data)[written:]
     while view:
+        position += written
         written = os.pwrite(descriptor, view, position)
-        view, position = view[written:], position + written
+        view = view[written:]
 
 
 @functools.cache

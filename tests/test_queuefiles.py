@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,16 @@ def test_a_queue_whose_only_file_was_begun_again_while_it_was_opened_is_looked_a
     first.unlink()
     cache.close()
     cache = FileCache(False)
-    real, looks = cache.read, []
+    real, looks = cache.with_file, []
 
-    def read(path: Path, position: int, size: int) -> bytes:
+    def with_file(path: Path, call: Callable[[int], Any]) -> Any:
         if not looks:
             last.unlink()
             last.touch()
         looks.append(path)
-        return real(path, position, size)
+        return real(path, call)
 
-    cache.read = read  # type: ignore[method-assign]
+    cache.with_file = with_file  # type: ignore[method-assign]
     queue = ConsumeQueue(directory, "T", 0, IN_A_FILE * UNIT_SIZE, cache, writable=False, is_exact=True)
     assert (queue.min_offset, queue.max_offset, set(looks)) == (0, 0, {last})
     cache.close()

@@ -161,7 +161,7 @@ def test_a_reader_sees_a_queue_that_begins_at_0_again(tmp_path: Path, is_derived
                 assert high in (0, count)
 
 
-@pytest.mark.parametrize("moment", ["_load", "read"])
+@pytest.mark.parametrize("moment", ["_load", "valid_in"])
 def test_a_reader_that_looks_at_a_queue_while_its_files_go_loses_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
