@@ -21,11 +21,12 @@ from rmq._core._indexfile import IndexFileView
 from rmq._core._mapguard import lost_pages
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
+from rmq.directorywatch import DirectoryWatch
 from rmq.errors import CorruptFileError
 from rmq.indexfile import IndexFile
 from rmq.keys import Mode
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import LOOKS, DirectoryWatch, close_all, file_size, make_directory
+from rmq.segment import LOOKS, close_all, file_size, make_directory
 
 logger = logging.getLogger("rmq")
 

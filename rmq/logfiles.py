@@ -13,11 +13,12 @@ from operator import attrgetter
 from pathlib import Path
 
 from rmq._core._mapguard import lost_pages
+from rmq.directorywatch import DirectoryWatch
 from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment, SegmentMaps
 from rmq.mappedfile import room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME
-from rmq.segment import DirectoryWatch, is_hidden
+from rmq.segment import is_hidden
 
 _START = attrgetter("start")
 

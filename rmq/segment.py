@@ -10,10 +10,9 @@ import functools
 import os
 import resource
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rmq.errors import CorruptFileError
 from rmq.paths import SEGMENT_NAME
@@ -173,51 +172,6 @@ def sized_files(directory: Path, size: int, *, skip_hidden: bool) -> tuple[list[
             raise CorruptFileError(path, min(length, size), f"file has {length} bytes, expected {size}")
         (sized if length else empty).append(int(entry.name))
     return sorted(sized), sorted(empty)
-
-
-class HasPath(Protocol):
-    path: Path
-
-    @property
-    def inode(self) -> int: ...
-
-
-class DirectoryWatch:
-    """Whether directories hold the very files, by name and inode, that a list was made of. Looks each time: the times
-    of a directory tick too slowly to tell.
-    """
-
-    def __init__(self, directories: Iterable[Path]) -> None:
-        self._names = [str(directory) for directory in directories]
-        self._seen: list[list[tuple[str, int]]] = []
-        self._kept: tuple[Sequence[HasPath], list[list[tuple[str, int]]]] | None = None
-
-    def is_unchanged(self, files: Sequence[HasPath]) -> bool:
-        """Look; `files`: the object that was kept."""
-        self._seen = seen = [_listing(name) for name in self._names]
-        kept = self._kept
-        return kept is not None and kept[0] is files and kept[1] == seen
-
-    def keep(self, files: Sequence[HasPath]) -> None:
-        """Keep a list in order of names, if it holds all that is_unchanged saw, and nothing else; of others none, for
-        what is kept stays open.
-        """
-        seen = self._seen
-        is_all = [(file.path.name, file.inode) for file in files] == sorted(chain.from_iterable(seen))
-        self._kept = (files, seen) if is_all else None
-
-    def forget(self) -> None:
-        """A file of the list is not what it was, though its name and inode may be: nothing is unchanged."""
-        self._kept = None
-
-
-def _listing(directory: str) -> list[tuple[str, int]]:
-    """(name, inode) of what is not hidden in a directory, in the file system's order; [] when there is none."""
-    try:
-        with os.scandir(directory) as entries:
-            return [(entry.name, entry.inode()) for entry in entries if not is_hidden(entry.name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def open_regular(path: Path, flags: int) -> int:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries by one key: what a record that shares only the key's hash may do, and what a reader looks at each time."""
+"""Queries by one key: what a record that shares only the key's hash may do."""
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
-import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from rmq._core import _layout as L
 from rmq._core._record import CHECK_BODY_CRC, PARSE_PROPERTIES, SCAN_BAD_BODY_CRC
 from rmq._core._recordbatch import RecordBatch
 from rmq.lookup import table_of
-from rmq.segment import DirectoryWatch
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=1000)
 KEY, TWIN = "Aa", "BB"  # of one Java hash, also behind "T#"
@@ -206,43 +203,6 @@ def test_carries_asks_for_topic_key_and_time(tmp_path: Path) -> None:
     assert batch.scan(data, 0, 0, 300, checks=CHECK_BODY_CRC) != SCAN_BAD_BODY_CRC
     data[L.RECORD_BODY_OFFSET] ^= 1
     assert batch.scan(data, 0, 0, 300, checks=CHECK_BODY_CRC) == SCAN_BAD_BODY_CRC
-
-
-# ---- directories -----------------------------------------------------------------------------------------------
-
-
-class File:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.inode = path.stat().st_ino
-
-
-def replace(folder: Path) -> None:
-    """Another file of that name, and the directory's times as they were."""
-    times = folder.stat()
-    (folder / "new").write_bytes(b"")
-    os.replace(folder / "new", folder / "a")
-    os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-@pytest.mark.parametrize("change", [
-    lambda folder: (folder / "c").write_bytes(b""), lambda folder: (folder / "b").unlink(), replace,
-    lambda folder: (folder / "a").rename(folder / "A"),
-])  # fmt: skip
-def test_no_change_of_a_directory_is_missed(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for name in "ab":
-        (folder / name).write_bytes(b"")
-    watch, files = DirectoryWatch([folder, tmp_path / "missing"]), [File(folder / "a"), File(folder / "b")]
-    assert not watch.is_unchanged(files)
-    watch.keep(files)
-    assert watch.is_unchanged(files)
-    assert not watch.is_unchanged(list(files))
-    change(folder)
-    assert not watch.is_unchanged(files)
-    watch.keep(files)  # no longer what is there
-    assert not watch.is_unchanged(files)
 
 
 # ---- rows of a scan --------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ LAYERS = (
     {"arrays"},
     {"segment", "message", "columns", "keys"},
     {"mappedfile", "checkpoint", "lock", "topics", "objects", "objectcache", "chunks",
-     "filecache"},
+     "filecache", "directorywatch"},
     {"sidecar", "queuefiles"},
     {"logsegment", "queueunits", "batchconsumequeue", "indexfile", "marks"},
     {"logfiles", "consumequeue", "index"},
