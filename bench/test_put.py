@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -223,6 +224,31 @@ def test_put(measure: Measure, fresh: Fresh, tmp_path: Path) -> None:
         return lambda: [put(message) for message in items]
 
     measure(SINGLE, NEW_FILES, ours, Peer("pure Python, records", lambda: append(fresh, keys)))
+
+
+@WALL
+@pytest.mark.parametrize(("flush", "count"), [("ASYNC_FLUSH", 200_000), ("SYNC_FLUSH", 1600)])
+def test_put_of_threads(measure: Measure, fresh: Fresh, flush: str, count: int) -> None:
+    """Eight threads put one by one; the peer is one thread with as many messages."""
+    config = dataclasses.replace(CONFIG, flush_disk_type=flush)
+    items = messages(random_keys(count), SIZE)
+
+    def put(threads: int) -> Call:
+        store = fresh.make("store", lambda path: rmq.open(path, "x", config=config, clock=lambda: START))
+        store.put_many(items[:1])
+        time.sleep(0.5)  # until the zeros ahead of a log that is synced are there
+
+        def work(first: int) -> None:
+            for message in items[first::threads]:
+                store.put(message)
+
+        def run() -> None:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, range(threads)))
+
+        return run
+
+    measure(count, EACH if flush == "SYNC_FLUSH" else NEW_FILES, partial(put, 8), Peer("one thread", partial(put, 1)))
 
 
 @WALL
