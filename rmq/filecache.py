@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,24 +25,37 @@ from rmq.segment import (
 )
 
 Answer = TypeVar("Answer")
-FILE_CACHE_LIMIT = 1024
+FILE_CACHE_LIMIT = 1024  # files, of all caches of the process together
+FILE_CACHE_LEAST = 96  # of each, however many caches there are
 SYNCED_TOGETHER = 32  # files
+
+_caches: weakref.WeakSet[FileCache] = weakref.WeakSet()  # that are open
 
 
 class FileCache:
-    """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe."""
+    """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe.
+
+    What it keeps goes down with each cache that is opened, when a file that is not open is asked for.
+    """
 
     _pid = -1
 
     def __init__(self, writable: bool) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()  # a Path's hash is Python, in which a signal can raise
-        self._limit = room_for_files(FILE_CACHE_LIMIT)
+        self._all = room_for_files(FILE_CACHE_LIMIT)
+        self._least = min(self._all, FILE_CACHE_LEAST)
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._pid = os.getpid()
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once
         self._lock = threading.Lock()
+        _caches.add(self)
+
+    @property
+    def limit(self) -> int:
+        """How many files it may keep open now."""
+        return max(self._least, self._all // max(1, len(_caches)))
 
     def _descriptor(self, path: Path) -> int:
         name = str(path)
@@ -51,7 +65,7 @@ class FileCache:
             return descriptor
         if self._is_closed:
             raise StoreClosedError(f"{path}: store is closed")
-        self._keep(self._limit - 1)
+        self._keep(self.limit - 1)
         self._open[name] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
         return descriptor
 
@@ -116,6 +130,7 @@ class FileCache:
             self._keep(0)
 
     def close(self) -> None:
+        _caches.discard(self)
         with self._lock:
             self._is_closed = True
             close_all([functools.partial(self._keep, left) for left in reversed(range(len(self._open)))])

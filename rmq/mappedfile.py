@@ -11,6 +11,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -192,12 +193,13 @@ class MappedFile:
         self.warmed = begin + len(buffer)
 
     def read_on(self, used: int, *, behind: bool) -> None:
-        """Whether a fault of the map behind `used` reads the file ahead; below it one does."""
+        """Whether a fault of the map behind `used` reads the file ahead; below it one does. An advice: no error."""
         begin = used - used % mmap.PAGESIZE
-        if begin:
-            self.map.madvise(mmap.MADV_NORMAL, 0, begin)
-        if begin < self.size:
-            self.map.madvise(mmap.MADV_NORMAL if behind else mmap.MADV_RANDOM, begin)
+        with suppress(OSError):
+            if begin:
+                self.map.madvise(mmap.MADV_NORMAL, 0, begin)
+            if begin < self.size:
+                self.map.madvise(mmap.MADV_NORMAL if behind else mmap.MADV_RANDOM, begin)
 
     def take(self, end: int) -> None:
         """From here on fill leaves alone what lies below a position."""

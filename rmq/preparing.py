@@ -86,10 +86,13 @@ class Preparer:
 
     def _read_on(self) -> None:
         """Where large batches come, let no dispatch of them read ahead behind the log's end: megabytes of zeros."""
-        log, position = self._log, self._log.position
-        behind, log.writer.has_written = not log.writer.has_written, False
-        if log.segments and log.segments[-1].start <= position < log.segments[-1].end:
-            log.segments[-1].file.read_on(position - log.segments[-1].start, behind=behind)
+        log, segment = self._log, self._log.segments[-1] if self._log.segments else None
+        position, behind = log.position, not log.writer.has_written
+        log.writer.has_written = False
+        if segment is not None and segment.start <= position < segment.end:
+            segment.file.read_on(position - segment.start, behind=behind)
+            if log.tail.planned >= segment.end:  # a put left it meanwhile
+                segment.file.read_on(segment.end - segment.start, behind=True)
 
     def _prepare(self, segment: Segment, used: int) -> bool:
         file = segment.file

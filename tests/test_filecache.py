@@ -8,10 +8,12 @@ import os
 import threading
 from contextlib import closing
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from forks import in_child
 
+import rmq.filecache
 from rmq.filecache import FileCache
 
 
@@ -103,3 +105,30 @@ def test_what_is_dropped_unclosed_closes_its_files_but_not_those_of_a_fork_s_chi
 
     assert in_child(is_open_once_dropped) is True
     assert is_open_once_dropped() is False
+
+
+def test_caches_share_what_the_process_keeps_open_and_each_may_have_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rmq.filecache, "_caches", WeakSet())
+    monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LIMIT", 12)
+    monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LEAST", 3)
+    paths = [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        path.write_bytes(b"x")
+
+    def kept(cache: FileCache) -> int:
+        """Files that are open when all were read."""
+        for path in paths:
+            assert cache.read(path, 0, 1) == b"x"
+        return len(cache._open)
+
+    caches = [FileCache(False)]
+    assert kept(caches[0]) == 12
+    for share in (6, 4, 3, 3, 3):
+        caches.append(FileCache(False))
+        assert [kept(cache) for cache in caches] == [share] * len(caches)
+    for cache in caches[1:]:
+        cache.close()
+    assert kept(caches[0]) == 12
+    caches[0].close()

@@ -11,6 +11,7 @@ from test_preparing import FLUSHES, SEGMENT, message, opened
 import rmq
 import rmq.commitlog
 import rmq.preparing
+from rmq.mappedfile import MappedFile
 
 PAGE = 4096
 
@@ -64,3 +65,30 @@ def test_large_batches_end_it_and_small_ones_have_it_again(
         while store.max_phy_offset < SEGMENT:
             store.put_many([message(i, 1000) for i in range(20)])
         assert random_parts(path) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_segment_that_a_put_left_meanwhile_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    """Before the preparer's advice for it, or after; the new segment is made ready all the same."""
+    monkeypatch.setattr(rmq.commitlog, "WRITTEN_FROM", 0)
+    real = MappedFile.read_on
+    path = tmp_path / "s/commitlog" / f"{0:020d}"
+    with opened(tmp_path / "s") as store:
+        store.put_many([message(i, 1000) for i in range(20)])
+
+        def rolled(file: MappedFile, used: int, *, behind: bool) -> None:
+            monkeypatch.setattr(MappedFile, "read_on", real)
+            for step in ("before", "after"):
+                if step == moment:
+                    store.put_many([message(i, 1000) for i in range(300)])
+                else:
+                    real(file, used, behind=behind)
+
+        monkeypatch.setattr(MappedFile, "read_on", rolled)
+        store._flusher.preparer.work()
+        assert len(store._log.segments) == 2
+        assert random_parts(path) == []
+        assert store._log.segments[-1].file.reserved > 0
+    assert caplog.text == ""
