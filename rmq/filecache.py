@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,19 @@ FILE_CACHE_LEAST = 96  # of each, however many caches there are
 SYNCED_TOGETHER = 32  # files
 
 _caches: weakref.WeakSet[FileCache] = weakref.WeakSet()  # that are open
+
+
+def _drop_in_child() -> None:
+    """The parent's files: its stores are closed to a fork's child, which would hold them as long as it lives."""
+    for cache in list(_caches):
+        cache._is_closed = True
+        while cache._open:
+            with suppress(OSError):
+                cache._keep(len(cache._open) - 1)
+    _caches.clear()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class FileCache:

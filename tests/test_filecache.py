@@ -14,6 +14,7 @@ import pytest
 from forks import in_child
 
 import rmq.filecache
+from rmq.errors import StoreClosedError
 from rmq.filecache import FileCache
 
 
@@ -89,22 +90,31 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_is_dropped_unclosed_closes_its_files_but_not_those_of_a_fork_s_child(tmp_path: Path) -> None:
-    """A child that closed all it had inherited may have files of its own under these numbers."""
+def test_what_is_dropped_unclosed_closes_its_files_and_a_fork_s_child_keeps_its_own(tmp_path: Path) -> None:
+    """A child has none of its parent's, and may have files of its own under these numbers."""
     (tmp_path / "file").write_bytes(b"1")
     caches = [FileCache(writable=False)]
     caches[0].read(tmp_path / "file", 0, 1)
     (descriptor,) = caches[0]._open.values()
 
-    def is_open_once_dropped() -> bool:
-        caches.clear()
+    def is_open() -> bool:
         try:
             return os.fstat(descriptor).st_size == 1
         except OSError:
             return False
 
-    assert in_child(is_open_once_dropped) is True
-    assert is_open_once_dropped() is False
+    def of_a_child() -> tuple[bool, bool, str]:
+        was_open = is_open()
+        os.dup2(os.open(tmp_path / "file", os.O_RDONLY), descriptor)
+        with pytest.raises(StoreClosedError) as told:
+            caches[0].read(tmp_path / "file", 0, 1)
+        caches.clear()
+        return was_open, is_open(), str(told.value)
+
+    assert in_child(of_a_child) == (False, True, f"{tmp_path / 'file'}: store is closed")
+    assert is_open()
+    caches.clear()
+    assert not is_open()
 
 
 def test_caches_share_what_the_process_keeps_open_and_each_may_have_a_few(
