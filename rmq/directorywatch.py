@@ -48,14 +48,15 @@ class DirectoryWatch:
 
     def is_unchanged(self, files: Sequence[HasPath]) -> bool:
         """Look; `files`: the object that was kept."""
-        now, times = time.monotonic(), [_settled(name) for name in self._names]
-        before = self._kept[1] if self._kept is not None and self._kept[0] is files else None
+        kept, now, times = self._kept, time.monotonic(), [_settled(name) for name in self._names]
+        before = kept[1] if kept is not None and kept[0] is files else None
         if before is not None and before.times == times and None not in times and now - before.listed_at < TRUSTED_S:
             return True
         self._seen = seen = _Look(now, times, [_listing(name) for name in self._names])
         if before is None or before.listings != seen.listings:
             return False
-        self._kept = (files, seen)
+        if self._kept is kept:  # and no other thread had it forgotten meanwhile
+            self._kept = (files, seen)
         return True
 
     def keep(self, files: Sequence[HasPath]) -> None:

@@ -30,17 +30,21 @@ FILE_CACHE_LIMIT = 1024  # files, of all caches of the process together
 FILE_CACHE_LEAST = 96  # of each, however many caches there are
 SYNCED_TOGETHER = 32  # files
 
-_caches: weakref.WeakSet[FileCache] = weakref.WeakSet()  # that are open
+_caches: dict[int, weakref.ref[FileCache]] = {}  # that are open; a dict's values are listed in one step
 
 
 def _drop_in_child() -> None:
     """The parent's files: its stores are closed to a fork's child, which would hold them as long as it lives."""
-    for cache in list(_caches):
+    for cache in _open_caches():
         cache._is_closed = True
         while cache._open:
             with suppress(OSError):
                 cache._keep(len(cache._open) - 1)
     _caches.clear()
+
+
+def _open_caches() -> list[FileCache]:
+    return [cache for found in list(_caches.values()) if (cache := found()) is not None]
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
@@ -49,7 +53,7 @@ os.register_at_fork(after_in_child=_drop_in_child)
 class FileCache:
     """Descriptors of many small files, opened on demand, FILE_CACHE_LIMIT or fewer at a time. Thread-safe.
 
-    What it keeps goes down with each cache that is opened, when a file that is not open is asked for.
+    What others keep it leaves to them.
     """
 
     _pid = -1
@@ -64,12 +68,12 @@ class FileCache:
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once
         self._lock = threading.Lock()
-        _caches.add(self)
+        _caches[id(self)] = weakref.ref(self)
 
     @property
     def limit(self) -> int:
         """How many files it may keep open now."""
-        return max(self._least, self._all // max(1, len(_caches)))
+        return max(self._least, self._all - sum(len(cache._open) for cache in _open_caches() if cache is not self))
 
     def _descriptor(self, path: Path) -> int:
         name = str(path)
@@ -140,11 +144,12 @@ class FileCache:
 
     def __del__(self) -> None:
         """Where an interrupt kept its owner from closing it; in a fork's child the numbers may be others' by now."""
+        _caches.pop(id(self), None)
         if self._pid == os.getpid():
             self._keep(0)
 
     def close(self) -> None:
-        _caches.discard(self)
+        _caches.pop(id(self), None)
         with self._lock:
             self._is_closed = True
             close_all([functools.partial(self._keep, left) for left in reversed(range(len(self._open)))])

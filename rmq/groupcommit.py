@@ -18,7 +18,7 @@ class GroupCommit:
         self._is_syncing = False
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` and wait do.
         self._lock = threading.Lock()
-        self._waiting: list[tuple[int, Any]] = []  # of each thread that waits: up to where, and a lock to wake it by
+        self._waiting: list[Any] = []  # a lock of each thread that waits for a sync, released at its end
 
     def sync(self, end: int, work: Callable[[], int]) -> None:
         """The log is on disk up to `end`: by another thread's work, or by ours, which returns how far it is then."""
@@ -33,7 +33,7 @@ class GroupCommit:
                     if not self._is_syncing:
                         is_mine = self._is_syncing = True
                         break
-                    self._waiting.append((end, turn))
+                    self._waiting.append(turn)
                 turn.acquire(timeout=HEARD_S)
             synced = work()
         finally:
@@ -48,10 +48,7 @@ class GroupCommit:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake whose wait has ended, and one of the others, to sync for them."""
         with self._lock:
-            ended = [turn for end, turn in self._waiting if end <= self.synced]
-            others = [(end, turn) for end, turn in self._waiting if end > self.synced]
-            self._waiting = others[1:]
-        for turn in [*ended, *(turn for _, turn in others[:1])]:
+            waiting, self._waiting = self._waiting, []
+        for turn in waiting:
             turn.release()

@@ -8,7 +8,6 @@ import os
 import threading
 from contextlib import closing
 from pathlib import Path
-from weakref import WeakSet
 
 import pytest
 from forks import in_child
@@ -120,7 +119,7 @@ def test_what_is_dropped_unclosed_closes_its_files_and_a_fork_s_child_keeps_its_
 def test_caches_share_what_the_process_keeps_open_and_each_may_have_a_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rmq.filecache, "_caches", WeakSet())
+    monkeypatch.setattr(rmq.filecache, "_caches", {})
     monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LIMIT", 12)
     monkeypatch.setattr(rmq.filecache, "FILE_CACHE_LEAST", 3)
     paths = [tmp_path / str(number) for number in range(20)]
@@ -133,12 +132,12 @@ def test_caches_share_what_the_process_keeps_open_and_each_may_have_a_few(
             assert cache.read(path, 0, 1) == b"x"
         return len(cache._open)
 
-    caches = [FileCache(False)]
-    assert kept(caches[0]) == 12
-    for share in (6, 4, 3, 3, 3):
-        caches.append(FileCache(False))
-        assert [kept(cache) for cache in caches] == [share] * len(caches)
-    for cache in caches[1:]:
-        cache.close()
-    assert kept(caches[0]) == 12
-    caches[0].close()
+    first, second, third = (FileCache(False) for _ in range(3))
+    assert kept(first) == 12
+    assert second.read(paths[0], 0, 1) == b"x"
+    assert (kept(second), kept(third), kept(first)) == (3, 3, 6)
+    assert (kept(third), kept(second)) == (3, 3)
+    first.close()
+    assert (kept(third), kept(second)) == (9, 3)
+    second.close()
+    third.close()

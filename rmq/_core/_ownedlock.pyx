@@ -26,9 +26,6 @@ cdef extern from *:
     unsigned long rmq_owner(unsigned long *place) noexcept nogil
     void rmq_set_owner(unsigned long *place, unsigned long value) noexcept nogil
 
-cdef enum:
-    PASSED_OVER = 2  # times at most, by threads that have the GIL
-
 
 @cython.final
 cdef class OwnedLock:
@@ -64,26 +61,18 @@ cdef class OwnedLock:
         return self.mine()
 
     def __enter__(self):
-        """Wait for it without the GIL. What a signal handler raises meanwhile comes out, and it is not taken.
-
-        First it is taken with the GIL alone: who has it and waits for the GIL keeps it from the thread that runs, which
-        then waits too, and so on at each put.
-        """
+        """Wait for it without the GIL. What a signal handler raises meanwhile comes out, and it is not taken."""
         cdef PyLockStatus status
-        cdef int left = PASSED_OVER
         if self.mine():
             self._depth += 1
             return self
         while not self.try_take():
             with nogil:
                 status = PyThread_acquire_lock_timed(self._lock, -1, 1)
-                if status == PY_LOCK_ACQUIRED and left > 0:
-                    PyThread_release_lock(self._lock)
-            if status == PY_LOCK_ACQUIRED and left == 0:
+            if status == PY_LOCK_ACQUIRED:
                 rmq_set_owner(&self._owner, PyThread_get_thread_ident())
                 self._depth = 1
                 break
-            left -= status == PY_LOCK_ACQUIRED
             PyErr_CheckSignals()
         return self
 
