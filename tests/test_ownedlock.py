@@ -9,7 +9,7 @@ import time
 from rmq._core._ownedlock import OwnedLock
 
 
-def test_a_lock_is_given_to_a_thread_that_was_passed_over_often_enough() -> None:
+def test_a_lock_is_given_to_a_thread_that_waits() -> None:
     """Others that take it again and again keep nobody from it for ever."""
     lock, stop = OwnedLock(), threading.Event()
 
