@@ -271,6 +271,45 @@ def test_threads_that_put_share_one_order(store: rmq.Store) -> None:
     assert oracle.check_store(store.path, 500, 50_000) == []
 
 
+def test_threads_that_put_do_not_fall_into_step(store: rmq.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the lock wakes keeps it from nobody while it waits for the GIL: few puts go the long way, in a queue."""
+    long_way = Counted(store, monkeypatch)
+    message, start = rmq.Message("T", b"body"), threading.Barrier(8)
+
+    def puts() -> None:
+        start.wait(10)
+        for _ in range(10_000):
+            store.put(message)
+
+    threads = [threading.Thread(target=puts) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert long_way.count < 80_000 // 20
+
+
+def test_a_put_gets_in_line_for_a_lock_that_is_held_for_long(store: rmq.Store) -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store._put_lock:
+            held.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    try:
+        assert store._putter is not None
+        assert store._putter.put(rmq.Message("T", b"body")) is None
+        assert not done.is_set()
+    finally:
+        done.set()
+        thread.join(10)
+    assert store.put(rmq.Message("T", b"body")).queue_offset == 1
+
+
 def test_a_store_killed_behind_such_puts_has_them_all(store: rmq.Store, tmp_path: Path) -> None:
     results = [store.put(rmq.Message("T", b"%d" % number, keys=f"k{number}")) for number in range(1500)]
     image = copy_store(store.path, tmp_path / "image")

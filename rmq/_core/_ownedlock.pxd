@@ -13,4 +13,5 @@ cdef class OwnedLock:
         int _depth
     cdef bint mine(self) noexcept
     cdef bint try_take(self) noexcept
+    cdef bint take_soon(self) noexcept
     cdef void give(self) noexcept

@@ -26,6 +26,9 @@ cdef extern from *:
     unsigned long rmq_owner(unsigned long *place) noexcept nogil
     void rmq_set_owner(unsigned long *place, unsigned long value) noexcept nogil
 
+cdef enum:
+    WAIT_US = 100
+
 
 @cython.final
 cdef class OwnedLock:
@@ -48,6 +51,22 @@ cdef class OwnedLock:
         rmq_set_owner(&self._owner, PyThread_get_thread_ident())
         self._depth = 1
         return True
+
+    cdef bint take_soon(self) noexcept:
+        """Take it, now or when it gets free within WAIT_US; its own thread does not wait. May give up the GIL.
+
+        Whom the lock wakes must not keep it while it waits for the GIL: all others would wait for it, one step each.
+        """
+        cdef PyLockStatus status
+        if self.try_take():
+            return True
+        if self.mine():
+            return False
+        with nogil:
+            status = PyThread_acquire_lock_timed(self._lock, WAIT_US, 1)
+            if status == PY_LOCK_ACQUIRED:
+                PyThread_release_lock(self._lock)
+        return status == PY_LOCK_ACQUIRED and self.try_take()
 
     cdef void give(self) noexcept:
         """REQUIRES: mine()."""

@@ -25,3 +25,4 @@ cdef class Putter:
         int64_t _forks              # when it was made
         type _kind                  # PutResult
     cdef int64_t _now(self) except? -1
+    cdef bint _take_lock(self) noexcept

@@ -115,6 +115,11 @@ cdef class Putter:
             return to_ms(now, "clock")
         return PyLong_AsLongLong(now) // self._ticks
 
+    cdef bint _take_lock(self) noexcept:
+        """Not while many messages are put or dispatched: the caller gets in line, or it would not come up soon."""
+        return self._put_lock.try_take() or (self._batch.count <= 1 and self._tail.behind <= self._behind_limit
+                                             and self._put_lock.take_soon())
+
     def put(self, message):
         """The result of a put; None when it needs more than an append: then nothing was done, and the caller does it.
 
@@ -125,7 +130,7 @@ cdef class Putter:
         cdef int64_t timestamp
         cdef PutRow row
         if type(message) is not Message or rmq_forks != self._forks or self._flush_lock.mine() or \
-                not self._put_lock.try_take():
+                not self._take_lock():
             return None
         try:
             if self._marks.buf == NULL or tail.behind + 1 >= self._behind_limit:
