@@ -29,6 +29,7 @@ QUEUES = 1000
 LARGE = 4000  # messages of one of several put_many
 SINGLE = 20_000  # messages put one by one
 SYNCED_PUTS = 100
+THREADED = [("ASYNC_FLUSH", 200_000, 0), ("SYNC_FLUSH", 1600, 0), ("SYNC_FLUSH", 240, 0.002)]
 
 
 def append(fresh: Fresh, keys: list[str], *, sync: bool = False) -> Call:
@@ -227,11 +228,20 @@ def test_put(measure: Measure, fresh: Fresh, tmp_path: Path) -> None:
 
 
 @WALL
-@pytest.mark.parametrize(("flush", "count"), [("ASYNC_FLUSH", 200_000), ("SYNC_FLUSH", 1600)])
-def test_put_of_threads(measure: Measure, fresh: Fresh, flush: str, count: int) -> None:
-    """Eight threads put one by one; the peer is one thread with as many messages."""
+@pytest.mark.parametrize(("flush", "count", "sync_s"), THREADED)
+def test_put_of_threads(measure: Measure, fresh: Fresh, monkeypatch: pytest.MonkeyPatch, flush: str, count: int,
+                        sync_s: float) -> None:  # fmt: skip
+    """Eight threads put one by one; the peer is one thread with as many messages. sync_s: what a slower disk takes."""
     config = dataclasses.replace(CONFIG, flush_disk_type=flush)
     items = messages(random_keys(count), SIZE)
+    fdatasync = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        time.sleep(sync_s)
+        fdatasync(descriptor)
+
+    if sync_s:
+        monkeypatch.setattr(os, "fdatasync", slow)
 
     def put(threads: int) -> Call:
         store = fresh.make("store", lambda path: rmq.open(path, "x", config=config, clock=lambda: START))

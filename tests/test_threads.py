@@ -209,7 +209,7 @@ def durable_store(path: Path) -> rmq.Store:
 
 @pytest.mark.slow
 def test_more_threads_share_each_sync(tmp_path: Path, syncs: Syncs) -> None:
-    """Syncs per put: one alone; with n threads that put in turn about 2 / n, as half of them wait for the next one."""
+    """Syncs per put: one alone; with n threads that put in turn little more than 1 / n."""
     ratios = []
     for count in (1, 4, 16):
         with durable_store(tmp_path / str(count)) as store:
@@ -229,8 +229,8 @@ def test_more_threads_share_each_sync(tmp_path: Path, syncs: Syncs) -> None:
             ratios.append(syncs.count / (15 * count))
     print("syncs per put with 1, 4, 16 threads:", ratios)
     assert ratios[0] == 1
-    assert ratios[1] <= 0.7
-    assert ratios[2] <= 0.3
+    assert ratios[1] <= 0.4
+    assert ratios[2] <= 0.11
 
 
 def test_a_sync_under_way_holds_up_no_put_and_no_question(tmp_path: Path, syncs: Syncs) -> None:

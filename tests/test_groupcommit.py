@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that wait for the disk together: whom a sync serves, who syncs next, and who is waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import rmq.groupcommit
+from rmq.groupcommit import GroupCommit
+
+SYNC_S = 0.004
+
+
+class Log:
+    """Something that threads append to and a GroupCommit syncs."""
+
+    def __init__(self) -> None:
+        self.group = GroupCommit(0)
+        self.end = self.durable = self.syncs = 0
+        self.sync_s = SYNC_S
+        self._lock = threading.Lock()
+
+    def put(self) -> int:
+        with self._lock:
+            self.end += 1
+            end = self.end
+        self.group.sync(end, self.work)
+        assert self.durable >= end
+        return end
+
+    def work(self) -> int:
+        self.syncs += 1
+        end = self.end
+        time.sleep(self.sync_s)
+        self.durable = end
+        return end
+
+
+@contextmanager
+def running(*works: Callable[[], object]) -> Iterator[None]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that nobody wakes sleeps longer than a test waits."""
+    monkeypatch.setattr(rmq.groupcommit, "HEARD_S", 60)
+
+
+def times(count: int, call: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            call()
+
+    return run
+
+
+@pytest.mark.parametrize("sync_s", [0, SYNC_S])
+def test_no_thread_is_left_asleep(unheard: None, sync_s: float) -> None:
+    log = Log()
+    log.sync_s = sync_s
+    with running(*[times(60, log.put)] * 7):
+        pass
+    assert log.durable == log.end == 7 * 60
+    assert log.group._waiting == []
+
+
+def test_threads_that_put_in_turn_share_each_sync(unheard: None) -> None:
+    """Half of them would wait for the next sync if none waited for those that the last one served."""
+    log = Log()
+    with running(*[times(50, log.put)] * 4):
+        pass
+    assert log.syncs < 0.4 * 4 * 50
+
+
+class Unopened:
+    """Stands in for a lock that nobody releases: a wait for it takes all the time it may."""
+
+    def __init__(self, waits: list[int], log: Log) -> None:
+        self._waits, self._log = waits, log
+
+    def acquire(self, timeout: float = -1) -> bool:
+        if timeout > 0:
+            assert timeout == SYNC_S / 4
+            self._waits.append(self._log.syncs)
+            time.sleep(timeout)
+        return True
+
+
+@pytest.mark.parametrize(("expected", "after"), [(1, []), (2, [1, 3, 7, 15, 31])])
+def test_who_does_not_come_back_is_waited_for_less_and_less(monkeypatch: pytest.MonkeyPatch, expected: int,
+                                                            after: list[int]) -> None:  # fmt: skip
+    """after: how many syncs had been when a wait began. A thread alone waits for nobody."""
+    log, waits = Log(), []
+    log.sync_s = 0
+    log.put()
+    monkeypatch.setattr(rmq.groupcommit.threading, "Lock", lambda: Unopened(waits, log))
+    for _ in range(40):
+        log.group._sync_s, log.group._expected = SYNC_S, expected
+        log.put()
+    assert waits == after
+
+
+def test_a_sync_that_fails_tells_all_that_wait(unheard: None) -> None:
+    group, began, failed = GroupCommit(0), threading.Event(), []
+
+    def work() -> int:
+        began.set()
+        while len(group._waiting) < 3 and not failed:
+            time.sleep(0.001)
+        raise OSError(5, "disk")
+
+    def sync() -> None:
+        try:
+            group.sync(10, work)
+        except OSError as error:
+            failed.append(error.errno)
+
+    with running(*[sync] * 4):
+        pass
+    assert failed == [5] * 4
+    assert group.synced == 0
+    group.sync(10, lambda: 10)
+    assert group.synced == 10
+
+
+def test_what_another_has_synced_wakes_those_it_serves(unheard: None) -> None:
+    group, began, done = GroupCommit(0), threading.Event(), threading.Event()
+    returned: list[int] = []
+
+    def work() -> int:
+        began.set()
+        done.wait(20)
+        return 30
+
+    def sync(end: int) -> None:
+        group.sync(end, work)
+        returned.append(end)
+
+    with running(lambda: sync(5)):
+        began.wait(20)
+        with running(lambda: sync(10)):
+            while not group._waiting:
+                time.sleep(0.001)
+            group.note(10)
+        assert returned == [10]
+        done.set()
+    assert returned == [10, 5]
+    assert group.synced == 30
