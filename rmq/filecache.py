@@ -144,9 +144,10 @@ class FileCache:
 
     def __del__(self) -> None:
         """Where an interrupt kept its owner from closing it; in a fork's child the numbers may be others' by now."""
-        _caches.pop(id(self), None)
-        if self._pid == os.getpid():
-            self._keep(0)
+        if os is not None:  # the interpreter's end takes a module's names, then closes all files
+            _caches.pop(id(self), None)
+            if self._pid == os.getpid():
+                self._keep(0)
 
     def close(self) -> None:
         _caches.pop(id(self), None)

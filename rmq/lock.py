@@ -95,7 +95,8 @@ class StoreLock:
             os.close(descriptor)
 
     def __del__(self) -> None:  # where an interrupt kept its owner from closing it
-        self._drop()
+        if os is not None:  # see FileCache
+            self._drop()
 
 
 _held: weakref.WeakSet[StoreLock] = weakref.WeakSet()

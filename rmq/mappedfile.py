@@ -272,7 +272,7 @@ class MappedFile:
 
     def __del__(self) -> None:
         """The map goes by itself, with the last that looks at it; the descriptor does not."""
-        if getattr(self, "_descriptor", -1) >= 0:
+        if os is not None and getattr(self, "_descriptor", -1) >= 0:  # see FileCache
             self.detach()  # a store in the same cycle may close it after this
 
 

@@ -356,7 +356,7 @@ class Store(StoreWriter):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self._pid:
+        if os is not None and not getattr(self, "_closed", True) and os.getpid() == self._pid:  # see FileCache
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
             self._closed = True
             if threading.current_thread().name.startswith("rmq-"):  # its locks may be what our threads wait for

@@ -50,7 +50,7 @@ class _Descriptor:
         self.number = open_regular(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        if getattr(self, "number", -1) >= 0:
+        if os is not None and getattr(self, "number", -1) >= 0:  # see FileCache
             os.close(self.number)
 
 

@@ -147,6 +147,8 @@ def work(store=store):
         store.put(body(number))
         number += 1
 """
+# The end takes the names of our modules first, then this one.
+HELD = "import posixpath\ndel work, body\nposixpath.held = lambda: store"
 ENDS = {
     "exit": ("", 0),
     "sys.exit(3)": ("sys.exit(3)", 3),
@@ -160,6 +162,10 @@ ENDS = {
     "SIGTERM": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nos.kill(os.getpid(), signal.SIGTERM)\nwork()", 5),
     "SIGINT": ("threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()\nwork()", -signal.SIGINT),
+    "held by a module": (HELD, 0),
+    "closed, held by a module": (HELD + "\nstore.close()", 0),
+    "reader held by a module": (
+        HELD + "\nreader = rmq.open(sys.argv[1])\nscan = reader.scan(batch_rows=1)\nscan.read_next_batch()", 0),
     "closed at exit": ("import atexit\natexit.register(store.close)", 0),
 }  # fmt: skip
 
