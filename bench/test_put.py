@@ -262,6 +262,23 @@ def test_put_of_threads(measure: Measure, fresh: Fresh, monkeypatch: pytest.Monk
 
 
 @WALL
+def test_synced_put_beside_many_queues(measure: Measure, fresh: Fresh) -> None:
+    """SYNC_FLUSH, into 2,000 queues in turn, flushed every 100 ms. The peer puts into one queue."""
+    config = dataclasses.replace(CONFIG, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=100)
+    count = 2000
+
+    def put(name: str, queues: int) -> Call:
+        store = fresh.make(name, lambda path: rmq.open(path, "x", config=config, clock=lambda: START))
+        items = [rmq.Message(TOPIC, body(number, SIZE), queue_id=number % queues) for number in range(count)]
+        store.put_many(items)
+        store.flush()
+        time.sleep(0.5)  # until the zeros ahead of the log are there
+        return lambda: [store.put(message) for message in items]
+
+    measure(count, EACH, partial(put, "store", count), Peer("into one queue", partial(put, "one", 1)), rounds=5)
+
+
+@WALL
 def test_put_on_disk(measure: Measure, fresh: Fresh, tmp_path: Path) -> None:
     """SYNC_FLUSH: each put returns when the log is on disk."""
     config = dataclasses.replace(CONFIG, flush_disk_type="SYNC_FLUSH")

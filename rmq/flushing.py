@@ -12,17 +12,15 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.errors import StoreClosedError
 from rmq.groupcommit import GroupCommit
-from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock
-from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
 from rmq.marks import Manifest, Mark, Marks, write_manifest
+from rmq.owed import Owed
 from rmq.preparing import Preparer, weakly
 from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_file
@@ -34,6 +32,8 @@ logger = logging.getLogger("rmq")
 
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
+# Of more queue files a timed flush may leave the sync to a later one, as long as the log is not so many bytes ahead.
+QUEUE_FILES_AT_ONCE, DERIVED_BEHIND = 64, 64 * 1024 * 1024
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -58,11 +58,9 @@ class Flusher:
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
         self._group, self._flushed = GroupCommit(store.log.position), store.log.position
+        self._derived = self._flushed  # up to there queues are on disk
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
-        # What a flush has to sync; it stays here until that is done, since an interrupt may end a flush anywhere.
-        self._segments: list[Segment] = []
-        self._queue_files: set[Path] = set()
-        self._index_files: list[IndexFile] = []
+        self._owed = Owed(store.log, store.queues, store.index)
         self._sidecars = SidecarMaker()
         self._is_closed, self._has_dispatch_failed, self.pid = False, False, os.getpid()
         self._sleeper = Sleeper()  # woken to end
@@ -154,7 +152,7 @@ class Flusher:
         with self._log_lock:
             self._raise_failure()
             with self._put_lock:
-                position, segments = self._store.log.position, [*self._segments, *self._store.log.unsynced]
+                position, segments = self._store.log.position, [*self._owed.segments, *self._store.log.unsynced]
             if self._is_sync:  # the disk is at work meanwhile
                 self._dispatch_due()
             self._sync_segments(segment.file for segment in segments)
@@ -183,9 +181,11 @@ class Flusher:
                 self._is_untold = True
                 logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
-    def flush(self, *, closing: bool = False) -> None:
-        """Everything put so far is on disk, derived files and marks included. Raises OSError when a sync failed."""
-        store = self._store
+    def flush(self, *, closing: bool = False, is_timed: bool = False) -> None:
+        """Everything put so far is on disk, derived files and marks included; is_timed: many queues may stay behind, as
+        the marks say. Raises OSError when a sync failed.
+        """
+        store, owed = self._store, self._owed
         with self.flush_lock:
             self._check_open()
             self._raise_failure()
@@ -197,27 +197,27 @@ class Flusher:
                     self._note(error)
                     raise
                 end, timestamp = store.log.position, store.log.tail.last_timestamp
-                store.log.take_unsynced(self._segments)
-                store.queues.take_dirty(self._queue_files)
-                store.index.take_unsynced(self._index_files)
-                self._forget_removed()
-                files = [segment.file for segment in self._segments]
+                owed.take()
+                files = [segment.file for segment in owed.segments]
                 self._marks.show(end)
-                self._fill_checkpoint(end, timestamp)
-                mark, version = self._mark(end), self._version(closing)
+                version = self._version(closing)
                 manifest = None if version == self._written else self._manifest()
+                derived = self._derived if is_timed and manifest is None and self._may_stay_behind(end) else end
+                self._fill_checkpoint(end, timestamp, is_derived=derived == end)
+                mark = self._mark(end, derived)
                 known, topics = len(store.table), self._new_topics()
             try:
                 self._sync_segments(files)
-                store.queues.sync(self._queue_files)
-                for index_file in self._index_files:
+                if derived == end:
+                    owed.sync_queues()
+                for index_file in owed.index_files:
                     index_file.sync()
-                if files or store.checkpoint.is_behind:
+                if files or derived != self._derived or store.checkpoint.is_behind:
                     store.checkpoint.flush()
                 self._marks.write(mark)
                 store.queues.cache.syncs_new = False  # from now on the mark tells which units there must be
-                index_files = self._index_files
-                self._segments, self._queue_files, self._index_files = [], set(), []
+                index_files = owed.index_files
+                owed.segments, owed.index_files = [], []
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                     self._written = version
@@ -229,18 +229,16 @@ class Flusher:
                 raise
             if closing:
                 store.log.following.remove()
-            self._flushed = end
+            self._flushed, self._derived = end, derived
             self._group.note(end)
             for index_file in index_files:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
 
-    def _forget_removed(self) -> None:
-        """What a cleaning has removed since it was written needs no sync."""
-        store = self._store
-        self._segments = [segment for segment in self._segments if segment in store.log.segments]
-        self._queue_files = {path for path in self._queue_files if path.exists()}
-        self._index_files = [file for file in self._index_files if file in store.index.files]
+    def _may_stay_behind(self, end: int) -> bool:
+        """Whether queues need no sync yet: there are many of them, and little to derive again after a crash."""
+        return len(self._owed.queue_files) > QUEUE_FILES_AT_ONCE and end - self._derived < DERIVED_BEHIND and \
+            not self._store.queues.cache.syncs_new  # fmt: skip
 
     @contextmanager
     def paused(self) -> Iterator[int]:
@@ -255,7 +253,7 @@ class Flusher:
                 if self.failure is not None:
                     raise
             with self._log_lock:  # a sync under way may still look at segments that go
-                end = self._flushed
+                end = self._derived
             yield end
 
     def sync_names(self, descriptor: int) -> None:
@@ -305,22 +303,24 @@ class Flusher:
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
 
-    def _fill_checkpoint(self, end: int, timestamp: int) -> None:
-        """What the flush that follows makes durable; of what was cut off the log nothing. Call under the put lock."""
+    def _fill_checkpoint(self, end: int, timestamp: int, *, is_derived: bool) -> None:
+        """What the flush that follows makes durable, is_derived: queues, too; of what was cut off the log nothing. Call
+        under the put lock.
+        """
         store, checkpoint = self._store, self._store.checkpoint
         if timestamp:
             checkpoint.physic_msg_timestamp = timestamp
-        if store.dispatcher.last_unit_timestamp:
+        if store.dispatcher.last_unit_timestamp and is_derived:
             checkpoint.logics_msg_timestamp = store.dispatcher.last_unit_timestamp
         followed = [file.end_timestamp for file in store.index.files[:-1] if file.is_full]
         checkpoint.index_msg_timestamp = followed[-1] if followed else checkpoint.index_msg_timestamp
         newest = 0 if followed else max(timestamp, store.dispatcher.last_unit_timestamp)
         checkpoint.take_back(end, store.log.tail.last_phy_offset, newest)
 
-    def _mark(self, end: int) -> Mark:
+    def _mark(self, end: int, derived: int) -> Mark:
         index, dispatcher = self._store.index, self._store.dispatcher
         last = index.files[-1] if index.files else None
-        return Mark(durable_phy_offset=end, derived_phy_offset=end, indexed_phy_offset=dispatcher.index_phy_offset,
+        return Mark(durable_phy_offset=end, derived_phy_offset=derived, indexed_phy_offset=dispatcher.index_phy_offset,
                     last_phy_offset=self._store.log.tail.last_phy_offset,
                     index_name=int(last.path.name) if last else 0,
                     index_header=last.view.header() if last else Mark.index_header)  # fmt: skip
@@ -366,10 +366,12 @@ class Flusher:
         self._sidecars.stop()
 
     def flush_if_due(self) -> None:
-        if self._store.log.position == self._flushed or self.failure is not None:
+        """What was put since the last flush; when that is nothing, what it left behind."""
+        has_more = self._store.log.position != self._flushed
+        if self.failure is not None or not (has_more or self._derived != self._flushed):
             return
         try:
-            self.flush()
+            self.flush(is_timed=has_more)
         except Exception as error:  # the next one tries again
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %r", self._store.paths.root, error)

@@ -20,7 +20,7 @@ import rmq
 from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
-from rmq import commitlog, preparing
+from rmq import commitlog, flushing, preparing
 
 TOPICS = ("a", "b", "%RETRY%g")
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -116,6 +116,12 @@ class Run:
     def flush(self) -> None:
         assert self.store is not None
         self.store.flush()
+        self.recorder.note("safe", len(self.records))
+
+    def timed_flush(self) -> None:
+        """As the thread rmq-flush does: the log is on disk, queues may stay behind."""
+        assert self.store is not None
+        self.store._flusher.flush_if_due()
         self.recorder.note("safe", len(self.records))
 
     def clean(self) -> None:
@@ -257,6 +263,34 @@ def prepared(run: Run) -> None:
             run.close()
 
 
+def behind(run: Run) -> None:
+    """Timed flushes that leave the queues behind, now and then one that does not; killed, then cleaned meanwhile."""
+    with queues_stay_behind(run.rng.choice((2000, 10**6))):
+        for _ in range(run.rng.randrange(0, 3)):
+            with run.killed_within(run.rng.choice((60, 200, 10**6))):
+                run.open()
+                for _ in range(run.rng.randrange(2, 7)):
+                    run.work(run.rng.choice((0, 1, 5)))
+                    run.timed_flush()
+        run.open()
+        for _ in range(run.rng.randrange(1, 4)):
+            run.work(run.rng.choice((0, 1, 10)))
+            run.timed_flush()
+            if run.rng.random() < 0.2:
+                run.clean()
+
+
+@contextmanager
+def queues_stay_behind(size: int) -> Iterator[None]:
+    """At a timed flush, however few there are, as long as the log is not so many bytes ahead."""
+    before = flushing.QUEUE_FILES_AT_ONCE, flushing.DERIVED_BEHIND
+    flushing.QUEUE_FILES_AT_ONCE, flushing.DERIVED_BEHIND = 0, size
+    try:
+        yield
+    finally:
+        flushing.QUEUE_FILES_AT_ONCE, flushing.DERIVED_BEHIND = before
+
+
 @contextmanager
 def large_from(size: int) -> Iterator[None]:
     """A store that is opened here takes batches of so many bytes for large ones."""
@@ -295,9 +329,9 @@ def again(run: Run) -> None:
 
 WORKLOADS: dict[str, Callable[[Run], None]] = {
     "puts": puts, "many": many, "waits": waits, "sessions": sessions, "cleaned": cleaned, "killed": killed,
-    "prepared": prepared, "again": again,
+    "prepared": prepared, "behind": behind, "again": again,
 }  # fmt: skip
-FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed", "prepared")
+FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed", "prepared", "behind")
 
 
 @dataclass
