@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+import rmq
 import rmq.groupcommit
-from rmq.groupcommit import GroupCommit
+from rmq.groupcommit import OFTEN, GroupCommit
 
 SYNC_S = 0.004
 
@@ -87,29 +89,86 @@ def test_threads_that_put_in_turn_share_each_sync(unheard: None) -> None:
 class Unopened:
     """Stands in for a lock that nobody releases: a wait for it takes all the time it may."""
 
-    def __init__(self, waits: list[int], log: Log) -> None:
-        self._waits, self._log = waits, log
+    def __init__(self, waits: list[float]) -> None:
+        self._waits = waits
 
     def acquire(self, timeout: float = -1) -> bool:
         if timeout > 0:
-            assert timeout == SYNC_S / 4
-            self._waits.append(self._log.syncs)
+            self._waits.append(timeout)
             time.sleep(timeout)
         return True
 
 
-@pytest.mark.parametrize(("expected", "after"), [(1, []), (2, [1, 3, 7, 15, 31])])
-def test_who_does_not_come_back_is_waited_for_less_and_less(monkeypatch: pytest.MonkeyPatch, expected: int,
-                                                            after: list[int]) -> None:  # fmt: skip
-    """after: how many syncs had been when a wait began. A thread alone waits for nobody."""
+def test_who_does_not_come_back_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread alone waits for nobody."""
     log, waits = Log(), []
-    log.sync_s = 0
-    log.put()
-    monkeypatch.setattr(rmq.groupcommit.threading, "Lock", lambda: Unopened(waits, log))
-    for _ in range(40):
-        log.group._sync_s, log.group._expected = SYNC_S, expected
+    monkeypatch.setattr(rmq.groupcommit.threading, "Lock", lambda: Unopened(waits))
+    times(5, log.put)()
+    assert waits == []
+    other = -1
+    log.group._served.add(other)
+    log.group._often[other] = OFTEN
+    log.group._awaited += 1
+    times(10, log.put)()
+    assert len(waits) == 1
+    assert waits[0] <= rmq.groupcommit.MOST_SOON_S
+    assert other not in log.group._often
+
+
+@pytest.mark.parametrize("pause", [0, 0.01])
+def test_who_comes_back_late_is_not_awaited(pause: float) -> None:
+    log, awaited = Log(), []
+    gather = log.group._gather
+
+    def seen() -> None:
+        awaited.append(log.group._awaited)
+        gather()
+
+    log.group._gather = seen  # type: ignore[method-assign]
+
+    def work() -> None:
         log.put()
-    assert waits == after
+        time.sleep(pause)
+
+    with running(*[times(12, work)] * 3):
+        pass
+    assert any(awaited) == (pause == 0)
+
+
+def test_a_sync_that_ends_while_another_tells_leaves_nobody_asleep() -> None:
+    """Who is served in that moment is woken, or waits on to be woken."""
+    group = GroupCommit(0)
+    turn = threading.Lock()
+    turn.acquire()
+
+    class Rising(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[object]:
+            found = list(super().__iter__())
+            yield from found
+            group.synced = 20
+
+    group._syncer = 1
+    group._waiting = Rising([(20, turn, 2)])
+    group.note(10)
+    assert turn.locked()
+    assert group._waiting == [(20, turn, 2)]
+
+
+def test_a_signal_handler_that_puts_amid_its_thread_s_sync_is_told_not_to(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(flush_disk_type="SYNC_FLUSH")) as store:
+        group, raised = store._flusher._group, []
+
+        def handler() -> None:
+            with pytest.raises(RuntimeError, match="in the middle of another call") as found:
+                store.put(rmq.Message("T", b"nested"))
+            raised.append(found)
+
+        group._gather = handler  # type: ignore[method-assign]
+        store.put(rmq.Message("T", b"first"))
+        with group._lock:
+            handler()
+        assert len(raised) == 2
+        assert store.scan().read_all().num_rows == 1
 
 
 def test_a_sync_that_fails_tells_all_that_wait(unheard: None) -> None:
