@@ -26,14 +26,14 @@ from rmq.recovery import OpenedStore, fill_table
 from rmq.segment import EXHAUSTED, sync_file
 from rmq.sidecar import SidecarMaker
 from rmq.sleeper import Sleeper, waking
-from rmq.topics import merge_topics
+from rmq.topics import merge_topics, topics_from
 
 logger = logging.getLogger("rmq")
 
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 # Of more queue files a timed flush may leave the sync to a later one, as long as the log is not so many bytes ahead.
-QUEUE_FILES_AT_ONCE, DERIVED_BEHIND = 64, 64 * 1024 * 1024
+QUEUE_FILES_AT_ONCE, DERIVED_BEHIND = 64, 32 * 1024 * 1024
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
@@ -57,10 +57,9 @@ class Flusher:
         self.preparer = Preparer(store.log, lock, fills=self._is_sync, failed=weakly(self._distrust))
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
-        self._group, self._flushed = GroupCommit(store.log.position), store.log.position
-        self._derived = self._flushed  # up to there queues are on disk
+        self._flushed = self._derived = store.log.position  # up to there the log, and the queues, are on disk
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
-        self._owed = Owed(store.log, store.queues, store.index)
+        self._group, self._owed = GroupCommit(self._flushed), Owed(store.log, store.queues, store.index)
         self._sidecars = SidecarMaker()
         self._is_closed, self._has_dispatch_failed, self.pid = False, False, os.getpid()
         self._sleeper = Sleeper()  # woken to end
@@ -182,9 +181,7 @@ class Flusher:
                 logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
     def flush(self, *, closing: bool = False, is_timed: bool = False) -> None:
-        """Everything put so far is on disk, derived files and marks included; is_timed: many queues may stay behind, as
-        the marks say. Raises OSError when a sync failed.
-        """
+        """All that was put is on disk, derived files and marks too; is_timed: but for many queues. Raises OSError."""
         store, owed = self._store, self._owed
         with self.flush_lock:
             self._check_open()
@@ -203,16 +200,16 @@ class Flusher:
                 version = self._version(closing)
                 manifest = None if version == self._written else self._manifest()
                 derived = self._derived if is_timed and manifest is None and self._may_stay_behind(end) else end
-                self._fill_checkpoint(end, timestamp, is_derived=derived == end)
-                mark = self._mark(end, derived)
-                known, topics = len(store.table), self._new_topics()
+                self._fill_checkpoint(end, timestamp)
+                mark, last_unit = self._mark(end, derived), store.dispatcher.last_unit_timestamp
+                known, topics = len(store.table), topics_from(store.table, self._known_queues)
             try:
                 self._sync_segments(files)
                 if derived == end:
-                    owed.sync_queues()
+                    self._sync_queues(end, last_unit)
                 for index_file in owed.index_files:
                     index_file.sync()
-                if files or derived != self._derived or store.checkpoint.is_behind:
+                if files or store.checkpoint.is_behind:
                     store.checkpoint.flush()
                 self._marks.write(mark)
                 store.queues.cache.syncs_new = False  # from now on the mark tells which units there must be
@@ -229,11 +226,26 @@ class Flusher:
                 raise
             if closing:
                 store.log.following.remove()
-            self._flushed, self._derived = end, derived
+            self._flushed = end
             self._group.note(end)
             for index_file in index_files:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
+
+    def _sync_queues(self, end: int, last_unit: int) -> None:
+        """Units of all records below `end` are on disk, the last one stored at `last_unit` ms. Call amid a flush."""
+        self._owed.sync_queues()
+        self._derived, checkpoint = end, self._store.checkpoint  # from here on no mark goes back
+        if last_unit and checkpoint.logics_msg_timestamp != last_unit:
+            checkpoint.logics_msg_timestamp, checkpoint.is_behind = last_unit, True
+
+    def _catch_up(self) -> None:
+        """Sync queues that the last flush left behind; a full disk keeps what came since from them."""
+        try:
+            self._owed.sync_queues()
+            self._derived = max(self._derived, self._flushed)
+        except OSError as error:
+            self._note(error)
 
     def _may_stay_behind(self, end: int) -> bool:
         """Whether queues need no sync yet: there are many of them, and little to derive again after a crash."""
@@ -250,6 +262,8 @@ class Flusher:
             try:
                 self.flush()
             except OSError:
+                if self.failure is None:
+                    self._catch_up()
                 if self.failure is not None:
                     raise
             with self._log_lock:  # a sync under way may still look at segments that go
@@ -303,15 +317,11 @@ class Flusher:
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
 
-    def _fill_checkpoint(self, end: int, timestamp: int, *, is_derived: bool) -> None:
-        """What the flush that follows makes durable, is_derived: queues, too; of what was cut off the log nothing. Call
-        under the put lock.
-        """
+    def _fill_checkpoint(self, end: int, timestamp: int) -> None:
+        """What the flush that follows makes durable; of what was cut off the log nothing. Call under the put lock."""
         store, checkpoint = self._store, self._store.checkpoint
         if timestamp:
             checkpoint.physic_msg_timestamp = timestamp
-        if store.dispatcher.last_unit_timestamp and is_derived:
-            checkpoint.logics_msg_timestamp = store.dispatcher.last_unit_timestamp
         followed = [file.end_timestamp for file in store.index.files[:-1] if file.is_full]
         checkpoint.index_msg_timestamp = followed[-1] if followed else checkpoint.index_msg_timestamp
         newest = 0 if followed else max(timestamp, store.dispatcher.last_unit_timestamp)
@@ -335,16 +345,6 @@ class Flusher:
         store = self._store
         names = tuple(file.path.name for file in store.index.files)
         return Manifest(store.log.min_phy_offset, store.queues.extents(), names)
-
-    def _new_topics(self) -> dict[str, int]:
-        """Queues per topic, of topics with a queue that topics.json may not know."""
-        table = self._store.table
-        fresh: dict[str, int] = {}
-        for number in range(self._known_queues, len(table)):
-            name, queue_id = table.queue(number)
-            topic = name.decode(errors="replace")
-            fresh[topic] = max(fresh.get(topic, 0), queue_id + 1)
-        return fresh
 
     # ---- now and then ----
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rmq._core._queuetable import QueueTable
 from rmq.errors import CorruptFileError
 from rmq.segment import make_directory, read_file, write_atomically
 
@@ -41,6 +42,16 @@ def parse_fastjson(text: str) -> Any:
 def is_system_topic(topic: str) -> bool:
     """Topics that a broker sets up itself. Source: TopicValidator#isSystemTopic."""
     return topic.startswith("rmq_sys_") or topic in _SYSTEM_TOPICS
+
+
+def topics_from(table: QueueTable, first: int) -> dict[str, int]:
+    """Queues per topic, of topics with a queue from number `first` of a table on."""
+    found: dict[str, int] = {}
+    for number in range(first, len(table)):
+        name, queue_id = table.queue(number)
+        topic = name.decode(errors="replace")
+        found[topic] = max(found.get(topic, 0), queue_id + 1)
+    return found
 
 
 def merge_topics(path: Path, queues: dict[str, int]) -> None:

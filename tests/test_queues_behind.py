@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import oracle
 import pytest
 from cleaning import Disk
 from conftest import copy_store
+from crashes.judge import healed_nothing
 
 import rmq
 import rmq.flushing
@@ -18,6 +21,7 @@ from rmq.marks import Mark, Marks
 from rmq.queueset import QueueSet
 
 NOW = 1_700_000_000_000
+MONTH_MS = 30 * 24 * 3600 * 1000
 QUEUES = rmq.flushing.QUEUE_FILES_AT_ONCE + 6
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=2**16, mapped_file_size_consume_queue=400, max_hash_slot_num=500,
                          max_index_num=5000, flush_interval_commit_log=2**31 - 1)  # fmt: skip
@@ -50,6 +54,11 @@ class Writing:
         self.synced.clear()
         self.store._flusher.flush_if_due()
         return self.synced
+
+    def checkpoint(self) -> tuple[int, int]:
+        """Store timestamps of the last message, and of the last unit, that it says are on disk."""
+        found = Checkpoint(self.store.path / "checkpoint")
+        return found.physic_msg_timestamp, found.logics_msg_timestamp
 
     def mark(self) -> Mark:
         mark = self.store._marks.read()
@@ -137,31 +146,81 @@ def test_nothing_stays_behind(writing: Writing, how: str) -> None:
     assert (mark.derived_phy_offset, mark.durable_phy_offset) == (end, end)
 
 
-def test_an_interrupted_flush_leaves_them_to_the_next(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EMFILE, "full"), OSError(errno.ENOSPC, "full")])
+def test_a_flush_that_fails_at_them_leaves_them_to_the_next(writing: Writing, monkeypatch: pytest.MonkeyPatch,
+                                                            error: BaseException) -> None:  # fmt: skip
+    """The checkpoint, by which a broker goes, speaks of no unit that was left behind."""
     writing.put_all()
-    writing.tick()
+    before = writing.mark().derived_phy_offset
 
-    def interrupted(queues: QueueSet, paths: list[Path]) -> None:
-        raise KeyboardInterrupt
+    def failing(queues: QueueSet, paths: list[Path]) -> None:
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(QueueSet, "sync", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(QueueSet, "sync", failing)
+        with pytest.raises(type(error)):
             writing.store.flush()
-    assert writing.mark().derived_phy_offset < writing.store.max_phy_offset
-    writing.synced.clear()
+    writing.put_all()
+    assert writing.tick() == []
+    assert writing.mark().derived_phy_offset == before
+    assert writing.checkpoint() == (NOW + 3, NOW + 1)
     writing.store.flush()
     assert writing.synced == [QUEUES]
+    assert writing.checkpoint() == (NOW + 3, NOW + 3)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize("step", ["merge_topics", "write_manifest"])
+def test_after_a_flush_that_fails_behind_them_no_mark_goes_back(writing: Writing, monkeypatch: pytest.MonkeyPatch,
+                                                                tmp_path: Path, step: str,
+                                                                error: BaseException) -> None:  # fmt: skip
+    """Else the manifest would know of units behind the mark, and a crash derive all queues from the whole log."""
+    writing.put(*range(QUEUES + 1))
+
+    def failing(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rmq.flushing, step, failing)
+        with pytest.raises(type(error)):
+            writing.store.flush()
+    derived = writing.store.max_phy_offset
+    assert writing.mark().derived_phy_offset == derived
+    writing.put_all()
+    writing.tick()
+    assert writing.mark().derived_phy_offset >= derived
+    image = copy_store(writing.store.path, tmp_path / "image")
+    with healed_nothing(), rmq.open(image, "r+", config=CONFIG) as store:
+        assert store.topics()["T"][QUEUES] == (0, 1)
+
+
+def test_a_full_disk_keeps_a_cleaning_from_no_segment(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that it keeps from the queues are of messages that stay."""
+    for _ in range(30):
+        writing.put_all()
+        writing.tick()
+    log, dispatcher = writing.store._log, writing.store._flusher._store.dispatcher
+    count, advance = len(log.segments), dispatcher.advance
+    writing.put_all()
+
+    def full(end: int) -> None:
+        if len(log.segments) == count:
+            raise OSError(errno.ENOSPC, "full")
+        advance(end)
+
+    monkeypatch.setattr(dispatcher, "advance", full)
+    writing.store.clean(time.time_ns() // 10**6 + MONTH_MS, disk_usage=lambda path: Disk(10, 90), limit=None)
+    assert count > 2
+    assert len(log.segments) == 1
+    assert writing.store.topics()["T"][0][1] == 32
 
 
 def test_the_checkpoint_speaks_of_no_unit_that_was_left_behind(writing: Writing) -> None:
-    """A broker goes by it."""
     writing.put_all()
     writing.tick()
-    checkpoint = Checkpoint(writing.store.path / "checkpoint")
-    assert (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) == (NOW + 2, NOW + 1)
+    assert writing.checkpoint() == (NOW + 2, NOW + 1)
     writing.tick()
-    assert Checkpoint(writing.store.path / "checkpoint").logics_msg_timestamp == NOW + 2
+    assert writing.checkpoint() == (NOW + 2, NOW + 2)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

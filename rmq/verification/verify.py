@@ -282,7 +282,7 @@ class _Verification:
                 elif ground.checkpoint is not None and ground.log.segments:
                     ground.unit_end = start_without_marks(ground.log, False, ground.checkpoint, 0)
         elif mark is not None and ground.is_own:
-            ground.entry_end = mark.indexed_phy_offset
+            ground.unit_end, ground.entry_end = mark.derived_phy_offset, mark.indexed_phy_offset
         if not self._given.message_index_enable:
             ground.entry_end = 0
 

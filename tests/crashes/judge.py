@@ -79,12 +79,15 @@ class _Healed(logging.Handler):
 @contextmanager
 def healed_nothing() -> Iterator[None]:
     """What is derived again for being gone below the mark was not synced when the mark was: a sync is missing."""
-    handler = _Healed()
-    logging.getLogger("rmq").addHandler(handler)
+    handler, logger = _Healed(), logging.getLogger("rmq")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logging.getLogger("rmq").removeHandler(handler)
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from crashes.judge import Geometry, first_offset
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
 from rmq import commitlog, flushing, preparing
+from rmq.checkpoint import Checkpoint
+from rmq.marks import Marks
+from rmq.queueset import QueueSet
 
 TOPICS = ("a", "b", "%RETRY%g")
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -123,6 +127,27 @@ class Run:
         assert self.store is not None
         self.store._flusher.flush_if_due()
         self.recorder.note("safe", len(self.records))
+
+    def failed_flush(self) -> None:
+        """A step of a flush, timed or not, finds no room, or is interrupted once it is done."""
+        assert self.store is not None
+        flusher, rng = self.store._flusher, self.rng
+        owner, name = rng.choice(((QueueSet, "sync"), (Checkpoint, "flush"), (Marks, "write"),
+                                  (flushing, "write_manifest"), (flushing, "merge_topics")))  # fmt: skip
+        real, is_interrupted = getattr(owner, name), rng.random() < 0.5
+
+        def failing(*arguments: Any) -> None:
+            if is_interrupted:
+                real(*arguments)
+                raise KeyboardInterrupt
+            raise OSError(errno.ENOSPC, "no room")
+
+        setattr(owner, name, failing)
+        try:
+            with suppress(OSError, KeyboardInterrupt):
+                flusher.flush(is_timed=rng.random() < 0.5)
+        finally:
+            setattr(owner, name, real)
 
     def clean(self) -> None:
         """Every segment but the last has expired; some of them, or all, are removed."""
@@ -264,18 +289,18 @@ def prepared(run: Run) -> None:
 
 
 def behind(run: Run) -> None:
-    """Timed flushes that leave the queues behind, now and then one that does not; killed, then cleaned meanwhile."""
+    """Timed flushes that leave the queues behind, now and then one that does not, or fails; killed, then cleaned."""
     with queues_stay_behind(run.rng.choice((2000, 10**6))):
         for _ in range(run.rng.randrange(0, 3)):
             with run.killed_within(run.rng.choice((60, 200, 10**6))):
                 run.open()
                 for _ in range(run.rng.randrange(2, 7)):
                     run.work(run.rng.choice((0, 1, 5)))
-                    run.timed_flush()
+                    run.failed_flush() if run.rng.random() < 0.2 else run.timed_flush()
         run.open()
         for _ in range(run.rng.randrange(1, 4)):
             run.work(run.rng.choice((0, 1, 10)))
-            run.timed_flush()
+            run.failed_flush() if run.rng.random() < 0.2 else run.timed_flush()
             if run.rng.random() < 0.2:
                 run.clean()
 
