@@ -11,10 +11,10 @@ from typing import Any
 from rmq._core._ownedlock import OwnedLock
 
 HEARD_S = 0.1  # until a thread looks by itself whether a sync has ended: an interrupt may end it before it tells
-# Who came back so soon so often is waited for: a part of the time that a sync takes, what is worth a wait, at most.
+# Soon: within that part of a sync's time, if it is LEAST_SOON_S, and within MOST_SOON_S. Who came soon OFTEN times
+# running is waited for.
 SOON, LEAST_SOON_S, MOST_SOON_S = 0.5, 100e-6, 2e-3
 OFTEN = 3
-
 
 Waiter = tuple[int, Any, int]  # where a thread's records end, a lock that is released to wake it, the thread
 
@@ -34,9 +34,9 @@ class GroupCommit:
         self._waiting: list[Waiter] = []
         self._sync_s = 0.0  # how long the last sync took, 0: it failed
         self._served: set[int] = set()  # threads that it served and that have not come back
-        self._soon = 0.0  # until when who comes back comes soon
-        self._awaited = 0  # of these, who came soon often
-        self._often: dict[int, int] = {}  # how often each came soon, one time after the other
+        self._awaited = 0  # of these, those waited for
+        self._soon = 0.0  # until then who comes back comes soon
+        self._often: dict[int, int] = {}  # how many times running each thread came soon
         self._gate: Any = None  # a lock, released when nobody is awaited
 
     def sync(self, end: int, work: Callable[[], int]) -> None:

@@ -31,6 +31,7 @@ LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads
 LOOKED_AT = 4  # units at the end: a crash may leave some without a record
 SEARCHED = 4 * 1024 * 1024  # bytes of records at a time
 _MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\1"
+TOLD = 8  # queues, one by one: a store may have thousands
 TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
 
 
@@ -104,7 +105,7 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, d
     is_closed: every record below `limit` has its unit; one whose unit would be dropped is damage. level: of the log
     for what is dropped.
     """
-    lost = []
+    lost, cut = [], 0
     for key, queue in list(queues.queues.items()):
         before = queue.max_offset
 
@@ -127,8 +128,12 @@ def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, d
             continue
         queues.touch(queue)  # behind its end there may have been others' units, which are zeros now
         if queue.max_offset != before:
-            logger.log(level, "%s: units %d to %d are behind the mark or have no record; dispatched again from the "
-                       "log", queue.directory, queue.max_offset, before - 1)  # fmt: skip
+            cut += 1
+            logger.log(level if cut <= TOLD else logging.DEBUG,
+                       "%s: units %d to %d are behind the mark or have no record; dispatched again from the log",
+                       queue.directory, queue.max_offset, before - 1)  # fmt: skip
+    if cut > TOLD:
+        logger.log(level, "%s: so are units of %d more queues", queues.directory, cut - TOLD)
     return lost
 
 

@@ -18,6 +18,7 @@ import rmq
 import rmq.flushing
 from rmq.checkpoint import Checkpoint
 from rmq.marks import Mark, Marks
+from rmq.queueends import TOLD
 from rmq.queueset import QueueSet
 
 NOW = 1_700_000_000_000
@@ -241,6 +242,19 @@ def test_a_store_killed_behind_such_a_flush_has_all_its_units(writing: Writing, 
             assert len(store.query("T", "k7")) == 4
     assert oracle.check_store(image, 500, 5000) == []
     assert rmq.verify(image, config=CONFIG).is_sound
+
+
+def test_an_open_after_a_kill_tells_of_a_few_queues_and_how_many_more(
+    writing: Writing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writing.put_all()
+    writing.tick()
+    image = copy_store(writing.store.path, tmp_path / "image")
+    caplog.clear()
+    rmq.open(image, "r+", config=CONFIG).close()
+    words = [record.getMessage() for record in caplog.records if "units" in record.getMessage()]
+    assert len(words) == TOLD + 1
+    assert words[-1].endswith(f"so are units of {QUEUES - TOLD} more queues")
 
 
 def test_a_reader_beside_it_sees_all(writing: Writing) -> None:
