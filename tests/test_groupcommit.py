@@ -172,10 +172,9 @@ def test_a_signal_handler_that_puts_amid_its_thread_s_sync_is_told_not_to(tmp_pa
 
 
 def test_a_sync_that_fails_tells_all_that_wait(unheard: None) -> None:
-    group, began, failed = GroupCommit(0), threading.Event(), []
+    group, failed = GroupCommit(0), []
 
     def work() -> int:
-        began.set()
         while len(group._waiting) < 3 and not failed:
             time.sleep(0.001)
         raise OSError(5, "disk")
