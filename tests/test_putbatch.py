@@ -61,6 +61,21 @@ def expected(messages: list[rmq.Message]) -> bytes:
     return data
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])  # of rows that malloc has at hand again at once
+def test_messages_of_one_header_are_alike_whatever_the_rows_memory_held(count: int) -> None:
+    """A flag read from bytes that other rows had left there made a process encode each header anew."""
+    messages = [rmq.Message("t", b"body", keys=f"key{number}") for number in range(count)]
+    others = [rmq.Message("t", b"body", raw_properties=b"a\1b")] * count
+    used = put_batch(append_crc=True)
+    used.load(others)
+    assert used.alike() == 0
+    del used
+    batch = put_batch()
+    batch.load(messages)
+    assert batch.alike() == count - 1
+    assert encoded(batch, QueueTable()) == expected(messages)
+
+
 def test_texts_of_every_short_length_have_the_oracle_s_bytes() -> None:
     source = random.Random(1)
     messages = [

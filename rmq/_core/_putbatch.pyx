@@ -362,6 +362,10 @@ cdef class PutBatch:
         """last_phy_offset. REQUIRES: there are rows."""
         return self._columns.last_phy_offset() if self._has_columns else self.rows[self.count - 1].phy_offset
 
+    def alike(self):
+        """How many rows have the header of the row before: their records are made in half the time."""
+        return self.count - 1 if self._has_columns else sum([self.rows[i].is_alike for i in range(self.count)])
+
     def packed_size(self):
         """Bytes of RocketMQ's packed batch request with these messages. Source: MessageDecoder#encodeMessage."""
         cdef int64_t size = self.count * (L.INNER_FIXED_SIZE - (L.PROPERTY_CRC_SIZE if self.rules.append_crc else 0))

@@ -129,9 +129,9 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
     if row.properties != NULL and row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
         with gil:
             raise fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
+    row.separate_crc = row.append_crc and row.properties != NULL and not batch and row.properties_size > 0 and \
+        row.properties[row.properties_size - 1] != L.PROPERTY_END
     if row.append_crc:
-        row.separate_crc = row.properties != NULL and not batch and row.properties_size > 0 and \
-            row.properties[row.properties_size - 1] != L.PROPERTY_END
         row.properties_size += L.PROPERTY_CRC_SIZE + (1 if row.separate_crc else 0)
     if row.properties_size > L.PROPERTIES_SIZE_LIMIT:
         refuse_properties(i, row.properties_size)
