@@ -44,6 +44,7 @@ def expected(messages: list[rmq.Message]) -> bytes:
     offsets: dict[tuple[str, int], int] = {}
     for item in messages:
         queue = item.topic, item.queue_id
+        is_counted = item.sys_flag & 0xC not in (0x4, 0xC)  # prepared, rolled back
         store_host = item.store_host or HOSTS[0]
         raw = item.raw_properties
         if raw is None:
@@ -51,13 +52,13 @@ def expected(messages: list[rmq.Message]) -> bytes:
             items = {name: value for name, value in own.items() if value is not None} | item.properties
             raw = b"".join(b"%s\1%s\2" % (name.encode(), value.encode()) for name, value in items.items())
         data += oracle.encode_record(
-            item.topic, item.queue_id, offsets.get(queue, 0), 1000 + len(data), item.body, raw,
+            item.topic, item.queue_id, offsets.get(queue, 0) if is_counted else 0, 1000 + len(data), item.body, raw,
             flag=item.flag, sys_flag=item.sys_flag & ~0x30, store_timestamp=NOW, store_host=store_host,
             born_host=item.born_host or store_host,
             born_timestamp=NOW if item.born_timestamp is None else item.born_timestamp,
             reconsume_times=item.reconsume_times, prepared_transaction_offset=item.prepared_transaction_offset,
         )  # fmt: skip
-        offsets[queue] = offsets.get(queue, 0) + 1
+        offsets[queue] = offsets.get(queue, 0) + is_counted
     return data
 
 
@@ -73,6 +74,33 @@ def test_messages_of_one_header_are_alike_whatever_the_rows_memory_held(count: i
     batch = put_batch()
     batch.load(messages)
     assert batch.alike() == count - 1
+    assert encoded(batch, QueueTable()) == expected(messages)
+
+
+HEADERS: list[dict[str, Any]] = [
+    {}, {"queue_id": 1}, {"queue_id": 2**31 - 1}, {"flag": 1}, {"flag": -(2**31)},
+    {"sys_flag": 4}, {"sys_flag": 8}, {"sys_flag": 12},
+    {"reconsume_times": 2}, {"prepared_transaction_offset": 7}, {"properties": {"WAIT": "false"}},
+    {"born_timestamp": 5}, {"born_host": HOSTS[0]}, {"store_host": HOSTS[1]}, {"raw_properties": b"a\1b\2"},
+]  # fmt: skip
+ALONE = {"born_timestamp", "born_host", "store_host", "raw_properties"}  # a message with one of these is like no other
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_are_alike_that_follow_one_with_the_same_header(seed: int) -> None:
+    source = random.Random(seed)
+    messages: list[rmq.Message] = []
+    alike, before = 0, None
+    for topic in source.choices(["Orders", "Orders2", "T\u00fcr"], k=60):
+        number = source.randrange(len(HEADERS))
+        for _ in range(source.choice([1, 1, 2, 9])):
+            header = HEADERS[number]
+            messages.append(rmq.Message(topic, source.randbytes(source.randrange(300)), **header))
+            alike += (topic, number) == before and not ALONE & set(header)
+            before = topic, number
+    batch = put_batch()
+    batch.load(messages)
+    assert batch.alike() == alike > 50
     assert encoded(batch, QueueTable()) == expected(messages)
 
 

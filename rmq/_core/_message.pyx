@@ -129,18 +129,28 @@ def check_topic(topic):
     return name
 
 
-cdef tuple _last_topic = (object(), b"", 0)    # what _checked_topic answered last
+cdef tuple _last_topic = (object(), b"", 0, 0)     # what _checked_topic answered last
+cdef int64_t _topics = 0                            # answers of _checked_topic
 
 
 cdef tuple _checked_topic(topic):
-    """(topic, UTF-8, UTF-16 units) of a topic name that check_topic takes."""
-    global _last_topic
+    """(topic, UTF-8, UTF-16 units, number of this answer) of a topic name that check_topic takes."""
+    global _last_topic, _topics
     cdef bytes name = check_topic(topic)
     cdef int malformed = 0
     if type(topic) is not str:      # of a subclass, such as NumPy's
         topic = name.decode()
-    _last_topic = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed)
+    _topics += 1
+    _last_topic = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed), _topics
     return _last_topic
+
+
+cdef int64_t _header_of(Message message, int64_t topic_number):
+    """Message._header: a number that tells topic, queue and WAIT of a message whose other fields are those of most."""
+    if not message._is_plain or message._born_host or message._store_host or message.flag or message.sys_flag or \
+            message.reconsume_times or message.prepared_transaction_offset or topic_number > 0x7FFFFFFF:
+        return 0
+    return topic_number << 32 | <int64_t>message.queue_id << 1 | (1 if message._wait else 0)
 
 
 def without_property(bytes properties not None, bytes name not None):
@@ -238,12 +248,13 @@ raw_properties=None)\n--\n\n\
                  prepared_transaction_offset=0, raw_properties=None):
         cdef tuple checked = _last_topic
         cdef const char *why
+        cdef int64_t topic_number
         if self._is_begun:      # also by code that this very call runs: a put may borrow what the fields hold
             raise TypeError("a Message is immutable")
         self._is_begun = True
         if topic is not checked[0]:
             checked = _checked_topic(topic)
-        topic, self._topic, self._topic_units = checked
+        topic, self._topic, self._topic_units, topic_number = checked
         self.body = _bytes_of(body, "body")
         self.queue_id = _int(queue_id, "queue_id", 0, 0x7FFFFFFF)
         self.flag = _int(flag, "flag", -0x80000000, 0x7FFFFFFF)
@@ -284,6 +295,7 @@ raw_properties=None)\n--\n\n\
         self._is_plain = self.born_timestamp is None and self.raw_properties is None and not (
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded)) or
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded) - 1))
+        self._header = _header_of(self, topic_number)
         self.topic = topic
 
     def _encode_properties(self):

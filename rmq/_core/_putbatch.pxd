@@ -20,7 +20,6 @@ cdef class PutBatch:
         bint _has_columns                   # all rows are those of _columns, none is in `rows`
         PropertyRows _properties
         rmq_texts _texts                    # of which property strings are made while they are written
-        bint _has_like                      # the row before has IPv4 hosts, so one may be alike
         bint _one_queue                     # all rows go to that of the first
         object _source                      # keeps what the rows borrow
         readonly PutRules rules
@@ -40,5 +39,5 @@ cdef class PutBatch:
                        int32_t start, int32_t stop, int64_t store_timestamp, QueueTable queues) except -1
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
-    cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1
+    cdef Py_ssize_t _take_run(self, list messages, Py_ssize_t i, Py_ssize_t count) noexcept
     cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1

@@ -25,7 +25,6 @@ from rmq._core._record cimport CRC_NAME, SECTOR_SIZE, PutRow, encode_record, rmq
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "append.h" nogil:
-    int RMQ_LINE
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_text(const uint8_t *p, int64_t n) noexcept
 
@@ -40,7 +39,7 @@ cdef extern from "Python.h":
 from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
 
-cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
+cdef Py_ssize_t TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef Py_ssize_t MOST_KEPT = 65536    # rows whose room stays for the next batch
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
 
@@ -90,17 +89,14 @@ cdef class PutBatch:
 
         batch: RocketMQ's batch, whose inner messages get no 0x02 before the CRC property.
         """
-        cdef Py_ssize_t i, count = len(messages), alike = 0
+        cdef Py_ssize_t i = 0, first, count = len(messages), alike = 0
         self._reserve(count)
-        for i in range(count):
-            if i + MESSAGES_AHEAD < count:
-                _prefetch_message(PyList_GET_ITEM(messages, i + MESSAGES_AHEAD))
-            if i + TEXTS_AHEAD < count:
-                _prefetch_texts(PyList_GET_ITEM(messages, i + TEXTS_AHEAD))
-            if i > 0 and self._take_alike(i, PyList_GET_ITEM(messages, i), PyList_GET_ITEM(messages, i - 1)):
-                alike += 1
-            else:
-                self._take(i, messages[i], batch)
+        while i < count:
+            _ask_texts(messages, i)
+            self._take(i, messages[i], batch)
+            first = i + 1
+            i = self._take_run(messages, first, count)
+            alike += i - first
         self._one_queue = alike == count - 1
         self._source = messages if self._source is None else (messages, self._source)
         self.count = <int32_t>count
@@ -172,32 +168,40 @@ cdef class PutBatch:
         if message._wait:
             self.waits = True
         self._finish(i, message._topic_units, message.raw_properties is not None, batch)
-        self._has_like = can_be_alike(row)
         return 0
 
-    cdef bint _take_alike(self, Py_ssize_t i, PyObject *item, PyObject *before) except -1:
-        """_take for a message with the header of the one before it; False: not done, _take it."""
-        cdef PutRow *row = &self.rows[i]
+    cdef Py_ssize_t _take_run(self, list messages, Py_ssize_t i, Py_ssize_t count) noexcept:
+        """_take for the messages from row i on that have the header of the one before; the row behind them."""
+        cdef const PutRow *head = &self.rows[i - 1]
+        cdef PutRow *row
+        cdef PyObject *like = PyList_GET_ITEM(messages, i - 1)
+        cdef PyObject *item
         cdef Py_ssize_t body_size, size
-        cdef int64_t record_size
-        if type(<object>item) is not Message or not self._has_like or self.rules.append_crc or \
-                self.rules.drop_last_separator or not shares_header(<Message>item, <Message>before):
-            return False
-        body_size = PyBytes_GET_SIZE(<PyObject *>(<Message>item).body)
-        size = PyBytes_GET_SIZE(<PyObject *>(<Message>item)._encoded)
-        if body_size > min(self.rules.max_message_size, <int64_t>0x7FFFFFFF) or size >= SECTOR_SIZE:
-            return False
-        record_size = (row - 1).size - <int64_t>(row - 1).body_size - (row - 1).properties_size + body_size + size
-        if record_size > self.rules.max_record_size:
-            return False
-        set_alike(row)
-        row.body = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item).body)
-        row.body_size = <int32_t>body_size
-        row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
-        row.properties_size = <int32_t>size
-        row.size = <int32_t>record_size
-        self.records_size += record_size
-        return True
+        cdef int64_t fixed_size = <int64_t>head.size - head.body_size - head.properties_size, record_size
+        cdef int64_t body_most = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
+        cdef int64_t record_most = self.rules.max_record_size
+        if not can_be_alike(head) or self.rules.append_crc or self.rules.drop_last_separator:
+            return i
+        while i < count:
+            _ask_texts(messages, i)
+            item = PyList_GET_ITEM(messages, i)
+            if type(<object>item) is not Message or not shares_header(<Message>item, <Message>like):
+                break
+            body_size = PyBytes_GET_SIZE(<PyObject *>(<Message>item).body)
+            size = PyBytes_GET_SIZE(<PyObject *>(<Message>item)._encoded)
+            record_size = fixed_size + body_size + size
+            if body_size > body_most or size >= SECTOR_SIZE or record_size > record_most:
+                break
+            row = &self.rows[i]
+            set_alike(row)
+            row.body = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item).body)
+            row.body_size = <int32_t>body_size
+            row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
+            row.properties_size = <int32_t>size
+            row.size = <int32_t>record_size
+            self.records_size += record_size
+            i += 1
+        return i
 
     cdef PyObject *_shortened(self, bytes encoded) except NULL:
         """Properties without an incoming CRC property; they live as long as the batch's other sources."""
@@ -488,13 +492,9 @@ cdef class PutBatch:
         self.forget()
 
 
-cdef inline void _prefetch_message(PyObject *item) noexcept:
-    rmq_prefetch(item)
-    rmq_prefetch(<const char *>item + RMQ_LINE)
-
-
-cdef inline void _prefetch_texts(PyObject *item) noexcept:
-    """The sizes of a message's body and properties."""
-    if type(<object>item) is Message:
+cdef inline void _ask_texts(list messages, Py_ssize_t i) noexcept:
+    """Ask memory for the sizes of a later message's texts. The message is in the cache: the list was copied before."""
+    cdef PyObject *item = PyList_GET_ITEM(messages, i + TEXTS_AHEAD) if i + TEXTS_AHEAD < len(messages) else NULL
+    if item != NULL and type(<object>item) is Message:
         rmq_prefetch(<PyObject *>(<Message>item).body)
         rmq_prefetch(<PyObject *>(<Message>item)._encoded)
