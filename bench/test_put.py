@@ -118,7 +118,8 @@ def test_put_many(measure: Measure, fresh: Fresh, tmp_path: Path, form: str) -> 
 
 
 @CPU
-def test_put_many_into_many_queues(measure: Measure, fresh: Fresh) -> None:
+@pytest.mark.parametrize("queues", [8, QUEUES])
+def test_put_many_into_many_queues(measure: Measure, fresh: Fresh, queues: int) -> None:
     """In turn; each of them has units already. The peer has the same messages in one queue."""
     keys = random_keys(MESSAGES)
 
@@ -132,7 +133,7 @@ def test_put_many_into_many_queues(measure: Measure, fresh: Fresh) -> None:
         store.flush()
         return lambda: store.put_many(messages, results=False)
 
-    measure(MESSAGES, NEW_FILES, partial(put, "store", items(QUEUES), QUEUES),
+    measure(MESSAGES, NEW_FILES, partial(put, "store", items(queues), queues),
             Peer("into one queue", partial(put, "one", items(1), 1)), rounds=5)
 
 

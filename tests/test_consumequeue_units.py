@@ -83,15 +83,34 @@ def test_batch_units_end_at_the_first_that_is_invalid(field: int, value: int, co
 
 # ---- packing ---------------------------------------------------------------------------------------------
 
-def scanned(records: list[dict[str, Any]]) -> tuple[RecordBatch, QueueTable, bytes]:
+def scanned(records: list[dict[str, Any]], table: QueueTable | None = None) -> tuple[RecordBatch, QueueTable, bytes]:
     data = b""
     for fields in records:
         data += oracle.encode_record(**{"topic": "T", "queue_id": 0, "queue_offset": 0, "body": b""} | fields,
                                      phy_offset=len(data))  # fmt: skip
-    batch, table = RecordBatch(), QueueTable()
+    batch, table = RecordBatch(), table or QueueTable()
     batch.scan(data, 0, 0, len(data), checks=PARSE_PROPERTIES, queues=table)
     assert len(batch) == len(records)
     return batch, table, data
+
+
+@pytest.mark.parametrize("others", [0, 3, 0xFFFB, 0x10000])  # queues numbered before: up to 16 bits, and beyond
+def test_units_are_grouped_by_queue_and_keep_the_log_s_order(others: int) -> None:
+    queue_ids = random.Random(others).choices(range(8), k=500)
+    records = [{"queue_id": queue_id, "queue_offset": queue_ids[:row].count(queue_id), "body": b"b" * row}
+               for row, queue_id in enumerate(queue_ids)]  # fmt: skip
+    table = QueueTable()
+    for queue_id in range(others):
+        table.add(b"Others", queue_id)
+    batch, table, _ = scanned(records, table)
+    units, runs = pack_units(batch, DELAYS)
+    sizes = unpack_units(units)[1]
+    assert runs[:, 0].tolist() == list(range(others, others + 8))
+    for number, queue_offset, first, count in runs.tolist():
+        topic, queue_id = table.queue(number)
+        rows = [row for row, other in enumerate(queue_ids) if other == queue_id]
+        assert (topic, queue_offset, count) == (b"T", 0, len(rows))
+        assert (sizes[first : first + count] - min(sizes)).tolist() == rows
 
 
 def delayed(level: str, topic: str = SCHEDULE, **fields: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records whose header is that of another one but for offsets, CRC and body size: what they share is made once."""
+"""Records whose header is that of another one but for queue id, offsets, CRC and body size: the rest is made once."""
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
@@ -50,9 +50,10 @@ cdef inline void take_alike(Alike *alike, const PutRow *row, const uint8_t *reco
     rmq_copy(alike.frame, record + PLAIN_HEADER_SIZE + row.body_size, <size_t>alike.frame_size)
 
 
-cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, int64_t queue_offset,
-                              int64_t phy_offset, const uint8_t *body, int32_t body_size, const uint8_t *properties,
-                              int32_t properties_size, const rmq_texts *texts, int64_t number) noexcept nogil:
+cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, int32_t queue_id,
+                              int64_t queue_offset, int64_t phy_offset, const uint8_t *body, int32_t body_size,
+                              const uint8_t *properties, int32_t properties_size, const rmq_texts *texts,
+                              int64_t number) noexcept nogil:
     """encode_record for a row like the one that `alike` took. properties NULL: made of texts, as row `number`."""
     cdef uint8_t *p = dest + PLAIN_HEADER_SIZE
     cdef uint8_t *later = dest + rmq_asks.write_ahead
@@ -62,6 +63,7 @@ cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, i
     elif size <= rmq_asks.write_most:
         rmq_prefetch_room(later, size)
     memcpy(dest, alike.header, PLAIN_HEADER_SIZE)
+    store_i32(dest + L.RECORD_QUEUE_ID_OFFSET, queue_id)
     store_i64(dest + L.RECORD_QUEUE_OFFSET_OFFSET, queue_offset)
     store_i64(dest + L.RECORD_PHY_OFFSET_OFFSET, phy_offset)
     store_i32(dest + L.RECORD_BODY_SIZE_OFFSET, body_size)

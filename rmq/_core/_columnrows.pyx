@@ -120,8 +120,8 @@ cdef class ColumnRows:
                 encode_record(&row, base + position, phy_offsets[i], store_timestamp, &texts, i)
                 take_alike(&alike, &row, base + position)
             else:
-                encode_alike(&alike, base + position, <int32_t>size, queue_offset + i - start, phy_offsets[i],
-                             bodies + starts[i], body_size, NULL, properties_size, &texts, i)
+                encode_alike(&alike, base + position, <int32_t>size, row.queue_id, queue_offset + i - start,
+                             phy_offsets[i], bodies + starts[i], body_size, NULL, properties_size, &texts, i)
             position += size
 
     def results(self):

@@ -54,7 +54,7 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
     """
     cdef int32_t i, count = 0, r = 0
     cdef RecordRow *row
-    cdef int64_t last = -1
+    cdef int64_t last = -1, all_bits = 0
     cdef bint is_grouped = True
     units = np.empty((batch.count, L.UNIT_SIZE), np.uint8)
     queues = np.empty(batch.count, np.int64)
@@ -79,10 +79,12 @@ def pack_units(RecordBatch batch not None, const int64_t[::1] delay_levels not N
             offset_of[count] = row.queue_offset
             is_grouped = is_grouped and row.queue >= last
             last = row.queue
+            all_bits |= last
             count += 1
     if not is_grouped:
-        order = np.argsort(queues[:count], kind="stable")
-        units, queue_of, offset_of = units[order], queues[order], offsets[order]
+        # NumPy sorts 16 bits by radix, and takes rows without looking at each.
+        order = np.argsort(queues[:count].astype(np.uint16 if all_bits < 0x10000 else np.int64), kind="stable")
+        units, queue_of, offset_of = units.take(order, 0), queues[order], offsets[order]
     runs = np.empty((count, 4), np.int64)
     cdef int64_t[:, ::1] run = runs
     with nogil:

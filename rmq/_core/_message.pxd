@@ -11,6 +11,7 @@ cdef class Message:
         readonly bytes body
         bytes _encoded                      # property string, every item ended by 0x02
         int64_t _header                     # the same number: the same header, and _is_plain; 0: look at the fields
+        readonly int32_t queue_id
         readonly str topic
         bytes _topic                        # UTF-8, one object for messages of one topic that follow each other
         bytes _born_host                    # 8 or 20 bytes, empty: the store's default
@@ -21,7 +22,6 @@ cdef class Message:
         bint _wait                          # property WAIT, by which SYNC_FLUSH waits
         bint _is_begun                      # __init__ was called, which is done once
         bint _is_plain                      # born when stored, its properties not raw and without a record's CRC
-        readonly int32_t queue_id
         readonly int32_t flag
         readonly int32_t sys_flag
         readonly int32_t reconsume_times
@@ -40,11 +40,12 @@ cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t
 
 
 cdef inline bint shares_header(Message message, Message before) noexcept:
-    """Whether both have one header, and properties that nobody wrote by hand: those end with 0x02, no CRC before it."""
+    """Whether both have one header but for the queue id, and properties that nobody wrote by hand: those end with 0x02,
+    no CRC before it."""
     if message._header or before._header:
         return message._header == before._header
-    return message._topic is before._topic and message.queue_id == before.queue_id and \
-        message.flag == before.flag and message.sys_flag == before.sys_flag and \
+    return message._topic is before._topic and message.flag == before.flag and \
+        message.sys_flag == before.sys_flag and \
         message.reconsume_times == before.reconsume_times and message._wait == before._wait and \
         message.prepared_transaction_offset == before.prepared_transaction_offset and \
         message._is_plain and before.born_timestamp is None and \

@@ -146,11 +146,11 @@ cdef tuple _checked_topic(topic):
 
 
 cdef int64_t _header_of(Message message, int64_t topic_number):
-    """Message._header: a number that tells topic, queue and WAIT of a message whose other fields are those of most."""
+    """Message._header: a number that tells topic and WAIT of a message whose other fields are those of most."""
     if not message._is_plain or message._born_host or message._store_host or message.flag or message.sys_flag or \
-            message.reconsume_times or message.prepared_transaction_offset or topic_number > 0x7FFFFFFF:
+            message.reconsume_times or message.prepared_transaction_offset:
         return 0
-    return topic_number << 32 | <int64_t>message.queue_id << 1 | (1 if message._wait else 0)
+    return topic_number << 1 | (1 if message._wait else 0)
 
 
 def without_property(bytes properties not None, bytes name not None):

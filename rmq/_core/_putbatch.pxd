@@ -9,7 +9,6 @@ from rmq._core._propertyrows cimport PropertyRows
 from rmq._core._putrow cimport PutRules
 from rmq._core._queuetable cimport QueueTable
 from rmq._core._record cimport PutRow, rmq_texts
-from rmq._core._textcolumn cimport TextColumn
 
 
 @cython.final
@@ -40,4 +39,3 @@ cdef class PutBatch:
     cdef void _encode(self, uint8_t *base, int64_t segment_phy_offset, int64_t position, int32_t start, int32_t stop,
                       int64_t store_timestamp, QueueTable queues) noexcept nogil
     cdef Py_ssize_t _take_run(self, list messages, Py_ssize_t i, Py_ssize_t count) noexcept
-    cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1

@@ -16,8 +16,8 @@ from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport Message, shares_header, waits
 from rmq._core._propertyrows cimport PropertyRows
 from rmq._core._putrow cimport (
-    HOST_FLAGS, REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
-    refuse_large, refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_row, set_rows, settle,
+    REFUSED_FLAGS, PutRules, check_properties, check_row_topic, fault, find_queues, no_topic, queue_of,
+    refuse_numbers, results_of, same_topic, set_alike, set_hosts, set_numbers, set_plain_rows, set_rows, settle,
     take_body_size,
 )
 from rmq._core._queuetable cimport QueueSlot, QueueTable
@@ -27,9 +27,6 @@ from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 cdef extern from "append.h" nogil:
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_text(const uint8_t *p, int64_t n) noexcept
-
-cdef extern from "texts.h" nogil:
-    int64_t rmq_texts_size(const rmq_texts *texts, int64_t i) noexcept
 
 cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)     # borrowed, unlike Cython's own
@@ -91,13 +88,14 @@ cdef class PutBatch:
         """
         cdef Py_ssize_t i = 0, first, count = len(messages), alike = 0
         self._reserve(count)
+        self._one_queue = True
         while i < count:
             _ask_texts(messages, i)
             self._take(i, messages[i], batch)
             first = i + 1
             i = self._take_run(messages, first, count)
             alike += i - first
-        self._one_queue = alike == count - 1
+        self._one_queue = self._one_queue and alike == count - 1
         self._source = messages if self._source is None else (messages, self._source)
         self.count = <int32_t>count
 
@@ -171,7 +169,8 @@ cdef class PutBatch:
         return 0
 
     cdef Py_ssize_t _take_run(self, list messages, Py_ssize_t i, Py_ssize_t count) noexcept:
-        """_take for the messages from row i on that have the header of the one before; the row behind them."""
+        """_take for the messages from row i on that have the header of the one before, whatever their queues; the row
+        behind them."""
         cdef const PutRow *head = &self.rows[i - 1]
         cdef PutRow *row
         cdef PyObject *like = PyList_GET_ITEM(messages, i - 1)
@@ -179,7 +178,8 @@ cdef class PutBatch:
         cdef Py_ssize_t body_size, size
         cdef int64_t fixed_size = <int64_t>head.size - head.body_size - head.properties_size, record_size
         cdef int64_t body_most = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
-        cdef int64_t record_most = self.rules.max_record_size
+        cdef int64_t record_most = self.rules.max_record_size, records_size = 0
+        cdef int32_t queue_id = head.queue_id, differ = 0
         if not can_be_alike(head) or self.rules.append_crc or self.rules.drop_last_separator:
             return i
         while i < count:
@@ -199,8 +199,12 @@ cdef class PutBatch:
             row.properties = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>(<Message>item)._encoded)
             row.properties_size = <int32_t>size
             row.size = <int32_t>record_size
-            self.records_size += record_size
+            row.queue_id = (<Message>item).queue_id
+            differ |= row.queue_id ^ queue_id
+            records_size += record_size
             i += 1
+        self.records_size += records_size
+        self._one_queue = self._one_queue and differ == 0
         return i
 
     cdef PyObject *_shortened(self, bytes encoded) except NULL:
@@ -242,7 +246,8 @@ cdef class PutBatch:
                 self.records_size, self.waits, self._has_columns = self._columns.records_size, True, True
             else:
                 self._reserve(count)
-                self._load_plain(count, topic, body, numbers)
+                self.records_size = set_plain_rows(self.rows, self.rules, count, topic, body, &self._texts, numbers)
+                self._one_queue, self.waits = topic.count == 1 and "queue_id" not in numbers, True
             self._source = (topic, body, keys, uniq_key, tags)
             self.count = <int32_t>count
             return
@@ -285,75 +290,6 @@ cdef class PutBatch:
                     units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
                 self._finish(i, units, raw_properties is not None, False)
         self.count = <int32_t>count
-
-    cdef int _load_plain(self, Py_ssize_t count, TextColumn topic, TextColumn body, dict numbers) except -1:
-        """load_columns where self._texts has the properties."""
-        cdef PutRow first       # of a topic: what its rows share, and their size without body and properties
-        cdef PutRow *row
-        cdef Py_ssize_t i
-        cdef int64_t size, properties_size, units = 0, records_size = 0
-        cdef int64_t body_limit = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
-        # Of its own: a compiler must take every byte stored for one that may be a field of an object.
-        cdef int64_t record_limit = self.rules.max_record_size
-        cdef const int64_t *body_starts = body.starts
-        cdef const uint8_t *bodies = body.first
-        cdef PutRow *rows = self.rows
-        cdef rmq_texts texts = self._texts
-        cdef bint has_topics = topic.count > 1
-        cdef int malformed
-        cdef bint has_numbers = len(numbers) > 0, may_miss = body.missing.shape[0] > 0, is_new, has_like = False
-        if has_numbers:
-            set_rows(self.rows, count, self.rules.store_host)
-            set_numbers(self.rows, count, numbers)
-        with nogil:
-            for i in range(count):
-                row = &rows[i]
-                is_new = i == 0
-                if is_new or has_topics:
-                    row.topic = text_at(topic, i, &size)
-                    if size <= 0 or size > L.TOPIC_SIZE_LIMIT:
-                        with gil:
-                            raise no_topic(i, size)
-                    row.topic_size = <int32_t>size
-                    is_new = i == 0 or not same_topic(row, &first)
-                    if is_new:
-                        with gil:
-                            check_row_topic(i, row)
-                            set_row(&first, self.rules.store_host)
-                        first.topic, first.topic_size = row.topic, row.topic_size
-                        malformed = 0  # checked above
-                        units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
-                        settle(self.rules, i, &first, units, False, False)
-                        has_like = can_be_alike(&first)
-                if has_numbers:
-                    row.topic, row.topic_size = first.topic, first.topic_size
-                    row.is_v2, row.append_crc = first.is_v2, first.append_crc
-                    row.properties_size = first.properties_size
-                    row.sys_flag = row.sys_flag & ~HOST_FLAGS | first.sys_flag
-                    if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
-                        with gil:
-                            refuse_numbers(i, row)
-                elif is_new or not has_like:
-                    row[0] = first
-                else:
-                    set_alike(row)
-                    row.properties, row.properties_size = NULL, first.properties_size
-                row.body = bodies + body_starts[i]
-                size = -1 if may_miss and body.missing[i] else body_starts[i + 1] - body_starts[i]
-                properties_size = rmq_texts_size(&texts, i)
-                if size < 0 or size > body_limit or first.size + size + properties_size > record_limit or \
-                        properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT:
-                    if not has_numbers:
-                        row[0] = first
-                    refuse_large(self.rules, i, row, size, properties_size, units)
-                row.body_size = <int32_t>size
-                row.properties_size += <int32_t>properties_size
-                row.size = <int32_t>(first.size + size + properties_size)
-                records_size += row.size
-        self.records_size = records_size
-        self._one_queue = topic.count == 1 and "queue_id" not in numbers
-        self.waits = True
-        return 0
 
     # ---- encode ----
 
@@ -432,9 +368,9 @@ cdef class PutBatch:
         if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
         if self._has_columns:
-            self._columns.first.queue = queue_of(&self._columns.first, queues)
+            self._columns.first.queue = queue_of(&self._columns.first, self._columns.first.queue_id, queues)
         elif stop - start == 1 and not self.rows[start].is_alike:
-            self.rows[start].queue = queue_of(&self.rows[start], queues)
+            self.rows[start].queue = queue_of(&self.rows[start], self.rows[start].queue_id, queues)
         else:
             find_queues(self.rows, start, stop, self._one_queue, queues)
         if end - position <= SHORT_WRITE:
@@ -457,7 +393,7 @@ cdef class PutBatch:
         if self._has_columns:
             self._columns.encode(base, segment_phy_offset, position, start, stop, store_timestamp, slots)
             return
-        if stop - start > 1:    # of its own: see _load_plain
+        if stop - start > 1:    # of its own: see set_plain_rows
             copied, texts = self._texts, &copied
         for i in range(start, stop):
             row = &rows[i]
@@ -467,16 +403,16 @@ cdef class PutBatch:
             if not row.is_alike:
                 transaction = row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK
                 is_counted = transaction != L.SYS_FLAG_PREPARED and transaction != L.SYS_FLAG_ROLLBACK
-                if i == start or not one_queue:
-                    queue = row.queue
+            if i == start or not one_queue:
+                queue = row.queue
             row.queue_offset = 0
             if is_counted:
                 row.queue_offset = slots[queue].next_offset
                 slots[queue].next_offset += 1
             row.phy_offset = segment_phy_offset + position
             if row.is_alike:
-                encode_alike(&alike, base + position, row.size, row.queue_offset, row.phy_offset, row.body,
-                             row.body_size, row.properties, row.properties_size, texts, i)
+                encode_alike(&alike, base + position, row.size, row.queue_id, row.queue_offset, row.phy_offset,
+                             row.body, row.body_size, row.properties, row.properties_size, texts, i)
             else:
                 encode_record(row, base + position, row.phy_offset, store_timestamp, texts, i)
                 if i + 1 < stop and rows[i + 1].is_alike:

@@ -6,7 +6,8 @@ from libc.string cimport memcmp
 
 cimport rmq._core._layout as L
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow
+from rmq._core._record cimport PutRow, rmq_texts
+from rmq._core._textcolumn cimport TextColumn
 
 
 cdef extern from "property.h" nogil:
@@ -43,12 +44,15 @@ cdef int refuse_large(PutRules rules, Py_ssize_t i, PutRow *row, int64_t body_si
 cdef int refuse_numbers(Py_ssize_t i, const PutRow *row) except -1
 cdef int check_properties(Py_ssize_t i, const PutRow *row) except -1 nogil
 cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1
+cdef int64_t set_plain_rows(PutRow *rows, PutRules rules, Py_ssize_t count, TextColumn topic, TextColumn body,
+                            const rmq_texts *all_texts, dict numbers) except -1
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1
 cdef tuple results_of(const PutRow *rows, Py_ssize_t count)
 
 
-cdef inline int32_t queue_of(const PutRow *row, QueueTable queues) except -1:
-    cdef int32_t queue = queues.find_or_add(row.topic, row.topic_size, row.queue_id)
+cdef inline int32_t queue_of(const PutRow *row, int32_t queue_id, QueueTable queues) except -1:
+    """Number of that queue of a row's topic."""
+    cdef int32_t queue = queues.find_or_add(row.topic, row.topic_size, queue_id)
     if queue < 0:
         raise MemoryError()
     return queue
@@ -63,7 +67,7 @@ cdef inline void set_own(PutRow *row, const PutRow *other) noexcept nogil:
     """What each row has for itself."""
     row.body, row.properties = other.body, other.properties
     row.body_size, row.properties_size, row.size = other.body_size, other.properties_size, other.size
-    row.queue_offset, row.phy_offset = other.queue_offset, other.phy_offset
+    row.queue_offset, row.phy_offset, row.queue_id = other.queue_offset, other.phy_offset, other.queue_id
 
 
 cdef inline void set_alike(PutRow *row) noexcept nogil:

@@ -8,14 +8,24 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memset
 
 cimport rmq._core._layout as L
+from rmq._core._alike cimport can_be_alike
+from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._message cimport refusal
 from rmq._core._queuetable cimport QueueTable
-from rmq._core._record cimport PutRow, looks_lost
+from rmq._core._record cimport PutRow, looks_lost, rmq_texts
+from rmq._core._textcolumn cimport TextColumn, text_at
 
 import numpy as np
 
 from rmq._core._message import check_topic, parse_host
 from rmq.errors import IllegalMessageError, MessageTooLargeError
+
+
+cdef extern from "texts.h" nogil:
+    int64_t rmq_texts_size(const rmq_texts *texts, int64_t i) noexcept
+
+cdef enum:
+    QUEUES_AT_HAND = 16     # of one topic, whose numbers are found without their names
 
 
 @cython.final
@@ -201,6 +211,93 @@ cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
     return 0
 
 
+cdef const int64_t[::1] _plain_queue_ids(dict numbers, Py_ssize_t count):
+    """The queue ids where these are all the numbers that rows have, and each is one; None otherwise."""
+    cdef const int64_t[::1] queue_ids
+    cdef Py_ssize_t i
+    cdef int64_t all_bits = 0
+    if len(numbers) != 1 or "queue_id" not in numbers:
+        return None
+    queue_ids = numbers["queue_id"]
+    if queue_ids.shape[0] != count:
+        return None
+    for i in range(count):
+        all_bits |= queue_ids[i]
+    return queue_ids if 0 <= all_bits <= 0x7FFFFFFF else None
+
+
+cdef int64_t set_plain_rows(PutRow *rows, PutRules rules, Py_ssize_t count, TextColumn topic, TextColumn body,
+                            const rmq_texts *all_texts, dict numbers) except -1:
+    """Rows of columns where texts have the properties; the bytes of their records. Raises with .row."""
+    cdef PutRow first       # of a topic: what its rows share, and their size without body and properties
+    cdef PutRow *row
+    cdef Py_ssize_t i
+    cdef int64_t size, properties_size, units = 0, records_size = 0
+    cdef int64_t body_limit = min(rules.max_message_size, <int64_t>0x7FFFFFFF)
+    # Of its own: a compiler must take every byte stored for one that may be a field of an object.
+    cdef int64_t record_limit = rules.max_record_size
+    cdef const int64_t *body_starts = body.starts
+    cdef const uint8_t *bodies = body.first
+    cdef rmq_texts texts = all_texts[0]
+    cdef const int64_t[::1] queue_ids = _plain_queue_ids(numbers, count)
+    cdef bint has_topics = topic.count > 1, has_queues = queue_ids is not None
+    cdef bint has_numbers = len(numbers) > 0 and not has_queues
+    cdef bint may_miss = body.missing.shape[0] > 0, is_new, has_like = False
+    cdef int malformed
+    if has_numbers:
+        set_rows(rows, count, rules.store_host)
+        set_numbers(rows, count, numbers)
+    with nogil:
+        for i in range(count):
+            row = &rows[i]
+            is_new = i == 0
+            if is_new or has_topics:
+                row.topic = text_at(topic, i, &size)
+                if size <= 0 or size > L.TOPIC_SIZE_LIMIT:
+                    with gil:
+                        raise no_topic(i, size)
+                row.topic_size = <int32_t>size
+                is_new = i == 0 or not same_topic(row, &first)
+                if is_new:
+                    with gil:
+                        check_row_topic(i, row)
+                        set_row(&first, rules.store_host)
+                    first.topic, first.topic_size = row.topic, row.topic_size
+                    malformed = 0  # checked above
+                    units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
+                    settle(rules, i, &first, units, False, False)
+                    has_like = can_be_alike(&first)
+            if has_numbers:
+                row.topic, row.topic_size = first.topic, first.topic_size
+                row.is_v2, row.append_crc = first.is_v2, first.append_crc
+                row.properties_size = first.properties_size
+                row.sys_flag = row.sys_flag & ~HOST_FLAGS | first.sys_flag
+                if row.sys_flag & REFUSED_FLAGS or row.queue_id < 0:
+                    with gil:
+                        refuse_numbers(i, row)
+            elif is_new or not has_like:
+                row[0] = first
+            else:
+                set_alike(row)
+                row.properties, row.properties_size = NULL, first.properties_size
+                row.queue_id = first.queue_id
+            row.body = bodies + body_starts[i]
+            size = -1 if may_miss and body.missing[i] else body_starts[i + 1] - body_starts[i]
+            properties_size = rmq_texts_size(&texts, i)
+            if size < 0 or size > body_limit or first.size + size + properties_size > record_limit or \
+                    properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT:
+                if not has_numbers:
+                    row[0] = first
+                refuse_large(rules, i, row, size, properties_size, units)
+            if has_queues:
+                row.queue_id = <int32_t>queue_ids[i]
+            row.body_size = <int32_t>size
+            row.properties_size += <int32_t>properties_size
+            row.size = <int32_t>(first.size + size + properties_size)
+            records_size += row.size
+    return records_size
+
+
 cdef void _stand_alone(PutRow *rows, Py_ssize_t i) noexcept:
     """Give row i what it has in common with the row before."""
     cdef PutRow row
@@ -216,21 +313,24 @@ cdef void _stand_alone(PutRow *rows, Py_ssize_t i) noexcept:
 
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1:
     """Number the queues of rows [start, stop), one_queue: that of the first. It stands alone from here on."""
-    cdef int32_t i
+    cdef int32_t i, at
+    cdef int32_t ids[QUEUES_AT_HAND]        # of the topic of `head`, each at its last bits; -1: none
+    cdef int32_t numbers[QUEUES_AT_HAND]
     cdef PutRow *row
-    cdef PutRow *before = NULL
+    cdef const PutRow *head = NULL
     if start < stop:
         _stand_alone(rows, start)
     for i in range(start, min(start + 1, stop) if one_queue else stop):
         row = &rows[i]
-        if row.is_alike:
-            continue
-        if before != NULL and row.topic == before.topic and row.topic_size == before.topic_size and \
-                row.queue_id == before.queue_id:
-            row.queue = before.queue
-        else:
-            row.queue = queue_of(row, queues)
-        before = row
+        if not row.is_alike:
+            if head == NULL or row.topic != head.topic or row.topic_size != head.topic_size:
+                memset(ids, -1, sizeof(ids))
+            head = row
+        at = row.queue_id % QUEUES_AT_HAND
+        if ids[at] != row.queue_id:
+            numbers[at] = queue_of(head, row.queue_id, queues)
+            ids[at] = row.queue_id
+        row.queue = numbers[at]
     return 0
 
 
@@ -258,7 +358,7 @@ cdef tuple results_of(const PutRow *rows, Py_ssize_t count):
             if head == NULL or row.store_host != head.store_host:
                 host = (<const char *>row.store_host)[:row.store_host_size]
             head = row
-        ids[i] = head.queue_id
+        ids[i] = row.queue_id
         topics[i] = topic
         stored_hosts[i] = host
     return phy_offset, queue_offset, size, queue_id, topics, stored_hosts

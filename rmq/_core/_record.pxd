@@ -84,18 +84,18 @@ cdef struct PutRow:
     int32_t body_size
     int32_t properties_size
     int32_t size                # whole record
+    int32_t queue_id
+    int32_t queue               # number in a QueueTable
     uint8_t is_alike            # what follows is not filled: it is that of the row before
     uint8_t is_v2
     uint8_t append_crc          # properties_size counts the 20 bytes of the CRC property
     uint8_t separate_crc        # ... and one 0x02 before it
-    int32_t queue               # number in a QueueTable
     int32_t topic_size
     const uint8_t *topic
     const uint8_t *born_host
     const uint8_t *store_host
     int64_t born_timestamp
     int64_t prepared_transaction_offset
-    int32_t queue_id
     int32_t flag
     int32_t sys_flag            # address-family bits set
     int32_t reconsume_times
