@@ -3,13 +3,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calls import CALLS, KEY, by_compiled, by_python, call_of_python
 from compiled import compiled
-from ratios import CPU, MEMORY, Goal, Measure, Peer
+from ratios import CPU, MEMORY, Call, Goal, Measure, Peer
+
+import rmq
+
+MESSAGES = 50_000
+BODY = bytes(100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """What Python makes of the fields that most messages have: nothing is checked, nothing encoded."""
+
+    topic: str
+    body: bytes
+    keys: str
+    tags: str | None = None
+    queue_id: int = 0
 
 
 @CPU
@@ -21,3 +39,18 @@ def test_empty_call(measure: Measure, tmp_path: Path) -> None:
     assert empty.call(KEY, 1, 2) is call_of_python(KEY, 1, 2) is None
     measure(CALLS, MEMORY, lambda: lambda: by_compiled(empty),
             Peer("Python function", lambda: by_python, (Goal("P1", 1.25),)))  # fmt: skip
+
+
+@CPU
+def test_message_made(measure: Measure) -> None:
+    """With keys and tags, checked and its properties encoded."""
+    keys = [f"key{number:029}" for number in range(MESSAGES)]
+
+    def made(kind: Any) -> Call:
+        def run() -> None:
+            for key in keys:
+                kind("Orders", BODY, keys=key, tags="paid")
+
+        return run
+
+    measure(MESSAGES, MEMORY, lambda: made(rmq.Message), Peer("frozen dataclass", lambda: made(Frozen)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from typing import Any
 
@@ -269,6 +270,55 @@ def test_a_number_of_a_message_is_an_int(name: str, value: Any) -> None:
 
 
 # ---- messages --------------------------------------------------------------------------------------------
+
+
+class Shown(str):
+    """A text that says something else wherever it can."""
+
+    __slots__ = ()
+
+    def encode(self, *_: str) -> bytes:
+        return b"shown"
+
+    def __format__(self, _: str) -> str:
+        return "shown"
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+class Named(enum.StrEnum):
+    TAG = "paid"
+
+
+@pytest.mark.parametrize("text", [Shown("paid"), Named.TAG, np.str_("paid")], ids=lambda text: type(text).__name__)
+def test_a_subclass_of_str_is_the_text_that_it_holds(text: str) -> None:
+    message = rmq.Message("T", b"", keys=[text, "k"], tags=text, uniq_key=text, properties={text: text, "a": text})
+    raw = b"KEYS\1paid k\2UNIQ_KEY\1paid\2TAGS\1paid\2paid\1paid\2a\1paid\2"
+    batch, plain = put_batch(), put_batch()
+    batch.load([message])
+    plain.load([rmq.Message("T", b"", raw_properties=raw)])
+    assert encoded(batch, QueueTable()) == encoded(plain, QueueTable())
+
+
+@pytest.mark.parametrize(("said", "raw"), [
+    ({"KEYS": "a b"}, b""), ({"KEYS": " a  b "}, b""), ({"UNIQ_KEY": "u"}, b""), ({"TAGS": "\u00fc"}, b""),
+    ({"keys": "x", "KEYS": "a b", "TAG": "", "TAGSS": "y"}, b"keys\1x\2TAG\1\2TAGSS\1y\2"),
+    ({"KEYS": "b a"}, None), ({"KEYS": "a"}, None), ({"KEYS": ""}, None), ({"UNIQ_KEY": "U"}, None),
+    ({"UNIQ_KEY": ""}, None), ({"TAGS": "u"}, None), ({"TAGS": "\u00fc "}, None),
+])  # fmt: skip
+def test_properties_may_repeat_what_an_argument_says(said: dict[str, str], raw: bytes | None) -> None:
+    """raw: what they add to the stored properties, None: refused."""
+    arguments: dict[str, Any] = {"keys": ("a", "b"), "uniq_key": "u", "tags": "\u00fc"}
+    if raw is None:
+        with pytest.raises(rmq.IllegalMessageError, match=r"properties\[.* contradicts the argument of that name"):
+            rmq.Message("T", b"", properties=said, **arguments)
+        return
+    batch, plain = put_batch(), put_batch()
+    batch.load([rmq.Message("T", b"", properties=said, **arguments)])
+    own = "KEYS\1a b\2UNIQ_KEY\1u\2TAGS\1\u00fc\2".encode()
+    plain.load([rmq.Message("T", b"", raw_properties=own + raw)])
+    assert encoded(batch, QueueTable()) == encoded(plain, QueueTable())
 
 
 def test_a_message_is_made_once() -> None:

@@ -4,10 +4,12 @@
 Source: RocketMQ MessageExtEncoder#encode, MessageDecoder#messageProperties2String, HookUtils#checkBeforePutMessage.
 """
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.number cimport PyNumber_Index
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy, strlen
 
 cimport rmq._core._layout as L
 from rmq._core._javahash cimport rmq_utf16_units
@@ -161,14 +163,73 @@ def without_property(bytes properties not None, bytes name not None):
     return b"\2".join(kept)
 
 
-cdef bytes _piece(object text, str name, bint is_key=False):
-    """UTF-8 of a property name or value that does not break the property string."""
-    cdef bytes data = _utf8(text, name)
-    if b"\1" in data or b"\2" in data:
-        raise IllegalMessageError(f"{name} {text!r} holds 0x01 or 0x02, which end names and values")
-    if is_key and (not data or b" " in data):
+cdef const char *_piece(object text, str name, Py_ssize_t *size, object item=None, bint is_key=False) except NULL:
+    """UTF-8 of a property name or value that does not break the property string; the text keeps it. `item`: whose value
+    among the properties it is, for the error."""
+    cdef const char *data
+    cdef Py_ssize_t i
+    cdef bint has_ends = False, has_space = False
+    try:
+        data = PyUnicode_AsUTF8AndSize(text, size)
+    except (TypeError, UnicodeEncodeError):
+        _utf8(text, _named(name, item))     # raises
+        raise
+    for i in range(size[0]):
+        has_ends |= data[i] == 1 or data[i] == 2
+        has_space |= data[i] == 32
+    if has_ends:
+        raise IllegalMessageError(f"{_named(name, item)} {text!r} holds 0x01 or 0x02, which end names and values")
+    if is_key and (size[0] == 0 or has_space):
         raise IllegalMessageError(f"{name} {text!r} is empty or holds a space, which separates keys")
     return data
+
+
+cdef str _named(str name, object item):
+    return f"properties[{item!r}]" if name == "properties" else name
+
+
+cdef inline char *_put(char *at, const char *data, Py_ssize_t size) noexcept:
+    memcpy(at, data, size)
+    return at + size
+
+
+cdef inline char *_put_item(char *at, const char *name, Py_ssize_t name_size, object value) except NULL:
+    """REQUIRES: a text that _piece has looked at."""
+    cdef Py_ssize_t size
+    cdef const char *data = PyUnicode_AsUTF8AndSize(value, &size)
+    return _put(_put(_put(_put(at, name, name_size), "\1", 1), data, size), "\2", 1)
+
+
+cdef bytes _items_of(tuple keys, object uniq_key, object tags):
+    """KEYS, UNIQ_KEY and TAGS, those that are given, of a property string."""
+    cdef Py_ssize_t part, size = 0
+    cdef const char *data
+    cdef char *at
+    cdef bytes items
+    for key in keys:
+        _piece(key, "keys", &part, None, True)
+        size += part + 1                    # the space or the 0x02 behind it
+    if keys:
+        size += strlen("KEYS") + 1
+    if uniq_key is not None:
+        _piece(uniq_key, "uniq_key", &part)
+        size += strlen("UNIQ_KEY") + 1 + part + 1
+    if tags is not None:
+        _piece(tags, "tags", &part)
+        size += strlen("TAGS") + 1 + part + 1
+    items = PyBytes_FromStringAndSize(NULL, size)
+    at = PyBytes_AS_STRING(items)
+    if keys:
+        at = _put(at, "KEYS\1", strlen("KEYS") + 1)
+        for key in keys:
+            data = PyUnicode_AsUTF8AndSize(key, &part)
+            at = _put(_put(at, data, part), " ", 1)
+        at = _put(at - 1, "\2", 1)
+    if uniq_key is not None:
+        at = _put_item(at, "UNIQ_KEY", strlen("UNIQ_KEY"), uniq_key)
+    if tags is not None:
+        at = _put_item(at, "TAGS", strlen("TAGS"), tags)
+    return items
 
 
 cdef bytes _bytes_of(object value, str name):
@@ -187,6 +248,12 @@ cdef bytes _bytes_of(object value, str name):
 
 
 cdef int64_t _int(object value, str name, int64_t low, int64_t high) except? -1:
+    cdef int overflow = 0
+    cdef int64_t plain
+    if type(value) is int:
+        plain = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if not overflow and low <= plain <= high:
+            return plain
     number = _index(value, name, "int")
     if not low <= number <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {number}")
@@ -269,14 +336,15 @@ raw_properties=None)\n--\n\n\
         self._store_host = b"" if store_host is None else parse_host(store_host, "store_host")
         self.born_host = born_host
         self.store_host = store_host
-        if not isinstance(keys, str) and (not isinstance(keys, Iterable) or isinstance(keys, bytes)):
+        # What an ABC says of other types takes longer than all the rest.
+        if not isinstance(keys, (str, tuple, list)) and (not isinstance(keys, Iterable) or isinstance(keys, bytes)):
             raise TypeError(f"keys must be str or an iterable of str, got {type(keys).__name__}")
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self.tags = tags
         self.uniq_key = uniq_key
-        if properties is not None and not isinstance(properties, Mapping):
+        if properties is not None and not isinstance(properties, (dict, Mapping)):
             raise TypeError(f"properties must be a mapping, got {type(properties).__name__}")
-        self._properties = dict(properties) if properties is not None else {}
+        self._properties = (dict(properties) or None) if properties is not None else None
         if raw_properties is not None:
             if self.keys or tags is not None or uniq_key is not None or self._properties:
                 raise ValueError("raw_properties excludes keys, tags, uniq_key and properties")
@@ -287,45 +355,60 @@ raw_properties=None)\n--\n\n\
         if len(self._encoded) > L.PROPERTIES_SIZE_LIMIT:
             raise IllegalMessageError(f"properties have {len(self._encoded)} bytes, more than "
                                       f"{L.PROPERTIES_SIZE_LIMIT}")
-        why = refusal(<const uint8_t *><const char *>self._topic, len(self._topic),
-                      <const uint8_t *><const char *>self._encoded, len(self._encoded))
-        if why != NULL:
-            raise IllegalMessageError((<bytes>why).decode())
-        self._wait = waits(<const uint8_t *><const char *>self._encoded, len(self._encoded))
+        self._wait = True
+        if raw_properties is not None or self._properties is not None:  # keys, uniq_key and tags tell neither
+            why = refusal(<const uint8_t *><const char *>self._topic, len(self._topic),
+                          <const uint8_t *><const char *>self._encoded, len(self._encoded))
+            if why != NULL:
+                raise IllegalMessageError((<bytes>why).decode())
+            self._wait = waits(<const uint8_t *><const char *>self._encoded, len(self._encoded))
         self._is_plain = self.born_timestamp is None and self.raw_properties is None and not (
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded)) or
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded) - 1))
         self._header = _header_of(self, topic_number)
         self.topic = topic
 
-    def _encode_properties(self):
-        cdef list parts = []
-        cdef dict own = {}
-        if self.keys:
-            own["KEYS"] = b" ".join([_piece(key, "keys", True) for key in self.keys])
-        if self.uniq_key is not None:
-            own["UNIQ_KEY"] = _piece(self.uniq_key, "uniq_key")
-        if self.tags is not None:
-            own["TAGS"] = _piece(self.tags, "tags")
-        for name, value in own.items():
-            parts.append(b"%s\1%s\2" % (name.encode(), value))
+    cdef bytes _encode_properties(self):
+        cdef bytes items = _items_of(self.keys, self.uniq_key, self.tags), encoded
+        cdef Py_ssize_t part, name_size, size = len(items)
+        cdef const char *data
+        cdef char *at
+        if self._properties is None:
+            return items
         for name, value in self._properties.items():
-            data = _piece(value, f"properties[{name!r}]")
-            if name in own:
-                if data != own[name] and (name != "KEYS" or list(filter(None, data.split(b" "))) !=
-                                          own[name].split(b" ")):
-                    raise IllegalMessageError(f"properties[{name!r}] contradicts the argument of that name")
-                continue
-            name = _piece(name, "properties name")
-            if not name:
+            _piece(value, "properties", &part, name)
+            data = _piece(name, "properties name", &name_size)
+            if name_size == 0:
                 raise IllegalMessageError("properties hold an empty name")
-            parts.append(b"%s\1%s\2" % (name, data))
-        return b"".join(parts)
+            if not self._has_said(data, name_size, name, value):
+                size += name_size + 1 + part + 1
+        encoded = PyBytes_FromStringAndSize(NULL, size)
+        at = _put(PyBytes_AS_STRING(encoded), PyBytes_AS_STRING(items), len(items))
+        for name, value in self._properties.items():
+            data = PyUnicode_AsUTF8AndSize(name, &part)
+            if not self._has_said(data, part, name, value):
+                at = _put_item(at, data, part, value)
+        return encoded
+
+    cdef bint _has_said(self, const char *data, Py_ssize_t size, object name, object value) except -1:
+        """Whether a property is that of keys, uniq_key or tags; IllegalMessageError with another value."""
+        cdef bint is_same
+        if size == 4 and memcmp(data, "KEYS", 4) == 0 and self.keys:
+            is_same = list(filter(None, value.split(" "))) == list(self.keys)
+        elif size == 8 and memcmp(data, "UNIQ_KEY", 8) == 0 and self.uniq_key is not None:
+            is_same = value == self.uniq_key
+        elif size == 4 and memcmp(data, "TAGS", 4) == 0 and self.tags is not None:
+            is_same = value == self.tags
+        else:
+            return False
+        if not is_same:
+            raise IllegalMessageError(f"properties[{name!r}] contradicts the argument of that name")
+        return True
 
     @property
     def properties(self):
         """The properties as given, a copy."""
-        return dict(self._properties)
+        return dict(self._properties or {})
 
     @property
     def is_delayed(self):
