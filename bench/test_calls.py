@@ -54,3 +54,21 @@ def test_message_made(measure: Measure) -> None:
         return run
 
     measure(MESSAGES, MEMORY, lambda: made(rmq.Message), Peer("frozen dataclass", lambda: made(Frozen)))
+
+
+@CPU
+def test_results_gone_through(measure: Measure, tmp_path: Path) -> None:
+    """Those of a put_many, each a PutResult. The peer makes a named tuple of each row of the columns."""
+    with rmq.open(tmp_path / "store", "x") as store:
+        results = store.put_many([rmq.Message("Orders", BODY)] * MESSAGES)
+    columns = [getattr(results, name).tolist() for name in rmq.PutResult._fields]
+
+    def of_columns() -> None:
+        for row in zip(*columns, strict=True):
+            rmq.PutResult._make(row)
+
+    def ours() -> None:
+        for _ in results:
+            pass
+
+    measure(MESSAGES, MEMORY, lambda: ours, Peer("named tuples of lists", lambda: of_columns))

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from rmq._core import _layout as L
 from rmq._core._message import format_host
+from rmq._core._putter import put_results
 from rmq._core._record import body_crc, parse_properties
 from rmq._core._storedfields import StoredFields
 from rmq.errors import CorruptFileError
 
+RESULTS_AT_ONCE = 1024  # made for who goes through them
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
 SOME_SEGMENT = "commitlog"  # the path of an error whose offset is a phy offset: the files are not known where it arises
@@ -75,8 +77,7 @@ class PutResults(Sequence[PutResult]):
 
     @property
     def offset_msg_id(self) -> npt.NDArray[np.object_]:
-        places = zip(self._hosts, self.phy_offset, strict=True)
-        return np.array([format_offset_msg_id(host, int(phy)) for host, phy in places], dtype=object)
+        return np.array([result.offset_msg_id for result in self], dtype=object)
 
     def __len__(self) -> int:
         return len(self.phy_offset)
@@ -87,16 +88,21 @@ class PutResults(Sequence[PutResult]):
     def __getitem__(self, i: slice) -> list[PutResult]: ...
     def __getitem__(self, i: int | slice) -> PutResult | list[PutResult]:
         if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
+            first, stop, step = i.indices(len(self))
+            return self._rows(first, max(first, stop)) if step == 1 else [self[k] for k in range(first, stop, step)]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
-        phy_offset = int(self.phy_offset[i])
-        return PutResult(self._topics[i], int(self.queue_id[i]), int(self.queue_offset[i]), phy_offset,
-                         int(self.size[i]), int(self.store_timestamp[i]),
-                         format_offset_msg_id(self._hosts[i], phy_offset))  # fmt: skip
+        row = i if i >= 0 else i + len(self)
+        return self._rows(row, row + 1)[0]
 
     def __iter__(self) -> Iterator[PutResult]:
-        return (self[i] for i in range(len(self)))
+        firsts = range(0, len(self), RESULTS_AT_ONCE)
+        return chain.from_iterable(self[first : first + RESULTS_AT_ONCE] for first in firsts)
+
+    def _rows(self, first: int, stop: int) -> list[PutResult]:
+        return put_results(first, stop, kind=PutResult, topics=self._topics, hosts=self._hosts, queue_id=self.queue_id,
+                           queue_offset=self.queue_offset, phy_offset=self.phy_offset, size=self.size,
+                           store_timestamp=self.store_timestamp)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<PutResults of {len(self)} messages>"

@@ -14,7 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oracle
+import pyarrow as pa
 import pytest
 from conftest import copy_store
 from forks import error_in_child
@@ -29,6 +31,7 @@ from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.columns import put_rules
 from rmq.flushing import DISPATCH_BEHIND
+from rmq.message import RESULTS_AT_ONCE
 
 NOW = 1_700_000_000_000
 SEGMENT = 2 * 1024 * 1024
@@ -438,3 +441,20 @@ def test_what_a_putter_is_made_of_is_checked() -> None:
             Putter(**parts | {name: value})
     with pytest.raises(ValueError, match="for one message"):
         put_result(parts["batch"], NOW, kind=rmq.PutResult, message=rmq.Message("T", b""))
+
+
+def test_results_are_a_sequence_of_put_results(tmp_path: Path) -> None:
+    count = 2 * RESULTS_AT_ONCE + 3
+    table = pa.table({"body": [b""] * count, "queue_id": pa.array([row % 7 for row in range(count)], pa.int32())})
+    with rmq.open(tmp_path / "s", "a") as store:
+        results = store.put_many(table, topic="C")
+    listed = list(results)
+    assert [result.queue_id for result in listed] == [row % 7 for row in range(count)]
+    assert [result.queue_offset for result in listed] == [row // 7 for row in range(count)]
+    assert {tuple(map(type, result)) for result in listed} == {(str, int, int, int, int, int, str)}
+    assert {type(result) for result in listed} == {rmq.PutResult}
+    for part in (slice(None), slice(3, 3), slice(9, 2), slice(-5, None), slice(None, None, -1), slice(1000, 1030, 7),
+                 slice(5, 10**9)):  # fmt: skip
+        assert results[part] == listed[part]
+    assert (results[np.int64(-1)], results.index(listed[1500])) == (listed[-1], 1500)
+    assert list(reversed(results)) == listed[::-1]

@@ -2,6 +2,9 @@
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar, final
 
+import numpy as np
+import numpy.typing as npt
+
 from rmq._core._logtail import LogTail
 from rmq._core._message import Message
 from rmq._core._ownedlock import OwnedLock
@@ -30,3 +33,16 @@ class Putter(Generic[_Result]):
     def close(self) -> None: ...
 
 def put_result(batch: PutBatch, store_timestamp: int, *, kind: type[_Result], message: Message) -> _Result: ...
+def put_results(
+    first: int,
+    stop: int,
+    *,
+    kind: type[_Result],
+    topics: list[str],
+    hosts: list[bytes],
+    queue_id: npt.NDArray[np.int32],
+    queue_offset: npt.NDArray[np.int64],
+    phy_offset: npt.NDArray[np.int64],
+    size: npt.NDArray[np.int32],
+    store_timestamp: npt.NDArray[np.int64],
+) -> list[_Result]: ...

@@ -4,7 +4,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cimport rmq._core._layout as L
 from rmq._core._bytes cimport store_i64
@@ -61,18 +61,25 @@ cdef inline void _set(tuple items, Py_ssize_t i, object item) noexcept:
     PyTuple_SET_ITEM(items, i, item)
 
 
-cdef tuple _result(type kind, str topic, const PutRow *row, object store_timestamp):
-    cdef object queue_id = row.queue_id, queue_offset = row.queue_offset, phy_offset = row.phy_offset, size = row.size
-    cdef str msg_id = _msg_id(row.store_host, row.store_host_size, row.phy_offset)
+cdef tuple _tuple(type kind, str topic, object queue_id, object queue_offset, int64_t phy_offset, object size,
+                  object store_timestamp, const uint8_t *host, int host_size):
+    """PutResult's fields as a tuple of that kind."""
+    cdef object place = phy_offset
+    cdef str msg_id = _msg_id(host, host_size, phy_offset)
     cdef tuple items = rmq_new_tuple(kind, 7)
     _set(items, 0, topic)
     _set(items, 1, queue_id)
     _set(items, 2, queue_offset)
-    _set(items, 3, phy_offset)
+    _set(items, 3, place)
     _set(items, 4, size)
     _set(items, 5, store_timestamp)
     _set(items, 6, msg_id)
     return items
+
+
+cdef tuple _result(type kind, str topic, const PutRow *row, object store_timestamp):
+    return _tuple(kind, topic, row.queue_id, row.queue_offset, row.phy_offset, row.size, store_timestamp,
+                  row.store_host, row.store_host_size)
 
 
 def put_result(PutBatch batch not None, store_timestamp, *, type kind not None, Message message not None):
@@ -80,6 +87,23 @@ def put_result(PutBatch batch not None, store_timestamp, *, type kind not None, 
     if batch.count != 1 or not issubclass(kind, tuple):
         raise ValueError("a result is a tuple, for one message")
     return _result(kind, message.topic, &batch.rows[0], store_timestamp)
+
+
+def put_results(Py_ssize_t first, Py_ssize_t stop, *, type kind not None, list topics not None, list hosts not None,
+                const int32_t[::1] queue_id, const int64_t[::1] queue_offset, const int64_t[::1] phy_offset,
+                const int32_t[::1] size, const int64_t[::1] store_timestamp):
+    """Rows [first, stop) of PutResults' columns as a list of PutResult."""
+    cdef Py_ssize_t i, count = min(len(topics), len(hosts), queue_id.shape[0], queue_offset.shape[0],
+                                   phy_offset.shape[0], size.shape[0], store_timestamp.shape[0])
+    cdef list results = []
+    cdef bytes host
+    if not 0 <= first <= stop <= count or not issubclass(kind, tuple):
+        raise ValueError(f"rows {first} to {stop} of {count}, each a tuple")
+    for i in range(first, stop):
+        host = hosts[i]
+        results.append(_tuple(kind, topics[i], queue_id[i], queue_offset[i], phy_offset[i], size[i],
+                              store_timestamp[i], <const uint8_t *><const char *>host, <int>len(host)))
+    return results
 
 
 @cython.final
