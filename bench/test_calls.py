@@ -16,6 +16,7 @@ from ratios import CPU, MEMORY, Call, Goal, Measure, Peer
 import rmq
 
 MESSAGES = 50_000
+READ = 10_000
 BODY = bytes(100)
 
 
@@ -43,17 +44,29 @@ def test_empty_call(measure: Measure, tmp_path: Path) -> None:
 
 @CPU
 def test_message_made(measure: Measure) -> None:
-    """With keys and tags, checked and its properties encoded."""
+    """With keys and tags, checked and its properties encoded, and kept: Python's collector passes over a Message."""
     keys = [f"key{number:029}" for number in range(MESSAGES)]
 
     def made(kind: Any) -> Call:
-        def run() -> None:
-            for key in keys:
-                kind("Orders", BODY, keys=key, tags="paid")
-
-        return run
+        return lambda: [kind("Orders", BODY, keys=key, tags="paid") for key in keys]
 
     measure(MESSAGES, MEMORY, lambda: made(rmq.Message), Peer("frozen dataclass", lambda: made(Frozen)))
+
+
+@CPU
+def test_stored_message_read(measure: Measure, tmp_path: Path) -> None:
+    """Keys, tags and body of what a pull gave. The peer looks its properties up in a dict that parses them."""
+    with rmq.open(tmp_path / "store", "x") as store:
+        store.put_many([rmq.Message("Orders", BODY, keys=f"key{number}", tags="paid") for number in range(READ)])
+        messages = store.pull("Orders", limit=READ).messages
+
+    def of_dict() -> list[object]:
+        found = [(message.properties, message.body) for message in messages]
+        return [(tuple(properties["KEYS"].split(" ")), properties["TAGS"], body) for properties, body in found]
+
+    assert len(messages) == READ
+    measure(READ, MEMORY, lambda: lambda: [(message.keys, message.tags, message.body) for message in messages],
+            Peer("properties as a dict", lambda: of_dict))  # fmt: skip
 
 
 @CPU

@@ -135,28 +135,15 @@ class StoredMessage(StoredFields):
     @property
     def properties(self) -> dict[str, str]:
         """A copy; later duplicates win, malformed items are left out."""
-        return dict(self._parsed())
-
-    def _parsed(self) -> dict[str, str]:
         if self._properties is None:
             self._properties = parse_properties(self.raw_properties)
-        return self._properties
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(key for key in self._parsed().get("KEYS", "").split(" ") if key)
-
-    @property
-    def tags(self) -> str | None:
-        return self._parsed().get("TAGS")
-
-    @property
-    def uniq_key(self) -> str | None:
-        return self._parsed().get("UNIQ_KEY")
+        return dict(self._properties)
 
     @property
     def body(self) -> bytes:
         """The body, decompressed. Raises CorruptFileError when it does not decompress within 64 MiB."""
+        if not self.sys_flag & L.SYS_FLAG_COMPRESSED:
+            return self.raw_body
         if self._body is None:
             try:
                 self._body = plain_body(self.raw_body, self.sys_flag, self.phy_offset)

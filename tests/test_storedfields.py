@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
+import random
 import sys
 from typing import Any
 
@@ -14,6 +16,7 @@ import oracle
 import pytest
 
 import rmq
+from rmq._core._record import parse_properties
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import StoredFields, are_of_queue, has_compressed, stored, stored_at
 
@@ -64,6 +67,31 @@ def test_each_number_is_the_one_on_disk() -> None:
     for name in NUMBERS:
         assert getattr(message, name) == numbers.get(name, getattr(message, name)), name
     assert (message.phy_offset, message.body_crc) == (BASE, oracle.body_crc(b"b"))
+
+
+PIECES = (b"KEYS\1", b"TAGS\1", b"UNIQ_KEY\1", b"K", b"KEYSX\1", b"tags\1", b"", b"\1", b"\2", b"\2", b"\2", b" ", b"a",
+          b"a b", b"\xff", "\u00fc\U0001f600".encode(), b"\xed\xa0\x80", b"\0")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_tags_and_uniq_key_are_those_of_the_parsed_properties(seed: int) -> None:
+    """Of properties that repeat names, lack ends and are not UTF-8."""
+    source = random.Random(seed)
+    rows = [{"raw_properties": b"".join(source.choices(PIECES, k=source.randrange(20)))} for _ in range(200)]
+    found = 0
+    for message in stored(scanned(*rows), rmq.StoredMessage):
+        parsed = parse_properties(message.raw_properties)
+        assert message.keys == tuple(key for key in parsed.get("KEYS", "").split(" ") if key)
+        assert (message.tags, message.uniq_key) == (parsed.get("TAGS"), parsed.get("UNIQ_KEY"))
+        assert message.properties == parsed == message.properties
+        found += len(message.keys) + (message.tags is not None)
+    assert found > 20
+
+
+def test_the_collector_passes_over_messages() -> None:
+    messages = [*stored(scanned({}, {}), rmq.StoredMessage), stored_at(scanned({}), 0, rmq.StoredMessage),
+                rmq.Message("T", b"", keys="k", properties={"a": "b"})]  # fmt: skip
+    assert [gc.is_tracked(message) for message in messages] == [False] * 4
 
 
 def test_no_rows_are_no_objects() -> None:

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 
 @cython.final
+@cython.no_gc       # what it holds leads back to it only where somebody hangs it on a str of his own class
 cdef class Message:
     cdef:
         # What a put reads of each message that has the header of the one before comes first, in one cache line.
@@ -12,13 +13,13 @@ cdef class Message:
         bytes _encoded                      # property string, every item ended by 0x02
         int64_t _header                     # the same number: the same header, and _is_plain; 0: look at the fields
         readonly int32_t queue_id
+        int32_t _topic_units                # UTF-16 units
         readonly str topic
         bytes _topic                        # UTF-8, one object for messages of one topic that follow each other
         bytes _born_host                    # 8 or 20 bytes, empty: the store's default
         bytes _store_host
         readonly object raw_properties      # bytes or None
         readonly object born_timestamp      # int ms or None
-        int32_t _topic_units                # UTF-16 units
         bint _wait                          # property WAIT, by which SYNC_FLUSH waits
         bint _is_begun                      # __init__ was called, which is done once
         bint _is_plain                      # born when stored, its properties not raw and without a record's CRC
@@ -44,7 +45,7 @@ cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t
 cdef inline bint shares_header(Message message, Message before) noexcept:
     """Whether both have one header but for the queue id, and properties that nobody wrote by hand: those end with 0x02,
     no CRC before it."""
-    if message._header or before._header:
+    if message._header and before._header:
         return message._header == before._header
     return message._topic is before._topic and message.flag == before.flag and \
         message.sys_flag == before.sys_flag and \

@@ -293,6 +293,7 @@ cdef const char *refusal(const uint8_t *topic, int64_t topic_size, const uint8_t
 
 
 @cython.final
+@cython.no_gc
 cdef class Message:
     """Message(topic, body, *, keys=(), tags=None, properties=None, queue_id=0, flag=0, sys_flag=0, uniq_key=None, \
 born_timestamp=None, born_host=None, store_host=None, reconsume_times=0, prepared_transaction_offset=0, \

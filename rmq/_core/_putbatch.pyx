@@ -25,6 +25,7 @@ from rmq._core._record cimport CRC_NAME, SECTOR_SIZE, PutRow, encode_record, rmq
 from rmq._core._textcolumn cimport TextColumn, find_texts, text_at
 
 cdef extern from "append.h" nogil:
+    int RMQ_LINE
     void rmq_prefetch(const void *p) noexcept
     void rmq_prefetch_text(const uint8_t *p, int64_t n) noexcept
 
@@ -36,7 +37,7 @@ cdef extern from "Python.h":
 from rmq._core._message import without_property
 from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
 
-cdef Py_ssize_t TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
+cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef Py_ssize_t MOST_KEPT = 65536    # rows whose room stays for the next batch
 cdef int64_t SHORT_WRITE = 16384     # bytes: to let other threads run costs more than writing them
 
@@ -90,6 +91,7 @@ cdef class PutBatch:
         self._reserve(count)
         self._one_queue = True
         while i < count:
+            _ask_fields(messages, i, True)
             _ask_texts(messages, i)
             self._take(i, messages[i], batch)
             first = i + 1
@@ -180,9 +182,11 @@ cdef class PutBatch:
         cdef int64_t body_most = min(self.rules.max_message_size, <int64_t>0x7FFFFFFF)
         cdef int64_t record_most = self.rules.max_record_size, records_size = 0
         cdef int32_t queue_id = head.queue_id, differ = 0
+        cdef bint by_fields = (<Message>like)._header == 0
         if not can_be_alike(head) or self.rules.append_crc or self.rules.drop_last_separator:
             return i
         while i < count:
+            _ask_fields(messages, i, by_fields)
             _ask_texts(messages, i)
             item = PyList_GET_ITEM(messages, i)
             if type(<object>item) is not Message or not shares_header(<Message>item, <Message>like):
@@ -428,8 +432,19 @@ cdef class PutBatch:
         self.forget()
 
 
+cdef inline void _ask_fields(list messages, Py_ssize_t i, bint all_fields) noexcept:
+    """Ask memory for the fields of a later message: those that a run looks at, or all that _take does. The copy of a
+    list brought its first line."""
+    cdef const char *item
+    if i + MESSAGES_AHEAD < len(messages):
+        item = <const char *>PyList_GET_ITEM(messages, i + MESSAGES_AHEAD)
+        rmq_prefetch(item + RMQ_LINE)
+        if all_fields:
+            rmq_prefetch(item + 2 * RMQ_LINE)
+
+
 cdef inline void _ask_texts(list messages, Py_ssize_t i) noexcept:
-    """Ask memory for the sizes of a later message's texts. The message is in the cache: the list was copied before."""
+    """Ask memory for the sizes of a later message's texts."""
     cdef PyObject *item = PyList_GET_ITEM(messages, i + TEXTS_AHEAD) if i + TEXTS_AHEAD < len(messages) else NULL
     if item != NULL and type(<object>item) is Message:
         rmq_prefetch(<PyObject *>(<Message>item).body)

@@ -39,6 +39,7 @@ cdef extern from "numbers.h":
 cdef extern from "Python.h":
     str PyUnicode_New(Py_ssize_t size, Py_UCS4 most)
     void Py_INCREF(object item)
+    void PyObject_GC_UnTrack(PyObject *item) noexcept
     void PyTuple_SET_ITEM(object items, Py_ssize_t i, object item)  # takes a reference over
 
 if rmq_forks_install():
@@ -74,6 +75,7 @@ cdef tuple _tuple(type kind, str topic, object queue_id, object queue_offset, in
     _set(items, 4, size)
     _set(items, 5, store_timestamp)
     _set(items, 6, msg_id)
+    PyObject_GC_UnTrack(<PyObject *>items)  # texts and numbers lead nowhere: as tuples of them are, once collected
     return items
 
 

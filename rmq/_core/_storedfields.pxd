@@ -10,8 +10,8 @@ cdef class StoredFields:
         readonly bytes raw_properties
         readonly bytes _born_host           # as on disk: address, port
         readonly bytes _store_host
-        public object _body                 # what was derived from the fields, None: not asked for
-        public object _properties
+        public object _body                 # decompressed; None: not asked for, or never compressed
+        public object _properties           # as a dict; None: not asked for
         public object _segment              # (path, phy offset) of the file, for errors; or None
         readonly int64_t queue_offset
         readonly int64_t phy_offset
@@ -24,3 +24,4 @@ cdef class StoredFields:
         readonly int32_t sys_flag
         readonly int32_t reconsume_times
         readonly int32_t body_crc
+    cdef str _value_of(self, const char *name, Py_ssize_t name_size)

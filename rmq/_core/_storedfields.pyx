@@ -3,12 +3,15 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, strlen
 
 cimport rmq._core._layout as L
 from rmq._core._javahash cimport decode_utf8
-from rmq._core._record cimport RecordRow, born_host_of, store_host_of
+from rmq._core._record cimport Property, RecordRow, born_host_of, next_property, store_host_of
 from rmq._core._recordbatch cimport RecordBatch
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(PyObject *item) noexcept
 
 cdef tuple NO_ARGUMENTS = ()
 
@@ -27,6 +30,34 @@ cdef class StoredFields:
         return (self.topic, self.queue_id, self.queue_offset, self.phy_offset, self.size, self.flag, self.sys_flag,
                 self.born_timestamp, self._born_host, self.store_timestamp, self._store_host, self.reconsume_times,
                 self.prepared_transaction_offset, self.body_crc, self.raw_body, self.raw_properties)
+
+    @property
+    def keys(self):
+        """Those of property KEYS, in order."""
+        cdef str text = self._value_of("KEYS", strlen("KEYS"))
+        return () if text is None else tuple([key for key in text.split(" ") if key])
+
+    @property
+    def tags(self):
+        """Property TAGS; None: it has none."""
+        return self._value_of("TAGS", strlen("TAGS"))
+
+    @property
+    def uniq_key(self):
+        """Property UNIQ_KEY; None: it has none."""
+        return self._value_of("UNIQ_KEY", strlen("UNIQ_KEY"))
+
+    cdef str _value_of(self, const char *name, Py_ssize_t name_size):
+        """parse_properties(raw_properties).get(name)."""
+        cdef Py_ssize_t size = len(self.raw_properties)
+        cdef const uint8_t *cursor = <const uint8_t *>PyBytes_AS_STRING(self.raw_properties)
+        cdef const uint8_t *end = cursor + size
+        cdef Property item, found
+        found.value = NULL
+        while next_property(&cursor, end, False, &item):
+            if item.name_size == name_size and memcmp(item.name, name, <size_t>name_size) == 0:
+                found = item
+        return None if found.value == NULL else decode_utf8(found.value, found.value_size)
 
 
 cdef inline bytes _copy(const uint8_t *p, int64_t size):
@@ -64,6 +95,7 @@ cdef StoredFields _stored(type kind, const RecordRow *row, const RecordRow *row_
     made.prepared_transaction_offset = row.prepared_transaction_offset
     made.queue_id, made.flag, made.sys_flag = row.queue_id, row.flag, row.sys_flag
     made.reconsume_times, made.body_crc = row.reconsume_times, row.body_crc
+    PyObject_GC_UnTrack(<PyObject *>made)   # nothing that it holds leads back to it
     return made
 
 
