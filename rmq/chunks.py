@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq._core import _layout as L
-from rmq._core._message import Message, check_topic
+from rmq._core._message import Message, check_topic, next_messages
 from rmq._core._putbatch import PutBatch
 from rmq.columns import ColumnReader, check_queue_id
 from rmq.errors import IllegalMessageError, MessageTypeError
@@ -91,7 +91,7 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
     _check_iterable(messages, "Message or Arrow data")
     source = iter(messages)
     head = list(islice(source, 1))
-    items = chain(head, source)
+    items = chain(head, source) if head else iter(head)  # one that ended is not asked again
     if head and is_tabular(head[0]):
         return _table_chunks(items, topic, queue_id, columns)
     if head and not is_plain:
@@ -114,19 +114,16 @@ def _list_chunks(source: list[Message] | Iterator[Message]) -> Iterator[Chunk]:
 
 def _collected(source: list[Message] | Iterator[Message]) -> Iterator[list[Message]]:
     """CHUNK_ROWS messages at a time; of an iterator fewer with CHUNK_BYTES: nobody else may hold them."""
-    first, size = 0, 0
-    while isinstance(source, list) and (chunk := source[first : first + CHUNK_ROWS]):
-        first += len(chunk)
-        yield chunk
-    chunk = []
-    for message in () if isinstance(source, list) else source:
-        chunk.append(message)
-        size += len(message.body) if type(message) is Message else 0  # another is an error, told by its row
-        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+    first, is_over = 0, False
+    if isinstance(source, list):
+        while chunk := source[first : first + CHUNK_ROWS]:
+            first += CHUNK_ROWS
             yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+        return
+    while not is_over:
+        chunk, is_over = next_messages(source, CHUNK_ROWS, CHUNK_BYTES)
+        if chunk:
+            yield chunk
 
 
 def _table_chunks(tables: Iterable[Any], topic: str | None, queue_id: int | None,

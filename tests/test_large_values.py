@@ -173,3 +173,25 @@ def test_an_iterator_comes_whole_and_in_order(tmp_path: Path, count: int) -> Non
         assert store.put_many(sent, results=False) == count
         bodies = store.scan(columns=["body"]).read_all()["body"].to_pylist()
     assert [int.from_bytes(body, "big") for body in bodies] == [*range(count)]
+
+
+class EndsOnce:
+    """Who asks a queue or a terminal once more would wait for it."""
+
+    def __init__(self, items: int) -> None:
+        self._items: list[rmq.Message | None] = [None, *[rmq.Message("T", b"")] * items]
+
+    def __iter__(self) -> Iterator[rmq.Message]:
+        return self
+
+    def __next__(self) -> rmq.Message:
+        assert self._items, "asked once more"
+        if (message := self._items.pop()) is None:
+            raise StopIteration
+        return message
+
+
+@pytest.mark.parametrize("count", [0, 3, 8192])
+def test_an_iterator_is_asked_no_more_behind_its_end(tmp_path: Path, count: int) -> None:
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        assert store.put_many(EndsOnce(count), results=False) == count

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, SupportsIndex, final
 
@@ -72,3 +72,5 @@ class Message:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
+
+def next_messages(source: Iterator[Any], count: int, size: int) -> tuple[list[Any], bool]: ...

@@ -447,3 +447,16 @@ def _make_message(topic, body, keys, tags, properties, queue_id, flag, sys_flag,
                    sys_flag=sys_flag, uniq_key=uniq_key, born_timestamp=born_timestamp, born_host=born_host,
                    store_host=store_host, reconsume_times=reconsume_times,
                    prepared_transaction_offset=prepared_transaction_offset, raw_properties=raw_properties)
+
+
+def next_messages(source, Py_ssize_t count, int64_t size):
+    """(items, whether that was the end) of an iterator: up to `count`, fewer when bodies of messages come to `size`."""
+    cdef list items = []
+    cdef int64_t taken = 0
+    for item in source:
+        items.append(item)
+        if type(item) is Message and (<Message>item).body is not None:  # another is an error, told by its row
+            taken += len((<Message>item).body)
+        if len(items) >= count or taken >= size:
+            return items, False
+    return items, True
