@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
     bench-check bench-latency bench-spark bench-jobs bench-peers bench-growth performance-page docs build debug \
-    sanitize clean FORCE
+    sanitize memcheck clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -113,6 +113,10 @@ sanitize: $(VENV)/.dev ## a second copy in build/asan, and the core's tests unde
 	tools/flavour.sh asan
 	tools/sanitized.sh -c 'import rmq._core._record as module; print(module.__file__)'
 	$(if $(CORE_TESTS),tools/sanitized.sh -m pytest -q -p no:cacheprovider $(CORE_TESTS) $(PYTEST_ARGS))
+
+memcheck: $(VENV)/.dev ## the core's tests on the copy in build/debug under Valgrind: memory that nobody set
+	tools/flavour.sh debug
+	$(PY) tools/memcheck.py $(CORE_TESTS) $(PYTEST_ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
