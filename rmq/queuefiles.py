@@ -129,18 +129,17 @@ class QueueFiles:
     def write(self, first: int, data: bytes) -> None:
         """Put units into the files, new ones where there is none. OSError of the disk."""
         position = first * UNIT_SIZE
-        view = memoryview(data)
-        while view:
+        while data:
             start = position - position % self.segment_size
+            size = min(len(data), start + self.segment_size - position)
             path = self.path(start)
             if not self._has(start):
                 self._create(path, start)
-            size = min(len(view), start + self.segment_size - position)
             if self._zeros is not None:
                 self._zeros = max(self._zeros, position + size)
-            self._cache.write(path, position - start, view[:size])
+            self._cache.write(path, position - start, data[:size])
             self._written.add(start)
-            view, position = view[size:], position + size
+            data, position = data[size:], position + size
 
     def write_pre_blank(self, end: int) -> None:
         """Fill the file of a queue offset with pre-blank units up to it."""

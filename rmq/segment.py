@@ -79,11 +79,9 @@ class telling:  # a context manager, quicker than one of a generator
 def write_fully(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """All bytes of data at a position, however many the system takes at a time."""
     written = os.pwrite(descriptor, data, position)
-    view = memoryview(data)[written:]
-    while view:
-        position += written
-        written = os.pwrite(descriptor, view, position)
-        view = view[written:]
+    while written < len(data):
+        data, position = memoryview(data)[written:], position + written
+        written = os.pwrite(descriptor, data, position)
 
 
 @functools.cache
