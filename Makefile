@@ -114,8 +114,8 @@ sanitize: $(VENV)/.dev ## a second copy in build/asan, and the core's tests unde
 	tools/sanitized.sh -c 'import rmq._core._record as module; print(module.__file__)'
 	$(if $(CORE_TESTS),tools/sanitized.sh -m pytest -q -p no:cacheprovider $(CORE_TESTS) $(PYTEST_ARGS))
 
-memcheck: $(VENV)/.dev ## the core's tests on the copy in build/debug under Valgrind: memory that nobody set
-	tools/flavour.sh debug
+memcheck: $(VENV)/.dev ## a second copy in build/valgrind, and the core's tests: memory that nobody set
+	tools/flavour.sh valgrind
 	$(PY) tools/memcheck.py $(CORE_TESTS) $(PYTEST_ARGS)
 
 clean: ## remove .venv and everything built

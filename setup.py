@@ -3,6 +3,7 @@
 
 RMQ_DEBUG=1     bounds checks, asserts and line tracing in the compiled modules
 RMQ_SANITIZE=1  AddressSanitizer and UndefinedBehaviorSanitizer (CONTRIBUTING.md says how to run them)
+RMQ_VALGRIND=1  symbols, and code that Valgrind's reports can be read by
 RMQ_PLAIN=1     the C code of machines without SSE
 """
 
@@ -17,13 +18,14 @@ from setuptools import Extension, setup
 
 DEBUG = os.environ.get("RMQ_DEBUG") == "1"
 SANITIZE = os.environ.get("RMQ_SANITIZE") == "1"
+VALGRIND = os.environ.get("RMQ_VALGRIND") == "1"
 PLAIN = os.environ.get("RMQ_PLAIN") == "1"
 
-optimise = "-O1" if DEBUG or SANITIZE else "-O3"
+optimise = "-O1" if DEBUG or SANITIZE or VALGRIND else "-O3"
 # -g0 because Python's own CFLAGS say -g: symbols for gdb make a wheel five times as large.
 compile_args = ["-std=c11", optimise, "-g0", "-fno-strict-aliasing", "-Wno-unused-function"]
 # -s because names of static functions are a tenth of the wheel; `make debug` keeps them.
-link_args = ["-Wl,-s"] if sys.platform == "linux" and not (DEBUG or SANITIZE) else []
+link_args = ["-Wl,-s"] if sys.platform == "linux" and not (DEBUG or SANITIZE or VALGRIND) else []
 macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")]
 if PLAIN:
     compile_args.append("-U__SSE2__")
@@ -33,6 +35,8 @@ elif platform.machine() in ("x86_64", "AMD64"):
 if DEBUG:
     compile_args += ["-g", "-UNDEBUG"]
     macros.append(("CYTHON_TRACE_NOGIL", "1"))
+if VALGRIND:
+    compile_args.append("-g")
 if SANITIZE:
     flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     compile_args += [*flags, "-g", "-fno-omit-frame-pointer"]

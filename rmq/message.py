@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import operator
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -22,7 +23,7 @@ from rmq._core._record import body_crc, parse_properties
 from rmq._core._storedfields import StoredFields
 from rmq.errors import CorruptFileError
 
-RESULTS_AT_ONCE = 1024  # made for who goes through them
+RESULTS_AT_FIRST, RESULTS_AT_ONCE = 8, 1024  # made for who goes through them: many look at few
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
 SOME_SEGMENT = "commitlog"  # the path of an error whose offset is a phy offset: the files are not known where it arises
@@ -90,14 +91,20 @@ class PutResults(Sequence[PutResult]):
         if isinstance(i, slice):
             first, stop, step = i.indices(len(self))
             return self._rows(first, max(first, stop)) if step == 1 else [self[k] for k in range(first, stop, step)]
+        i = operator.index(i)  # a small NumPy integer has no room for what is added to it
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         row = i if i >= 0 else i + len(self)
         return self._rows(row, row + 1)[0]
 
     def __iter__(self) -> Iterator[PutResult]:
-        firsts = range(0, len(self), RESULTS_AT_ONCE)
-        return chain.from_iterable(self[first : first + RESULTS_AT_ONCE] for first in firsts)
+        return chain.from_iterable(self._parts())
+
+    def _parts(self) -> Iterator[list[PutResult]]:
+        first, at_once = 0, RESULTS_AT_FIRST
+        while first < len(self):
+            yield self._rows(first, min(first + at_once, len(self)))
+            first, at_once = first + at_once, min(8 * at_once, RESULTS_AT_ONCE)
 
     def _rows(self, first: int, stop: int) -> list[PutResult]:
         return put_results(first, stop, kind=PutResult, topics=self._topics, hosts=self._hosts, queue_id=self.queue_id,

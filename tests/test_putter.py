@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import mmap
 import os
 import random
@@ -456,5 +457,27 @@ def test_results_are_a_sequence_of_put_results(tmp_path: Path) -> None:
     for part in (slice(None), slice(3, 3), slice(9, 2), slice(-5, None), slice(None, None, -1), slice(1000, 1030, 7),
                  slice(5, 10**9)):  # fmt: skip
         assert results[part] == listed[part]
-    assert (results[np.int64(-1)], results.index(listed[1500])) == (listed[-1], 1500)
+    assert (results[np.int8(-1)], results[np.uint8(255)]) == (listed[-1], listed[255])
+    assert results.index(listed[1500]) == 1500
     assert list(reversed(results)) == listed[::-1]
+
+
+@pytest.mark.parametrize("name", ["_topics", "_hosts"])
+def test_what_a_finalizer_takes_from_results_is_not_read(tmp_path: Path, name: str) -> None:
+    """Python's collector may run while results are made."""
+    with rmq.open(tmp_path / "s", "a") as store:
+        results = store.put_many([rmq.Message("T", b"")] * 500)
+
+    def clear(*_: Any) -> None:
+        getattr(results, name).clear()
+
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(clear)
+    try:
+        gc.set_threshold(200)  # objects from here on: less than there are results
+        with pytest.raises(IndexError):
+            results[:]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(clear)

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compile a second copy of the package, with checks: tools/flavour.sh debug|asan
-# It goes to build/debug or build/asan, and is used with PYTHONPATH=build/debug (or asan) and `python -P`.
+# Compile a second copy of the package, with checks: tools/flavour.sh debug|asan|valgrind
+# It goes to build/debug (or asan, valgrind), and is used with PYTHONPATH=build/debug and `python -P`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case "${1:-}" in
 debug) export RMQ_DEBUG=1 ;;
 asan) export RMQ_SANITIZE=1 ;;
+valgrind) export RMQ_VALGRIND=1 ;;
 *)
-    echo "flavour: say debug or asan" >&2
+    echo "flavour: say debug, asan or valgrind" >&2
     exit 1
     ;;
 esac

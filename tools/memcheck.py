@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where compiled code goes by memory that nobody set, as Valgrind sees it: tools/memcheck.py tests/test_putbatch.py.
 
-Runs pytest on the copy in build/debug. What is read beyond a block is left to ASan, which sees it better.
+Runs pytest on the copy in build/valgrind. What is read beyond a block is left to ASan, which sees it better.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPY = ROOT / "build" / "debug"
+COPY = ROOT / "build" / "valgrind"
 CORE = COPY / "rmq" / "_core"
 LOG = COPY / "valgrind.log"
 # A handler of SIGBUS goes on in the middle of a function, which needs its registers.

@@ -34,7 +34,7 @@ cdef class Message:
         readonly object store_host          # str or None
         dict _properties                    # None: none
     cdef bytes _encode_properties(self)
-    cdef bint _has_said(self, const char *data, Py_ssize_t size, object name, object value) except -1
+    cdef bint _has_said(self, object name, object value) except -1
 
 
 cdef bint waits(const uint8_t *properties, int64_t size) noexcept nogil

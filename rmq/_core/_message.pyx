@@ -168,18 +168,19 @@ cdef const char *_piece(object text, str name, Py_ssize_t *size, object item=Non
     among the properties it is, for the error."""
     cdef const char *data
     cdef Py_ssize_t i
-    cdef bint has_ends = False, has_space = False
+    cdef uint8_t byte, ends = 0, spaces = 0     # in a byte each, which a compiler does for many at once
     try:
         data = PyUnicode_AsUTF8AndSize(text, size)
     except (TypeError, UnicodeEncodeError):
         _utf8(text, _named(name, item))     # raises
         raise
     for i in range(size[0]):
-        has_ends |= data[i] == 1 or data[i] == 2
-        has_space |= data[i] == 32
-    if has_ends:
+        byte = <uint8_t>data[i]
+        ends |= <uint8_t>(byte - 1) < 2
+        spaces |= byte == 32
+    if ends:
         raise IllegalMessageError(f"{_named(name, item)} {text!r} holds 0x01 or 0x02, which end names and values")
-    if is_key and (size[0] == 0 or has_space):
+    if is_key and (size[0] == 0 or spaces):
         raise IllegalMessageError(f"{name} {text!r} is empty or holds a space, which separates keys")
     return data
 
@@ -198,6 +199,39 @@ cdef inline char *_put_item(char *at, const char *name, Py_ssize_t name_size, ob
     cdef Py_ssize_t size
     cdef const char *data = PyUnicode_AsUTF8AndSize(value, &size)
     return _put(_put(_put(_put(at, name, name_size), "\1", 1), data, size), "\2", 1)
+
+
+cdef inline bint _is_text(object text, const char *other, Py_ssize_t other_size) except -1:
+    cdef Py_ssize_t size
+    cdef const char *data = PyUnicode_AsUTF8AndSize(text, &size)
+    return size == other_size and memcmp(data, other, <size_t>size) == 0
+
+
+cdef bint _are_equal(object text, object other) except -1:
+    """Whether two texts have the same UTF-8, whatever their classes say."""
+    cdef Py_ssize_t size
+    cdef const char *data = PyUnicode_AsUTF8AndSize(other, &size)
+    return _is_text(text, data, size)
+
+
+cdef bint _are_keys(object text, tuple keys) except -1:
+    """Whether a text holds these keys, with spaces around them."""
+    cdef Py_ssize_t size, key_size
+    cdef const char *at = PyUnicode_AsUTF8AndSize(text, &size)
+    cdef const char *end = at + size
+    cdef const char *key_data
+    for key in keys:
+        key_data = PyUnicode_AsUTF8AndSize(key, &key_size)
+        while at < end and at[0] == 32:
+            at += 1
+        if end - at < key_size or memcmp(at, key_data, <size_t>key_size) != 0:
+            return False
+        at += key_size
+        if at < end and at[0] != 32:
+            return False
+    while at < end and at[0] == 32:
+        at += 1
+    return at == end
 
 
 cdef bytes _items_of(tuple keys, object uniq_key, object tags):
@@ -370,6 +404,8 @@ raw_properties=None)\n--\n\n\
         self.topic = topic
 
     cdef bytes _encode_properties(self):
+        """The property string. From the first look at a text to its last byte no code of a text's own class runs, which
+        might change them."""
         cdef bytes items = _items_of(self.keys, self.uniq_key, self.tags), encoded
         cdef Py_ssize_t part, name_size, size = len(items)
         cdef const char *data
@@ -378,28 +414,28 @@ raw_properties=None)\n--\n\n\
             return items
         for name, value in self._properties.items():
             _piece(value, "properties", &part, name)
-            data = _piece(name, "properties name", &name_size)
+            _piece(name, "properties name", &name_size)
             if name_size == 0:
                 raise IllegalMessageError("properties hold an empty name")
-            if not self._has_said(data, name_size, name, value):
+            if not self._has_said(name, value):
                 size += name_size + 1 + part + 1
         encoded = PyBytes_FromStringAndSize(NULL, size)
         at = _put(PyBytes_AS_STRING(encoded), PyBytes_AS_STRING(items), len(items))
         for name, value in self._properties.items():
-            data = PyUnicode_AsUTF8AndSize(name, &part)
-            if not self._has_said(data, part, name, value):
-                at = _put_item(at, data, part, value)
+            if not self._has_said(name, value):
+                data = PyUnicode_AsUTF8AndSize(name, &name_size)
+                at = _put_item(at, data, name_size, value)
         return encoded
 
-    cdef bint _has_said(self, const char *data, Py_ssize_t size, object name, object value) except -1:
+    cdef bint _has_said(self, object name, object value) except -1:
         """Whether a property is that of keys, uniq_key or tags; IllegalMessageError with another value."""
         cdef bint is_same
-        if size == 4 and memcmp(data, "KEYS", 4) == 0 and self.keys:
-            is_same = list(filter(None, value.split(" "))) == list(self.keys)
-        elif size == 8 and memcmp(data, "UNIQ_KEY", 8) == 0 and self.uniq_key is not None:
-            is_same = value == self.uniq_key
-        elif size == 4 and memcmp(data, "TAGS", 4) == 0 and self.tags is not None:
-            is_same = value == self.tags
+        if self.keys and _is_text(name, "KEYS", strlen("KEYS")):
+            is_same = _are_keys(value, self.keys)
+        elif self.uniq_key is not None and _is_text(name, "UNIQ_KEY", strlen("UNIQ_KEY")):
+            is_same = _are_equal(value, self.uniq_key)
+        elif self.tags is not None and _is_text(name, "TAGS", strlen("TAGS")):
+            is_same = _are_equal(value, self.tags)
         else:
             return False
         if not is_same:
@@ -409,7 +445,7 @@ raw_properties=None)\n--\n\n\
     @property
     def properties(self):
         """The properties as given, a copy."""
-        return dict(self._properties or {})
+        return dict(self._properties) if self._properties is not None else {}
 
     @property
     def is_delayed(self):

@@ -91,6 +91,7 @@ def put_result(PutBatch batch not None, store_timestamp, *, type kind not None, 
     return _result(kind, message.topic, &batch.rows[0], store_timestamp)
 
 
+@cython.boundscheck(True)   # a list may be shorter by the next row
 def put_results(Py_ssize_t first, Py_ssize_t stop, *, type kind not None, list topics not None, list hosts not None,
                 const int32_t[::1] queue_id, const int64_t[::1] queue_offset, const int64_t[::1] phy_offset,
                 const int32_t[::1] size, const int64_t[::1] store_timestamp):
