@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows to put: as columns of numbers and hosts say, checked against a store's rules.
+"""Rows to put: as columns say, checked against a store's rules; the queues that they go to.
 
 Source: RocketMQ MessageExtEncoder#encode.
 """
