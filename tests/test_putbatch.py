@@ -84,7 +84,8 @@ HEADERS: list[dict[str, Any]] = [
     {"reconsume_times": 2}, {"prepared_transaction_offset": 7}, {"properties": {"WAIT": "false"}},
     {"born_timestamp": 5}, {"born_host": HOSTS[0]}, {"store_host": HOSTS[1]}, {"raw_properties": b"a\1b\2"},
 ]  # fmt: skip
-ALONE = {"born_timestamp", "born_host", "store_host", "raw_properties"}  # with one of these a message is not like the one before
+# With one of these a message is not like the one before.
+ALONE = {"born_timestamp", "born_host", "store_host", "raw_properties"}
 
 
 @pytest.mark.parametrize("seed", range(4))
