@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import shutil
 import subprocess
@@ -74,6 +75,14 @@ def test_every_state_of_a_put_fits_its_geometry(count: int, same_slot: bool) -> 
     for data in states(*images(count, key), count + 1, slot_of(key)):
         assert IndexFileView(data, hash_slot_num=SLOTS, index_num=ENTRIES).fits(being_put=True)
         assert (SLOTS, ENTRIES) in geometry_candidates(data, being_put=True)
+
+
+@pytest.mark.parametrize("late", range(1, 8))
+def test_a_header_whose_offset_is_some_puts_older_than_its_count_tells_the_geometry(late: int) -> None:
+    data = bytearray(images(20, "k")[1])
+    data[L.INDEX_END_PHY_OFFSET_OFFSET : L.INDEX_END_PHY_OFFSET_OFFSET + 8] = (1000 * (21 - late)).to_bytes(8, "big")
+    assert (SLOTS, ENTRIES) in geometry_candidates(data, being_put=True)
+    assert (SLOTS, ENTRIES) not in geometry_candidates(data)
 
 
 def test_the_first_entry_tells_the_geometry_as_soon_as_it_is_counted() -> None:
@@ -154,14 +163,15 @@ def test_a_file_fits_while_another_process_puts_into_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline()
-        with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
+              contextlib.ExitStack() as at_end):  # fmt: skip
             view = IndexFileView(data, hash_slot_num=1000, index_num=400_000)
+            at_end.callback(view.release)
             while writer.poll() is None:
                 assert view.fits(being_put=True)
-                if looks == 0 and view.index_count > 1:
+                if view.index_count > 1:
                     assert (1000, 400_000) in geometry_candidates(data, being_put=True)
                 looks += 1
             assert looks > 3
             assert view.fits()
             assert view.is_full
-            view.release()

@@ -7,6 +7,7 @@ cdef extern from "bigendian.h" nogil:
     void store_i64 "rmq_store_i64"(uint8_t *p, int64_t value) noexcept
     void publish_i32 "rmq_publish_i32"(uint8_t *p, int32_t value) noexcept
     void publish_i64 "rmq_publish_i64"(uint8_t *p, int64_t value) noexcept
+    int32_t read_published_i32 "rmq_read_published_i32"(const uint8_t *p) noexcept
     int64_t read_published_i64 "rmq_read_published_i64"(const uint8_t *p) noexcept
 
 

@@ -6,7 +6,7 @@ Source of the order in which a put that has not ended has stored: RocketMQ Index
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64
+from rmq._core._bytes cimport load_i32, load_i64, read_published_i32, read_published_i64
 from rmq._core._indexwalk cimport IndexBytes, count_of
 
 
@@ -65,37 +65,37 @@ cdef bint fits(const IndexBytes *file, int32_t *newest, bint being_put) noexcept
     if first_unlinked(file, count, newest):
         return False
     for i in range(file.hash_slot_num):
-        number = load_i32(file.slots + <int64_t>i * L.INDEX_SLOT_SIZE)
+        number = read_published_i32(file.slots + <int64_t>i * L.INDEX_SLOT_SIZE)
         if number != newest[i] and not (being_put and _is_ahead(file, i, number, count, newest[i])):
             return False
     return _ends(file, being_put)
 
 
-cdef int64_t _next_index_num(const uint8_t *data, int64_t size, int32_t count, int64_t end_phy_offset, int64_t num,
-                             bint being_put) noexcept nogil:
-    """From `num` on, the next number of entries that the file's length and its newest entry allow; -1: none."""
+cdef int64_t _index_num_below(const uint8_t *data, int64_t size, int32_t count, int64_t end_phy_offset, int64_t num,
+                              bint being_put) noexcept nogil:
+    """Below `num`, the next number of entries that the file's length and its newest entry allow; -1: none."""
     cdef int64_t quarter = (size - L.INDEX_HEADER_SIZE) // 4, slots, phy_offset
     cdef int32_t key_hash, slot
     cdef const uint8_t *entry
-    for num in range(num, min(quarter // 5, <int64_t>INT32_MAX) + 1):
+    for num in range(num - 1, count - 1, -1):
         slots = quarter - 5 * num
-        if slots < 1 or slots > INT32_MAX:
-            continue
+        if slots > INT32_MAX:
+            break
         entry = data + size - (num - count + 1) * L.ENTRY_SIZE
         key_hash = load_i32(entry + L.ENTRY_KEY_HASH_OFFSET)
         phy_offset = load_i64(entry + L.ENTRY_PHY_OFFSET_OFFSET)
-        if being_put and phy_offset > end_phy_offset:       # stored after the count
-            phy_offset = load_i64(entry - L.ENTRY_SIZE + L.ENTRY_PHY_OFFSET_OFFSET) if count > 2 else end_phy_offset
-        if key_hash < 0 or phy_offset != end_phy_offset:
+        # The header's offset is older than its count where puts have ended since, or one is about to store it.
+        if key_hash < 0 or not (phy_offset >= end_phy_offset if being_put else phy_offset == end_phy_offset):
             continue
-        slot = load_i32(data + L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE)
-        if slot == count - 1 or (being_put and count <= slot <= load_i32(data + L.INDEX_COUNT_OFFSET)):
+        slot = read_published_i32(data + L.INDEX_HEADER_SIZE + (key_hash % slots) * L.INDEX_SLOT_SIZE)
+        if slot == count - 1 or (being_put and count <= slot <= read_published_i32(data + L.INDEX_COUNT_OFFSET)):
             return num
     return -1
 
 
 def geometry_candidates(const uint8_t[::1] data not None, int limit=16, bint being_put=False):
-    """(hash_slot_num, index_num) pairs that the file's length and its newest entry allow, at most `limit`.
+    """(hash_slot_num, index_num) pairs that the file's length and its newest entry allow, at most `limit`, the fewest
+    slots first: entries put since the count was read are taken for the newest by pairs of more.
 
     Empty when the header's count is none of a used file. being_put: as for fits. Cost: a probe per pair of the length.
     """
@@ -104,16 +104,15 @@ def geometry_candidates(const uint8_t[::1] data not None, int limit=16, bint bei
     cdef list found = []
     if size < L.INDEX_HEADER_SIZE + L.INDEX_SLOT_SIZE + 2 * L.ENTRY_SIZE or (size - L.INDEX_HEADER_SIZE) % 4:
         return found
-    end_phy_offset = load_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])     # first: a writer stores it last
-    count = load_i32(&data[L.INDEX_COUNT_OFFSET])
+    end_phy_offset = read_published_i64(&data[L.INDEX_END_PHY_OFFSET_OFFSET])     # first: a writer stores it last
+    count = read_published_i32(&data[L.INDEX_COUNT_OFFSET])
     if count < 2:
         return found
-    num = count
+    num = min(((size - L.INDEX_HEADER_SIZE) // 4 - 1) // 5, <int64_t>INT32_MAX) + 1
     while len(found) < limit:
         with nogil:
-            num = _next_index_num(&data[0], size, count, end_phy_offset, num, being_put)
+            num = _index_num_below(&data[0], size, count, end_phy_offset, num, being_put)
         if num < 0:
             break
         found.append((int((size - L.INDEX_HEADER_SIZE) // 4 - 5 * num), int(num)))
-        num += 1
     return found

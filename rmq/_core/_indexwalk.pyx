@@ -8,7 +8,7 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint64
 from libc.stdlib cimport free, realloc
 
 cimport rmq._core._layout as L
-from rmq._core._bytes cimport load_i32, load_i64
+from rmq._core._bytes cimport load_i32, load_i64, read_published_i32
 
 cdef extern from "walk16.h" nogil:
     ctypedef struct rmq_walk_lanes:
@@ -80,7 +80,7 @@ cdef void set_index_bytes(IndexBytes *file, uint8_t *base, int32_t hash_slot_num
 
 cdef int32_t count_of(const IndexBytes *file) noexcept nogil:
     """Number of the next entry; what is stored as 0 or less counts as 1, what lies outside as full."""
-    cdef int32_t count = load_i32(file.header + L.INDEX_COUNT_OFFSET)
+    cdef int32_t count = read_published_i32(file.header + L.INDEX_COUNT_OFFSET)
     return 1 if count < 1 else min(count, file.index_num)
 
 

@@ -35,7 +35,17 @@ static inline void rmq_publish_i64(uint8_t *p, int64_t value) {
     __atomic_store_n((uint64_t *)p, bits, __ATOMIC_RELEASE);
 }
 
-/* What rmq_publish_i64 stored, whole, and before anything that is read later. */
+/* What rmq_publish_i32 or _i64 stored, whole, and before anything that is read later. */
+static inline int32_t rmq_read_published_i32(const uint8_t *p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bits = __builtin_bswap32(bits);
+#endif
+    return (int32_t)bits;
+}
+
 static inline int64_t rmq_read_published_i64(const uint8_t *p) {
     uint64_t bits = __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
