@@ -43,12 +43,15 @@ def test_empty_call(measure: Measure, tmp_path: Path) -> None:
 
 
 @CPU
-def test_message_made(measure: Measure) -> None:
-    """With keys and tags, checked and its properties encoded, and kept: Python's collector passes over a Message."""
+@pytest.mark.parametrize("topics", [1, 4])
+def test_message_made(measure: Measure, topics: int) -> None:
+    """With keys and tags, checked and its properties encoded, and kept: Python's collector passes over a Message. Of so
+    many topics in turn."""
     keys = [f"key{number:029}" for number in range(MESSAGES)]
+    names = [f"Orders{number}" for number in range(topics)] * (MESSAGES // topics)
 
     def made(kind: Any) -> Call:
-        return lambda: [kind("Orders", BODY, keys=key, tags="paid") for key in keys]
+        return lambda: [kind(name, BODY, keys=key, tags="paid") for name, key in zip(names, keys, strict=True)]
 
     measure(MESSAGES, MEMORY, lambda: made(rmq.Message), Peer("frozen dataclass", lambda: made(Frozen)))
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import peers
+import pyarrow as pa
 import pytest
 from databases import OFFSET, Lmdb
 from ratios import ALL_CPU, CPU, EACH, NEW_FILES, SYNCED, WALL, Call, Goal, Measure, Peer
@@ -128,13 +129,48 @@ def test_put_many_into_many_queues(measure: Measure, fresh: Fresh, queues: int) 
                 for number, key in enumerate(keys)]  # fmt: skip
 
     def put(name: str, messages: list[rmq.Message], queues: int) -> Call:
-        store = fresh.make(name, lambda path: rmq.open(path, "x", config=CONFIG, clock=lambda: START))
+        store = store_of(fresh, name)
         store.put_many(messages[:queues])
         store.flush()
         return lambda: store.put_many(messages, results=False)
 
     measure(MESSAGES, NEW_FILES, partial(put, "store", items(queues), queues),
             Peer("into one queue", partial(put, "one", items(1), 1)), rounds=5)
+
+
+def store_of(fresh: Fresh, name: str) -> rmq.Store:
+    return fresh.make(name, lambda path: rmq.open(path, "x", config=CONFIG, clock=lambda: START))
+
+
+@CPU
+@pytest.mark.parametrize("column", ["queue_id", "topic"])
+def test_put_many_of_a_table_in_turn(measure: Measure, fresh: Fresh, column: str) -> None:
+    """Rows of eight queues, or of four topics, in turn. The peer has one queue."""
+    one = table(random_keys(MESSAGES), SIZE)
+    values = [f"{TOPIC}{number % 4}" if column == "topic" else number % 8 for number in range(MESSAGES)]
+    several = one.append_column(column, pa.array(values))
+
+    def put(name: str, source: pa.Table, topic: str | None) -> Call:
+        store = store_of(fresh, name)
+        store.put_many(source.slice(0, 8), topic=topic)
+        return lambda: store.put_many(source, topic=topic, results=False)
+
+    measure(MESSAGES, NEW_FILES, partial(put, "store", several, None if column == "topic" else TOPIC),
+            Peer("of one queue", partial(put, "one", one, TOPIC)), rounds=5)  # fmt: skip
+
+
+@CPU
+def test_put_many_of_lines(measure: Measure, fresh: Fresh) -> None:
+    """Each message has a topic text of its own, as from a file. The peer's have one."""
+    keys = random_keys(MESSAGES)
+    shared = messages(keys, SIZE)
+    own = [rmq.Message("".join([*TOPIC]), body(number, SIZE), keys=key, tags="paid") for number, key in enumerate(keys)]
+
+    def put(name: str, items: list[rmq.Message]) -> Call:
+        store = store_of(fresh, name)
+        return lambda: store.put_many(items, results=False)
+
+    measure(MESSAGES, NEW_FILES, partial(put, "store", own), Peer("one text", partial(put, "one", shared)), rounds=5)
 
 
 @CPU

@@ -78,6 +78,29 @@ def test_messages_of_one_header_are_alike_whatever_the_rows_memory_held(count: i
     assert encoded(batch, QueueTable()) == expected(messages)
 
 
+@pytest.mark.parametrize("topics", [1, 3, 1500])  # more than are kept
+def test_messages_are_alike_whatever_objects_their_topics_are(topics: int) -> None:
+    """As from a file of lines, where each has a text of its own."""
+    for number in range(topics):
+        rmq.Message(f"T\u00fcr{number}", b"")
+    messages = [rmq.Message(f"T\u00fcr{number % topics}", b"x") for number in range(0, 12 * topics, topics)]
+    batch = put_batch()
+    batch.load(messages)
+    assert batch.alike() == 11
+    assert encoded(batch, QueueTable()) == expected(messages)
+
+
+def test_a_topic_of_a_class_of_its_own_is_kept_as_text() -> None:
+    class Name(str):
+        __hash__, __eq__ = None, None  # type: ignore[assignment]
+
+    made = [rmq.Message(name, b"x") for name in (Name("Mine"), np.str_("Mine"), "Mine", Name("Mine"))]
+    assert [(type(message.topic), message.topic) for message in made] == [(str, "Mine")] * 4
+    batch = put_batch()
+    batch.load(made)
+    assert encoded(batch, QueueTable()) == expected(made)
+
+
 HEADERS: list[dict[str, Any]] = [
     {}, {"queue_id": 1}, {"queue_id": 2**31 - 1}, {"flag": 1}, {"flag": -(2**31)},
     {"sys_flag": 4}, {"sys_flag": 8}, {"sys_flag": 12},

@@ -185,15 +185,20 @@ def test_a_batch_that_is_encoded_in_parts_has_the_same_bytes() -> None:
     assert bytes(segment[:place]) == whole
 
 
+@pytest.mark.parametrize("queues_asked", [1, 2, 16, 40])
 @pytest.mark.parametrize("append_crc", [False, True])
-def test_rows_of_columns_alone_end_where_messages_do(append_crc: bool) -> None:
-    """In parts, at a segment's end, in their results: what keeps nothing of each row is as what does."""
-    count = 60
+def test_rows_of_columns_alone_end_where_messages_do(append_crc: bool, queues_asked: int) -> None:
+    """In parts, at a segment's end, in their results: what keeps little of each row is as what keeps all."""
+    count, rng = 60, random.Random(queues_asked)
     bodies, keys = texts_of(count, 7), texts_of(count, 8, 1)
+    queue_ids = [rng.randrange(queues_asked) * 16 for _ in range(count)]
     batch, listed = put_batch(append_crc=append_crc), put_batch(append_crc=append_crc)
     loaded(batch, count + 1, topic=column([b"Other"]), body=column([b""] * (count + 1)))  # another, before
-    loaded(batch, count, topic=column([b"Orders"]), body=column(bodies), keys=column(keys))
-    listed.load([rmq.Message("Orders", body, keys=[key.decode()]) for body, key in zip(bodies, keys, strict=True)])
+    loaded(batch, count, topic=column([b"Orders"]), body=column(bodies), keys=column(keys),
+           numbers={"queue_id": np.array(queue_ids)})  # fmt: skip
+    listed.load([rmq.Message("Orders", body, keys=[key.decode()], queue_id=queue_id)
+                 for body, key, queue_id in zip(bodies, keys, queue_ids, strict=True)])  # fmt: skip
+    assert batch.alike() == count - 1
     found = []
     for each in (batch, listed):
         assert (len(each), each.records_size) == (count, listed.records_size)
@@ -208,6 +213,29 @@ def test_rows_of_columns_alone_end_where_messages_do(append_crc: bool) -> None:
         each.release()
         assert (len(each), each.records_size, each.last_phy_offset, each.results()[4]) == (0, 0, -1, [])
     assert found[0] == found[1]
+
+
+def test_queue_ids_that_change_after_they_were_checked_are_those_that_were() -> None:
+    queue_ids = np.array([1, 2, 3])
+    batch = loaded(put_batch(), 3, topic=column([b"T"]), body=column([b"x"] * 3), numbers={"queue_id": queue_ids})
+    queue_ids[:] = -7
+    assert encoded(batch, QueueTable()) == expected([rmq.Message("T", b"x", queue_id=number) for number in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("count", [2, 64, 200])
+def test_topics_in_turn_are_each_checked(count: int) -> None:
+    topics = [f"Topic{number}" for number in range(count)] * 3
+    bodies = [b"b" * (row % 5) for row in range(len(topics))]
+    batch = loaded(put_batch(), len(topics), topic=column([topic.encode() for topic in topics]), body=column(bodies))
+    assert encoded(batch, QueueTable()) == expected(list(map(rmq.Message, topics, bodies)))
+    assert batch.results()[4] == topics
+    for wrong, error in ((b"a/b", "no name for a directory"), (b"\xff", "not UTF-8"), (b"", "null or empty")):
+        with pytest.raises(IllegalMessageError, match=f"row {2 * count}: topic.* {error}"):
+            loaded(batch, 3 * count, topic=column([*(topic.encode() for topic in topics[: 2 * count]), wrong,
+                                                   *[b"T"] * (count - 1)]), body=column(bodies))  # fmt: skip
+    with pytest.raises(MessageTooLargeError, match=f"row {2 * count}: body has 101 bytes, more than 100"):
+        loaded(put_batch(max_message_size=100), 3 * count, topic=column([topic.encode() for topic in topics]),
+               body=column([*bodies[: 2 * count], b"b" * 101, *bodies[2 * count + 1 :]]))  # fmt: skip
 
 
 @pytest.mark.parametrize("queue_ids", [[5] * 6, [0] * 6, [2**31 - 1] * 6, [5, 5, 5, 5, 5, 4], [4, 5, 5, 5, 5, 5]])

@@ -15,7 +15,7 @@ cdef class Message:
         readonly int32_t queue_id
         int32_t _topic_units                # UTF-16 units
         readonly str topic
-        bytes _topic                        # UTF-8, one object for messages of one topic that follow each other
+        bytes _topic                        # UTF-8, mostly one object for one topic
         bytes _born_host                    # 8 or 20 bytes, empty: the store's default
         bytes _store_host
         readonly object raw_properties      # bytes or None

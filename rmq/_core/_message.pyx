@@ -7,8 +7,9 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp, memcpy, strlen
 
 cimport rmq._core._layout as L
@@ -33,6 +34,7 @@ cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object MILLISECOND = timedelta(milliseconds=1)
 cdef int TOPIC_SIZE_WITHOUT_RETRY = 127
 cdef int BODY_SHOWN = 64                                # bytes, by repr()
+cdef int TOPICS_KEPT = 1024
 cdef str ADDRESS_FAMILY_HINT = 'expected "1.2.3.4:10911" or "[2001:db8::1]:10911"'
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 
@@ -131,28 +133,32 @@ def check_topic(topic):
     return name
 
 
-cdef tuple _last_topic = (object(), b"", 0, 0)     # what _checked_topic answered last
-cdef int64_t _topics = 0                            # answers of _checked_topic
+cdef dict _topics = {}      # what _checked_topic answered, by topic
 
 
 cdef tuple _checked_topic(topic):
-    """(topic, UTF-8, UTF-16 units, number of this answer) of a topic name that check_topic takes."""
-    global _last_topic, _topics
-    cdef bytes name = check_topic(topic)
+    """(topic, UTF-8, UTF-16 units) of a topic that check_topic takes: mostly the same objects for the same name."""
+    cdef tuple known = _topics.get(topic) if type(topic) is str else None
     cdef int malformed = 0
-    if type(topic) is not str:      # of a subclass, such as NumPy's
-        topic = name.decode()
-    _topics += 1
-    _last_topic = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed), _topics
-    return _last_topic
+    cdef bytes name
+    if known is None:
+        name = check_topic(topic)
+        if type(topic) is not str:      # of a subclass, such as NumPy's
+            topic = name.decode()
+        if len(_topics) >= TOPICS_KEPT:
+            _topics.clear()
+        known = topic, name, rmq_utf16_units(<const uint8_t *><const char *>name, len(name), &malformed)
+        _topics[topic] = known
+    return known
 
 
-cdef int64_t _header_of(Message message, int64_t topic_number):
+cdef int64_t _header_of(Message message):
     """Message._header: a number that tells topic and WAIT of a message whose other fields are those of most."""
     if not message._is_plain or message._born_host or message._store_host or message.flag or message.sys_flag or \
             message.reconsume_times or message.prepared_transaction_offset:
         return 0
-    return topic_number << 1 | (1 if message._wait else 0)
+    # No other object is there while a message keeps this one, and no object has an odd address.
+    return <int64_t><uintptr_t><PyObject *>message._topic | (1 if message._wait else 0)
 
 
 def without_property(bytes properties not None, bytes name not None):
@@ -348,15 +354,11 @@ raw_properties=None)\n--\n\n\
     def __init__(self, topic, body, *, keys=(), tags=None, properties=None, queue_id=0, flag=0, sys_flag=0,
                  uniq_key=None, born_timestamp=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, raw_properties=None):
-        cdef tuple checked = _last_topic
         cdef const char *why
-        cdef int64_t topic_number
         if self._is_begun:      # also by code that this very call runs: a put may borrow what the fields hold
             raise TypeError("a Message is immutable")
         self._is_begun = True
-        if topic is not checked[0]:
-            checked = _checked_topic(topic)
-        topic, self._topic, self._topic_units, topic_number = checked
+        topic, self._topic, self._topic_units = _checked_topic(topic)
         self.body = _bytes_of(body, "body")
         self.queue_id = _int(queue_id, "queue_id", 0, 0x7FFFFFFF)
         self.flag = _int(flag, "flag", -0x80000000, 0x7FFFFFFF)
@@ -400,7 +402,7 @@ raw_properties=None)\n--\n\n\
         self._is_plain = self.born_timestamp is None and self.raw_properties is None and not (
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded)) or
             rmq_ends_with_crc(<const uint8_t *><const char *>self._encoded, len(self._encoded) - 1))
-        self._header = _header_of(self, topic_number)
+        self._header = _header_of(self)
         self.topic = topic
 
     cdef bytes _encode_properties(self):

@@ -372,7 +372,7 @@ cdef class PutBatch:
         if end + L.BLANK_HEADER_SIZE > room:
             raise ValueError("rows do not fit into the segment")
         if self._has_columns:
-            self._columns.first.queue = queue_of(&self._columns.first, self._columns.first.queue_id, queues)
+            self._columns.find_queues(start, stop, queues)
         elif stop - start == 1 and not self.rows[start].is_alike:
             self.rows[start].queue = queue_of(&self.rows[start], self.rows[start].queue_id, queues)
         else:

@@ -2,7 +2,7 @@
 """Rows of a batch to put, and the rules that they must pass."""
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 cimport rmq._core._layout as L
 from rmq._core._queuetable cimport QueueTable
@@ -17,6 +17,15 @@ cdef extern from "property.h" nogil:
 cdef enum:
     REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
     HOST_FLAGS = L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6
+
+
+cdef enum:
+    QUEUES_AT_HAND = 16
+
+
+cdef struct QueuesAtHand:           # of one topic: numbers that are found without its name
+    int32_t ids[QUEUES_AT_HAND]     # each at its last bits; -1: none
+    int32_t numbers[QUEUES_AT_HAND]
 
 
 @cython.final
@@ -56,6 +65,20 @@ cdef inline int32_t queue_of(const PutRow *row, int32_t queue_id, QueueTable que
     if queue < 0:
         raise MemoryError()
     return queue
+
+
+cdef inline void forget_queues(QueuesAtHand *at_hand) noexcept:
+    memset(at_hand.ids, -1, sizeof(at_hand.ids))
+
+
+cdef inline int32_t queue_at_hand(QueuesAtHand *at_hand, const PutRow *row, int32_t queue_id,
+                                  QueueTable queues) except -1:
+    """queue_of. REQUIRES: of the topic of the calls before, or forget_queues."""
+    cdef int32_t at = queue_id % QUEUES_AT_HAND
+    if at_hand.ids[at] != queue_id:
+        at_hand.numbers[at] = queue_of(row, queue_id, queues)
+        at_hand.ids[at] = queue_id
+    return at_hand.numbers[at]
 
 
 cdef inline bint same_topic(const PutRow *row, const PutRow *other) noexcept nogil:

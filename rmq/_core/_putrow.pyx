@@ -4,7 +4,7 @@
 Source: RocketMQ MessageExtEncoder#encode.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
 cimport rmq._core._layout as L
@@ -21,11 +21,14 @@ from rmq._core._message import check_topic, parse_host
 from rmq.errors import IllegalMessageError, MessageTooLargeError
 
 
+cdef extern from "queuehash.h" nogil:
+    uint32_t rmq_queue_hash(const uint8_t *topic, int32_t size, int32_t queue_id) noexcept
+
 cdef extern from "texts.h" nogil:
     int64_t rmq_texts_size(const rmq_texts *texts, int64_t i) noexcept
 
 cdef enum:
-    QUEUES_AT_HAND = 16     # of one topic, whose numbers are found without their names
+    TOPICS_AT_HAND = 64     # checked ones of a table
 
 
 @cython.final
@@ -211,43 +214,36 @@ cdef int check_row_topic(Py_ssize_t i, PutRow *row) except -1:
     return 0
 
 
-cdef const int64_t[::1] _plain_queue_ids(dict numbers, Py_ssize_t count):
-    """The queue ids where these are all the numbers that rows have, and each is one; None otherwise."""
-    cdef const int64_t[::1] queue_ids
-    cdef Py_ssize_t i
-    cdef int64_t all_bits = 0
-    if len(numbers) != 1 or "queue_id" not in numbers:
-        return None
-    queue_ids = numbers["queue_id"]
-    if queue_ids.shape[0] != count:
-        return None
-    for i in range(count):
-        all_bits |= queue_ids[i]
-    return queue_ids if 0 <= all_bits <= 0x7FFFFFFF else None
+cdef int64_t _units_of(const PutRow *row) noexcept nogil:
+    """UTF-16 units of a topic that was checked."""
+    cdef int malformed = 0
+    return rmq_utf16_units(row.topic, row.topic_size, &malformed)
 
 
 cdef int64_t set_plain_rows(PutRow *rows, PutRules rules, Py_ssize_t count, TextColumn topic, TextColumn body,
                             const rmq_texts *all_texts, dict numbers) except -1:
     """Rows of columns where texts have the properties; the bytes of their records. Raises with .row."""
     cdef PutRow first       # of a topic: what its rows share, and their size without body and properties
+    cdef PutRow known[TOPICS_AT_HAND]       # that of topics before, each at its hash; topic NULL: none
     cdef PutRow *row
     cdef Py_ssize_t i
-    cdef int64_t size, properties_size, units = 0, records_size = 0
+    cdef int64_t size, properties_size, records_size = 0
     cdef int64_t body_limit = min(rules.max_message_size, <int64_t>0x7FFFFFFF)
     # Of its own: a compiler must take every byte stored for one that may be a field of an object.
     cdef int64_t record_limit = rules.max_record_size
     cdef const int64_t *body_starts = body.starts
     cdef const uint8_t *bodies = body.first
     cdef rmq_texts texts = all_texts[0]
-    cdef const int64_t[::1] queue_ids = _plain_queue_ids(numbers, count)
-    cdef bint has_topics = topic.count > 1, has_queues = queue_ids is not None
-    cdef bint has_numbers = len(numbers) > 0 and not has_queues
+    cdef bint has_topics = topic.count > 1, has_numbers = len(numbers) > 0
     cdef bint may_miss = body.missing.shape[0] > 0, is_new, has_like = False
-    cdef int malformed
+    cdef uint32_t at = 0
     if has_numbers:
         set_rows(rows, count, rules.store_host)
         set_numbers(rows, count, numbers)
     with nogil:
+        if has_topics:
+            for at in range(<uint32_t>TOPICS_AT_HAND):
+                known[at].topic = NULL
         for i in range(count):
             row = &rows[i]
             is_new = i == 0
@@ -258,14 +254,19 @@ cdef int64_t set_plain_rows(PutRow *rows, PutRules rules, Py_ssize_t count, Text
                         raise no_topic(i, size)
                 row.topic_size = <int32_t>size
                 is_new = i == 0 or not same_topic(row, &first)
-                if is_new:
+                if is_new and has_topics:
+                    at = rmq_queue_hash(row.topic, row.topic_size, 0) % TOPICS_AT_HAND
+                if is_new and has_topics and known[at].topic != NULL and same_topic(row, &known[at]):
+                    first = known[at]
+                elif is_new:
                     with gil:
                         check_row_topic(i, row)
                         set_row(&first, rules.store_host)
                     first.topic, first.topic_size = row.topic, row.topic_size
-                    malformed = 0  # checked above
-                    units = rmq_utf16_units(row.topic, row.topic_size, &malformed)
-                    settle(rules, i, &first, units, False, False)
+                    settle(rules, i, &first, _units_of(row), False, False)
+                    if has_topics:
+                        known[at] = first
+                if is_new:
                     has_like = can_be_alike(&first)
             if has_numbers:
                 row.topic, row.topic_size = first.topic, first.topic_size
@@ -288,9 +289,7 @@ cdef int64_t set_plain_rows(PutRow *rows, PutRules rules, Py_ssize_t count, Text
                     properties_size + first.properties_size > L.PROPERTIES_SIZE_LIMIT:
                 if not has_numbers:
                     row[0] = first
-                refuse_large(rules, i, row, size, properties_size, units)
-            if has_queues:
-                row.queue_id = <int32_t>queue_ids[i]
+                refuse_large(rules, i, row, size, properties_size, _units_of(&first))
             row.body_size = <int32_t>size
             row.properties_size += <int32_t>properties_size
             row.size = <int32_t>(first.size + size + properties_size)
@@ -313,9 +312,8 @@ cdef void _stand_alone(PutRow *rows, Py_ssize_t i) noexcept:
 
 cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, QueueTable queues) except -1:
     """Number the queues of rows [start, stop), one_queue: that of the first. It stands alone from here on."""
-    cdef int32_t i, at
-    cdef int32_t ids[QUEUES_AT_HAND]        # of the topic of `head`, each at its last bits; -1: none
-    cdef int32_t numbers[QUEUES_AT_HAND]
+    cdef int32_t i
+    cdef QueuesAtHand at_hand
     cdef PutRow *row
     cdef const PutRow *head = NULL
     if start < stop:
@@ -324,13 +322,9 @@ cdef int find_queues(PutRow *rows, int32_t start, int32_t stop, bint one_queue, 
         row = &rows[i]
         if not row.is_alike:
             if head == NULL or row.topic != head.topic or row.topic_size != head.topic_size:
-                memset(ids, -1, sizeof(ids))
+                forget_queues(&at_hand)
             head = row
-        at = row.queue_id % QUEUES_AT_HAND
-        if ids[at] != row.queue_id:
-            numbers[at] = queue_of(head, row.queue_id, queues)
-            ids[at] = row.queue_id
-        row.queue = numbers[at]
+        row.queue = queue_at_hand(&at_hand, head, row.queue_id, queues)
     return 0
 
 
