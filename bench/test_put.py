@@ -119,7 +119,7 @@ def test_put_many(measure: Measure, fresh: Fresh, tmp_path: Path, form: str) -> 
 
 
 @CPU
-@pytest.mark.parametrize("queues", [8, QUEUES])
+@pytest.mark.parametrize("queues", [8, QUEUES, 5000])
 def test_put_many_into_many_queues(measure: Measure, fresh: Fresh, queues: int) -> None:
     """In turn; each of them has units already. The peer has the same messages in one queue."""
     keys = random_keys(MESSAGES)
@@ -136,6 +136,22 @@ def test_put_many_into_many_queues(measure: Measure, fresh: Fresh, queues: int) 
 
     measure(MESSAGES, NEW_FILES, partial(put, "store", items(queues), queues),
             Peer("into one queue", partial(put, "one", items(1), 1)), rounds=5)
+
+
+@CPU
+@pytest.mark.parametrize("queues", [QUEUES, 5000])
+def test_put_into_many_queues(measure: Measure, fresh: Fresh, queues: int) -> None:
+    """One by one, in turn; each of them has units already. The peer has the same messages in one queue."""
+    def put(name: str, queues: int) -> Call:
+        store = store_of(fresh, name)
+        items = [rmq.Message(f"{TOPIC}{number % queues // 8}", body(number, SIZE), queue_id=number % queues % 8)
+                 for number in range(MESSAGES)]  # fmt: skip
+        store.put_many(items[:queues])
+        store.flush()
+        return lambda: [store.put(message) for message in items]
+
+    measure(MESSAGES, NEW_FILES, partial(put, "store", queues),
+            Peer("into one queue", partial(put, "one", 1)), rounds=3)  # fmt: skip
 
 
 def store_of(fresh: Fresh, name: str) -> rmq.Store:

@@ -28,8 +28,12 @@ from rmq.consumequeue import Told
 logger = logging.getLogger("rmq")
 
 # Of a batch: units, then entries are made of records that the cache still holds.
-BATCH_ROWS = 8192  # with many queues more units of each are together
+BATCH_ROWS = 8192
 BATCH_BYTES = 16 * 1024 * 1024
+# A queue's units are one write to its file, which costs as much as dozens of records: with many queues batches grow.
+UNITS_EACH = 16
+MANY_ROWS = 65536
+BEHIND = 1000  # messages that are worth a dispatch where few queues take them
 FILL_LIMIT = 1 << 20  # places, 20 MB of units
 
 
@@ -70,6 +74,7 @@ class Dispatcher(Generic[Queue]):
         self._is_putting = False  # into the index; still so when that was interrupted
         self.fills_gaps = False  # whether records before the first dispatched one are gone for good
         self.last_unit_timestamp = 0  # store timestamp of the last record that got a unit
+        self.wanted = BEHIND  # messages that are worth the next dispatch, by what the last one met
         self._filled = 0  # places whose messages are missing
         self._log = log
         self._queues = queues
@@ -104,6 +109,7 @@ class Dispatcher(Generic[Queue]):
             # What is cleaned away beside a reader must not be passed over: its units are in the writer's files.
             scan = self._log.scan(begin, end, batch=self._batch, skip_removed=False, checks=self._checks,
                                   queues=self._table, byte_limit=BATCH_BYTES)  # fmt: skip
+            self.wanted = BEHIND
             for batch in scan:
                 self._add_units(batch)
                 if self._index is not None:
@@ -152,6 +158,9 @@ class Dispatcher(Generic[Queue]):
         if len(has_unit):
             self.last_unit_timestamp = batch.store_timestamp(int(has_unit[-1]))
         self.queue_phy_offset = batch.next_phy_offset
+        many = min(UNITS_EACH * len(runs), MANY_ROWS)
+        self.wanted = max(self.wanted, many)
+        batch.allow(MANY_ROWS if many > BATCH_ROWS else BATCH_ROWS)
 
     def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
         """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
+from rmq.dispatch import BATCH_BYTES
 from rmq.errors import StoreClosedError
 from rmq.groupcommit import GroupCommit
 from rmq.lock import StoreLock
@@ -31,7 +32,6 @@ from rmq.topics import merge_topics, topics_from
 logger = logging.getLogger("rmq")
 
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
-DISPATCH_BEHIND = 1000  # messages that queues and index may lag behind the log
 # Of more queue files a timed flush may leave the sync to a later one, as long as the log is not so many bytes ahead.
 QUEUE_FILES_AT_ONCE, DERIVED_BEHIND = 64, 32 * 1024 * 1024
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
@@ -57,6 +57,7 @@ class Flusher:
         self.preparer = Preparer(store.log, lock, fills=self._is_sync, failed=weakly(self._distrust))
         self._interval = config.flush_interval_commit_log / 1000
         self._known_queues = known_queues
+        store.log.tail.followed(store.dispatcher.wanted, BATCH_BYTES)
         self._flushed = self._derived = store.log.position  # up to there the log, and the queues, are on disk
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._group, self._owed = GroupCommit(self._flushed), Owed(store.log, store.queues, store.index)
@@ -82,7 +83,7 @@ class Flusher:
         with self._put_lock:
             self._check_open()
             self._store.dispatcher.advance(self._store.log.position)
-            self._store.log.tail.behind = 0
+            self._store.log.tail.followed(self._store.dispatcher.wanted, BATCH_BYTES)
             self._has_dispatch_failed = False
 
     def try_dispatch(self) -> bool:
@@ -112,7 +113,7 @@ class Flusher:
         tail, must_sync = self._store.log.tail, waits and count > 0 and self._is_sync
         tail.last_timestamp = timestamp
         tail.behind += count
-        if tail.behind >= DISPATCH_BEHIND and not must_sync:
+        if tail.is_due and not must_sync:
             self._follow()
         if tail.position >= self.preparer.due_at:
             self.preparer.wake()
@@ -131,9 +132,9 @@ class Flusher:
 
     def _dispatch_due(self) -> None:
         tail = self._store.log.tail
-        if tail.behind >= DISPATCH_BEHIND:
+        if tail.is_due:
             with self._put_lock:
-                if tail.behind >= DISPATCH_BEHIND and not self._has_dispatch_failed and not self._is_closed:
+                if tail.is_due and not self._has_dispatch_failed and not self._is_closed:
                     self._follow()
 
     # ---- sync ----

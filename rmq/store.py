@@ -26,7 +26,7 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
 )
-from rmq.flushing import DISPATCH_BEHIND, Flusher
+from rmq.flushing import Flusher
 from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
 from rmq.keys import Mode, check_bools, check_open_mode
@@ -264,7 +264,7 @@ class Store(StoreWriter):
             clock, ticks = (time.time_ns, 1_000_000) if self._clock is system_clock else (self._clock, 1)
             self._putter = Putter(put_lock=self._put_lock, flush_lock=self._flusher.flush_lock, tail=self._log.tail,
                                   queues=self._table, batch=self._batch, marks=self._marks.view, clock=clock,
-                                  ticks=ticks, behind_limit=DISPATCH_BEHIND, kind=PutResult)  # fmt: skip
+                                  ticks=ticks, kind=PutResult)  # fmt: skip
             self._release.callback(self._putter.close)
 
     # ---- reading ----

@@ -22,7 +22,7 @@ import rmq.logsegment
 import rmq.mappedfile
 import rmq.preparing
 import rmq.segment
-from rmq.flushing import DISPATCH_BEHIND
+from rmq.dispatch import BEHIND
 from rmq.mappedfile import MappedFile
 from rmq.preparing import SMALLEST
 
@@ -151,8 +151,8 @@ def test_a_system_that_cannot_begin_leaves_all_to_the_sync(tmp_path: Path, monke
 @pytest.mark.parametrize("segment", [SEGMENT, SMALLEST], ids=["alone", "beside a thread"])
 def test_queues_and_index_follow_a_put_of_many_before_it_returns(tmp_path: Path, segment: int) -> None:
     with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=segment) as store:
-        for first in range(0, 3 * DISPATCH_BEHIND, DISPATCH_BEHIND):
-            store.put_many([message(i) for i in range(first, first + DISPATCH_BEHIND)])
+        for first in range(0, 3 * BEHIND, BEHIND):
+            store.put_many([message(i) for i in range(first, first + BEHIND)])
             assert store._log.tail.behind == 0
 
 
@@ -166,7 +166,7 @@ def test_queues_and_index_follow_while_the_disk_is_at_work(tmp_path: Path, monke
     with opened(tmp_path / "s", flush_disk_type="SYNC_FLUSH", mapped_file_size_commit_log=SMALLEST) as store:
         with monkeypatch.context() as patch:
             patch.setattr(MappedFile, "sync", noted)
-            store.put_many([message(i) for i in range(DISPATCH_BEHIND)])
+            store.put_many([message(i) for i in range(BEHIND)])
         assert behind == [0]
 
 

@@ -31,7 +31,7 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.columns import put_rules
-from rmq.flushing import DISPATCH_BEHIND
+from rmq.dispatch import BEHIND
 from rmq.message import RESULTS_AT_ONCE
 
 NOW = 1_700_000_000_000
@@ -106,7 +106,7 @@ def test_the_long_way_is_gone_once_for_a_thousand_messages(store: rmq.Store, mon
     message = rmq.Message("T", b"body", keys="k")
     for number in range(1, 3001):
         store.put(message)
-        assert store._log.tail.behind == (number + 1) % DISPATCH_BEHIND
+        assert store._log.tail.behind == (number + 1) % BEHIND
     assert long_way.count == 3
     assert len(store.query("T", "k", limit=5000)) == 3000
 
@@ -435,7 +435,7 @@ def test_what_a_putter_is_made_of_is_checked() -> None:
     parts: dict[str, Any] = {"put_lock": OwnedLock(), "flush_lock": OwnedLock(), "tail": LogTail(),
                              "queues": QueueTable(), "batch": PutBatch(put_rules(CONFIG)),
                              "marks": memoryview(bytearray(L.MARKS_SIZE)), "clock": lambda: NOW,
-                             "ticks": 1, "behind_limit": 10, "kind": rmq.PutResult}  # fmt: skip
+                             "ticks": 1, "kind": rmq.PutResult}  # fmt: skip
     assert Putter(**parts).put(rmq.Message("T", b"")) is None
     for name, value in (("ticks", 0), ("kind", list), ("marks", memoryview(bytearray(L.MARKS_SIZE - 1)))):
         with pytest.raises(ValueError, match=r"ticks must|marks are shorter"):

@@ -112,7 +112,7 @@ def repair_until_second_file(path: Path, reached: Callable[[], object]) -> None:
             reached()
         return done
 
-    rmq.dispatch.BATCH_ROWS = 100
+    rmq.dispatch.BATCH_ROWS, rmq.dispatch.UNITS_EACH = 100, 1
     IndexFile.put_rows = stop  # type: ignore[method-assign]
     rmq.open(path, "r+", repair=True)
 
@@ -137,6 +137,7 @@ def test_an_interrupted_repair_of_a_closed_store_leaves_one_to_be_recovered(
         raise error
 
     monkeypatch.setattr("rmq.dispatch.BATCH_ROWS", 100)
+    monkeypatch.setattr("rmq.dispatch.UNITS_EACH", 1)
     with monkeypatch.context() as patched:
         patched.setattr(IndexFile, "put_rows", IndexFile.put_rows)  # put back what the next line changes
         with pytest.raises(error):

@@ -337,6 +337,7 @@ def test_a_recovery_that_was_killed_leaves_nothing_that_is_wrong(checked: Path, 
     """The index is partly made; nothing vouches for it until it is whole."""
     path = shutil.copytree(checked, tmp_path / "s")
     monkeypatch.setattr("rmq.dispatch.BATCH_ROWS", 10)
+    monkeypatch.setattr("rmq.dispatch.UNITS_EACH", 1)
     add, calls = Dispatcher._add_entries, list[int]()
 
     def stop(*arguments: Any) -> None:

@@ -79,6 +79,7 @@ def altered(bodies: list[bytes], place: int) -> list[bytes | None]:
 def batch_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many records a dispatch sees at once."""
     monkeypatch.setattr(rmq.dispatch, "BATCH_ROWS", request.param)
+    monkeypatch.setattr(rmq.dispatch, "UNITS_EACH", 1)
     return request.param  # type: ignore[no-any-return]
 
 

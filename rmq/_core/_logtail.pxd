@@ -23,6 +23,9 @@ cdef class LogTail:
         public int64_t last_phy_offset  # the record that ends at position, -1: none or not known
         public int64_t last_timestamp   # store timestamp of what was put last, 0: nothing yet
         public int64_t behind           # messages put that queues and index do not have yet
+        int64_t _behind_most            # with so many, or a log that ends there, they are due
+        int64_t _due_at
+    cdef bint is_due_with(self, int64_t more) noexcept
     cdef bint has_room(self, int64_t size) noexcept
     cdef bint take(self, PutBatch batch, int64_t store_timestamp, QueueTable queues) except -1
     cdef void _reach(self, int64_t phy_offset, PutBatch batch) noexcept

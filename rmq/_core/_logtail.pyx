@@ -15,6 +15,7 @@ cdef class LogTail:
     def __cinit__(self):
         self.last_phy_offset = self._limit = -1
         self.written_from = INT64_MAX
+        self.followed(1, 0)
 
     def __dealloc__(self):
         self.release()
@@ -25,6 +26,18 @@ cdef class LogTail:
         PyObject_GetBuffer(segment, &self._segment, PyBUF_WRITABLE)
         self._guard, self._begin = guard, segment_phy_offset
         self._limit = segment_phy_offset + min(reserved, <int64_t>self._segment.len)
+
+    def followed(self, int64_t most, int64_t size):
+        """Queues and index have all that was put; they are due again with `most` messages or `size` bytes more."""
+        self.behind, self._behind_most, self._due_at = 0, most, self.position + size
+
+    cdef bint is_due_with(self, int64_t more) noexcept:
+        return self.behind + more >= self._behind_most or (self.behind and self.position >= self._due_at)
+
+    @property
+    def is_due(self):
+        """Whether queues and index have to follow."""
+        return self.is_due_with(0)
 
     def is_on(self, int64_t segment_phy_offset):
         """Whether it stands on the segment that begins there."""

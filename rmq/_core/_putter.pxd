@@ -21,7 +21,6 @@ cdef class Putter:
         Py_buffer _marks            # buf is NULL once closed
         object _clock
         int64_t _ticks              # of the clock in a millisecond
-        int64_t _behind_limit
         int64_t _forks              # when it was made
         type _kind                  # PutResult
     cdef int64_t _now(self) except? -1

@@ -26,7 +26,6 @@ class Putter(Generic[_Result]):
         marks: memoryview,
         clock: Callable[[], int],
         ticks: int,
-        behind_limit: int,
         kind: type[_Result],
     ) -> Self: ...
     def put(self, message: Message) -> _Result | None: ...

@@ -113,16 +113,16 @@ def put_results(Py_ssize_t first, Py_ssize_t stop, *, type kind not None, list t
 cdef class Putter:
     def __cinit__(self, *, OwnedLock put_lock not None, OwnedLock flush_lock not None, LogTail tail not None,
                   QueueTable queues not None, PutBatch batch not None, marks not None, clock not None, int64_t ticks,
-                  int64_t behind_limit, type kind not None):
-        """clock: counts `ticks` in a millisecond. behind_limit: messages that queues and index may lack.
+                  type kind not None):
+        """clock: counts `ticks` in a millisecond. kind: what a put answers, a subclass of tuple.
 
-        kind: what a put answers, a subclass of tuple. marks: whose visible mark tells readers where the log ends.
+        marks: whose visible mark tells readers where the log ends.
         """
         if ticks < 1 or not issubclass(kind, tuple):
             raise ValueError("ticks must be at least 1, kind a tuple")
         self._put_lock, self._flush_lock, self._tail = put_lock, flush_lock, tail
         self._queues, self._batch, self._clock, self._ticks = queues, batch, clock, ticks
-        self._behind_limit, self._kind, self._forks = behind_limit, kind, rmq_forks
+        self._kind, self._forks = kind, rmq_forks
         PyObject_GetBuffer(marks, &self._marks, PyBUF_WRITABLE)
         if self._marks.len < L.MARKS_SIZE:
             raise ValueError("marks are shorter than MARKS_SIZE")
@@ -144,7 +144,7 @@ cdef class Putter:
 
     cdef bint _take_lock(self) noexcept:
         """Not while many messages are put or dispatched: the caller gets in line, or it would not come up soon."""
-        return self._put_lock.try_take() or (self._batch.count <= 1 and self._tail.behind <= self._behind_limit
+        return self._put_lock.try_take() or (self._batch.count <= 1 and not self._tail.is_due_with(0)
                                              and self._put_lock.take_soon())
 
     def put(self, message):
@@ -160,7 +160,7 @@ cdef class Putter:
                 not self._take_lock():
             return None
         try:
-            if self._marks.buf == NULL or tail.behind + 1 >= self._behind_limit:
+            if self._marks.buf == NULL or tail.is_due_with(1):
                 return None
             batch.borrow_one(message)
             if not tail.has_room(batch.records_size):

@@ -10,7 +10,7 @@ from rmq._core._rowhash cimport RowHashes
 
 @cython.final
 cdef class RecordBatch:
-    """Rows of one scan over one segment's bytes. Fixed capacity, reused; borrows the bytes until the next scan."""
+    """Rows of one scan over one segment's bytes. Reused; borrows the bytes until the next scan."""
     cdef:
         RecordRow *rows
         RowHashes *hashes           # memory for those of the rows, once a scan wanted them

@@ -106,9 +106,7 @@ cdef inline bint _is_among(int32_t key_hash, const int32_t *hashes, Py_ssize_t c
 @cython.final
 cdef class RecordBatch:
     def __cinit__(self, int32_t capacity=8192):
-        if capacity < 1:
-            raise ValueError("capacity must be at least 1")
-        self.capacity = capacity
+        self.allow(capacity)
         self.stop = SCAN_FULL
         self._grow(min(capacity, FIRST_ROOM), False)
 
@@ -118,6 +116,12 @@ cdef class RecordBatch:
 
     def __len__(self):
         return self.count
+
+    def allow(self, int32_t rows):
+        """From now on the capacity is so many rows. ValueError below 1."""
+        if rows < 1:
+            raise ValueError("capacity must be at least 1")
+        self.capacity = rows
 
     cdef int _grow(self, int64_t room, bint with_hashes) except -1 nogil:
         """Room for so many rows; most batches hold few."""
