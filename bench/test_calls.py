@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from calls import CALLS, KEY, by_compiled, by_python, call_of_python
 from compiled import compiled
-from ratios import CPU, MEMORY, Call, Goal, Measure, Peer
+from ratios import CPU, MEMORY, NEW_FILES, Call, Goal, Measure, Peer
+from sample import CONFIG
 
 import rmq
 
@@ -88,3 +89,24 @@ def test_results_gone_through(measure: Measure, tmp_path: Path) -> None:
             pass
 
     measure(MESSAGES, MEMORY, lambda: ours, Peer("named tuples of lists", lambda: of_columns))
+
+
+@CPU
+@pytest.mark.parametrize("count", [1, 10, 100])
+@pytest.mark.parametrize("name", ["put_many", "put_batch"])
+def test_put_of_a_few(measure: Measure, tmp_path: Path, name: str, count: int) -> None:
+    """Messages of one queue with a key each, so many to a call. The peer puts them one by one."""
+    messages = [rmq.Message("Orders", BODY, keys=f"key{number}", tags="paid") for number in range(count)]
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        call, put, calls = getattr(store, name), store.put, range(READ // count)
+
+        def ours() -> None:
+            for _ in calls:
+                call(messages)
+
+        def one_by_one() -> None:
+            for _ in calls:
+                for message in messages:
+                    put(message)
+
+        measure(len(calls) * count, NEW_FILES, lambda: ours, Peer("put", lambda: one_by_one))

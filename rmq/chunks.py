@@ -148,11 +148,14 @@ def batch_items(messages: Iterable[Message]) -> list[Message]:
     """
     _check_iterable(messages, "Message")
     items = list(messages)
+    topic, queue_id = None, 0
     for row, message in enumerate(items):
         if not isinstance(message, Message):
             raise MessageTypeError(f"expected Message, got {type(message).__name__}", row=row)
+        if row == 0:
+            topic, queue_id = message.topic, message.queue_id
         wrong = ""
-        if (message.topic, message.queue_id) != (items[0].topic, items[0].queue_id):
+        if message.topic != topic or message.queue_id != queue_id:
             wrong = "a batch has one topic and one queue"
         elif message.sys_flag & L.SYS_FLAG_TRANSACTION_MASK:
             wrong = "a batch holds no transactional messages"

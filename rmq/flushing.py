@@ -305,7 +305,7 @@ class Flusher:
 
     def check_not_nested(self) -> None:
         """A signal handler must not use a store that its own thread is at work on: it would find it half changed."""
-        if any(lock.is_mine() for lock in (self._put_lock, self.flush_lock, self._log_lock, self._group)):
+        if self._put_lock.is_mine() or self.flush_lock.is_mine() or self._log_lock.is_mine() or self._group.is_mine():
             where = f"{self._store.paths.root}: called in the middle of another call of its thread"
             raise RuntimeError(f"{where}, as by a signal handler; raise an exception there instead")
 

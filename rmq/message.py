@@ -48,16 +48,18 @@ class PutResults(Sequence[PutResult]):
 
     def __init__(self, part: tuple[Any, ...] | None = None) -> None:
         """part: of a chunk, PutBatch.results() and its store timestamp; None: of no message."""
-        none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
-        nothing: tuple[Any, ...] = none64, none64, none32, none32, [], [], 0
-        phy_offset, queue_offset, size, queue_id, topics, hosts, time = part or nothing
+        if part is None:
+            none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
+            part = none64, none64, none32, none32, [], [], 0
+        phy_offset, queue_offset, size, queue_id, topics, hosts, time = part
         self.phy_offset: npt.NDArray[np.int64] = phy_offset
         self.queue_offset: npt.NDArray[np.int64] = queue_offset
         self.size: npt.NDArray[np.int32] = size
         self.queue_id: npt.NDArray[np.int32] = queue_id
         self._topics: list[str] = topics
         self._hosts: list[bytes] = hosts
-        self.store_timestamp: npt.NDArray[np.int64] = np.full(len(phy_offset), time, np.int64)
+        self.store_timestamp: npt.NDArray[np.int64] = np.empty(len(phy_offset), np.int64)
+        self.store_timestamp.fill(time)  # as np.full, in less time
 
     @classmethod
     def joined(cls, parts: list[PutResults]) -> PutResults:

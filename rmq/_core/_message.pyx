@@ -32,9 +32,8 @@ from rmq.errors import IllegalMessageError
 
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object MILLISECOND = timedelta(milliseconds=1)
-cdef int TOPIC_SIZE_WITHOUT_RETRY = 127
+cdef int TOPIC_SIZE_WITHOUT_RETRY = 127, TOPICS_KEPT = 1024
 cdef int BODY_SHOWN = 64                                # bytes, by repr()
-cdef int TOPICS_KEPT = 1024
 cdef str ADDRESS_FAMILY_HINT = 'expected "1.2.3.4:10911" or "[2001:db8::1]:10911"'
 cdef int32_t REFUSED_FLAGS = L.SYS_FLAG_NEED_UNWRAP | L.SYS_FLAG_INNER_BATCH
 
@@ -452,7 +451,8 @@ raw_properties=None)\n--\n\n\
     @property
     def is_delayed(self):
         """Whether property DELAY asks for a delay level above 0."""
-        cdef bytes delay = parse_properties(self._encoded).get("DELAY", "").encode()
+        has_own = self._properties is not None or self.raw_properties is not None   # keys, uniq_key and tags tell none
+        cdef bytes delay = parse_properties(self._encoded).get("DELAY", "").encode() if has_own else b""
         cdef int64_t level
         return rmq_parse_int(<const uint8_t *><const char *>delay, len(delay), &level) and level > 0
 
