@@ -110,6 +110,9 @@ class StoreWriter(StoreReader):
         parts: list[PutResults] = []
         stored = 0
         try:
+            is_list = type(messages) is list and topic is None and queue_id is None and columns is None
+            if is_list and self._putter is not None and (done := self._putter.put_few(messages, results)) is not None:
+                return PutResults(done) if isinstance(done, tuple) else done
             self._check_writable()
             if isinstance(messages, StoreReader):
                 messages = messages.scan()  # whose errors pass as they are

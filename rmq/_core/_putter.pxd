@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages put one by one."""
+"""Messages put one by one or a few at a time."""
 cimport cython
 from libc.stdint cimport int64_t
 
@@ -11,7 +11,7 @@ from rmq._core._queuetable cimport QueueTable
 
 @cython.final
 cdef class Putter:
-    """Puts a message into an open store as long as nothing is out of the ordinary."""
+    """Puts messages into an open store as long as nothing is out of the ordinary."""
     cdef:
         OwnedLock _put_lock
         OwnedLock _flush_lock
@@ -25,3 +25,5 @@ cdef class Putter:
         type _kind                  # PutResult
     cdef int64_t _now(self) except? -1
     cdef bint _take_lock(self) noexcept
+    cdef bint _may_begin(self) noexcept
+    cdef bint _append(self, int64_t *timestamp) except -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages put one by one, each in one compiled call that holds the GIL: load, append, publish, answer."""
+"""Messages put one by one or a few at a time, each call compiled and with the GIL: load, append, publish, answer."""
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsLongLong
@@ -41,6 +41,8 @@ cdef extern from "Python.h":
     void Py_INCREF(object item)
     void PyObject_GC_UnTrack(PyObject *item) noexcept
     void PyTuple_SET_ITEM(object items, Py_ssize_t i, object item)  # takes a reference over
+
+cdef Py_ssize_t FEW = 256
 
 if rmq_forks_install():
     raise MemoryError()
@@ -144,8 +146,25 @@ cdef class Putter:
 
     cdef bint _take_lock(self) noexcept:
         """Not while many messages are put or dispatched: the caller gets in line, or it would not come up soon."""
-        return self._put_lock.try_take() or (self._batch.count <= 1 and not self._tail.is_due_with(0)
+        return self._put_lock.try_take() or (self._batch.count <= FEW and not self._tail.is_due_with(0)
                                              and self._put_lock.take_soon())
+
+    cdef bint _may_begin(self) noexcept:
+        """Whether a put may append now; then it has the lock."""
+        return rmq_forks == self._forks and not self._flush_lock.mine() and self._take_lock()
+
+    cdef bint _append(self, int64_t *timestamp) except -1:
+        """Append and publish what the batch holds; False: nothing was done."""
+        cdef LogTail tail = self._tail
+        if not tail.has_room(self._batch.records_size):
+            return False
+        timestamp[0] = self._now()
+        if not tail.take(self._batch, timestamp[0], self._queues):
+            return False
+        tail.last_timestamp = timestamp[0]
+        tail.behind += self._batch.count
+        show_end(<uint8_t *>self._marks.buf, tail.position)
+        return True
 
     def put(self, message):
         """The result of a put; None when it needs more than an append: then nothing was done, and the caller does it.
@@ -153,26 +172,37 @@ cdef class Putter:
         Raises as PutBatch.load_one.
         """
         cdef PutBatch batch = self._batch
-        cdef LogTail tail = self._tail
-        cdef int64_t timestamp
+        cdef int64_t timestamp = 0
         cdef PutRow row
-        if type(message) is not Message or rmq_forks != self._forks or self._flush_lock.mine() or \
-                not self._take_lock():
+        if type(message) is not Message or not self._may_begin():
             return None
         try:
-            if self._marks.buf == NULL or tail.is_due_with(1):
+            if self._marks.buf == NULL or self._tail.is_due_with(1):
                 return None
             batch.borrow_one(message)
-            if not tail.has_room(batch.records_size):
-                return None
-            timestamp = self._now()
-            if not tail.take(batch, timestamp, self._queues):
+            if not self._append(&timestamp):
                 return None
             row = batch.rows[0]
-            tail.last_timestamp = timestamp
-            tail.behind += 1
-            show_end(<uint8_t *>self._marks.buf, tail.position)
         finally:
             batch.forget()
             self._put_lock.give()
         return _result(self._kind, (<Message>message).topic, &row, timestamp)
+
+    def put_few(self, list messages not None, bint results):
+        """Of a put of several: PutBatch.results() and the store timestamp, or how many; None as of put. Raises as
+        PutBatch.load."""
+        cdef PutBatch batch = self._batch
+        cdef int64_t timestamp = 0
+        cdef Py_ssize_t count = len(messages)
+        if not 0 < count <= FEW or not self._may_begin():
+            return None
+        try:
+            if self._marks.buf == NULL or self._tail.is_due_with(count):
+                return None
+            batch.load(messages[:])     # of its own: other threads, and what a collection runs, may change the caller's
+            if not self._append(&timestamp):
+                return None
+            return (*batch.results(), timestamp) if results else count
+        finally:
+            batch.forget()
+            self._put_lock.give()
