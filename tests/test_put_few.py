@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import copy_store
 from forks import error_in_child
@@ -78,7 +79,8 @@ def test_the_long_way_is_gone_once_for_a_thousand(store: rmq.Store, monkeypatch:
 
 
 @pytest.mark.parametrize(("wrong", "error"), [
-    (5, TypeError), (rmq.Message("T", bytes(CONFIG.max_message_size + 1)), rmq.MessageTooLargeError),
+    (5, TypeError), (b"body", TypeError),
+    (rmq.Message("T", bytes(CONFIG.max_message_size + 1)), rmq.MessageTooLargeError),
     (rmq.Message.__new__(rmq.Message), rmq.IllegalMessageError),
 ])  # fmt: skip
 @pytest.mark.parametrize("row", [0, 3])
@@ -153,6 +155,11 @@ def test_who_reads_sees_short_lists_at_once(store: rmq.Store, tmp_path: Path) ->
     with rmq.open(copy_store(store.path, tmp_path / "image"), "r+") as again:
         assert again.max_phy_offset == store.max_phy_offset
         assert len(again.query("T", "k0")) == 3
+
+
+def test_a_short_list_of_tables_is_one_of_tables(store: rmq.Store) -> None:
+    table = pa.table({"body": [b"a", b"b"], "topic": ["T", "T"]})
+    assert store.put_many([table, table]).queue_offset.tolist() == [1, 2, 3, 4]
 
 
 def test_results_of_a_short_list_are_columns_of_their_own(store: rmq.Store) -> None:

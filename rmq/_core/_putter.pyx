@@ -194,7 +194,7 @@ cdef class Putter:
         cdef PutBatch batch = self._batch
         cdef int64_t timestamp = 0
         cdef Py_ssize_t count = len(messages)
-        if not 0 < count <= FEW or not self._may_begin():
+        if not 0 < count <= FEW or type(messages[0]) is not Message or not self._may_begin():    # it may be a table
             return None
         try:
             if self._marks.buf == NULL or self._tail.is_due_with(count):
