@@ -159,12 +159,16 @@ def store_of(fresh: Fresh, name: str) -> rmq.Store:
 
 
 @CPU
-@pytest.mark.parametrize("column", ["queue_id", "topic"])
+@pytest.mark.parametrize("column", ["queue_id", "topic", "keys"])
 def test_put_many_of_a_table_in_turn(measure: Measure, fresh: Fresh, column: str) -> None:
-    """Rows of eight queues, or of four topics, in turn. The peer has one queue."""
-    one = table(random_keys(MESSAGES), SIZE)
-    values = [f"{TOPIC}{number % 4}" if column == "topic" else number % 8 for number in range(MESSAGES)]
-    several = one.append_column(column, pa.array(values))
+    """Rows of eight queues, or of four topics, in turn; or with a list of one key in each. The peer has one queue."""
+    keys = random_keys(MESSAGES)
+    one = table(keys, SIZE)
+    values = {"topic": [f"{TOPIC}{number % 4}" for number in range(MESSAGES)],
+              "queue_id": [number % 8 for number in range(MESSAGES)],
+              "keys": [[key] for key in keys]}[column]  # fmt: skip
+    kept = one.drop_columns([column]) if column in one.column_names else one
+    several = kept.append_column(column, pa.array(values))
 
     def put(name: str, source: pa.Table, topic: str | None) -> Call:
         store = store_of(fresh, name)

@@ -183,7 +183,10 @@ class ColumnReader:
             column = column.cast(pa.large_list(column.type.value_type))
         if _is_list(column.type):
             column, starts, first, count = list_starts(column)
-            return text_column(_as_text(column.values.slice(first, count), "keys")), starts
+            keys = _as_text(column.values.slice(first, count), "keys")
+            # One key in each list: as a column of keys, of which properties are made in less time.
+            is_one_each = count == len(starts) - 1 and not keys.null_count and bool((np.diff(starts) == 1).all())
+            return text_column(keys), None if is_one_each else starts
         return text_column(_as_text(column, "keys")), None
 
     def _properties(self, batch: pa.RecordBatch) -> tuple[TextColumn | None, TextColumn | None,

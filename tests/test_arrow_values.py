@@ -58,6 +58,29 @@ def store(tmp_path: Path) -> Iterator[rmq.Store]:
         yield store
 
 
+@pytest.mark.parametrize("lists", [
+    [["a"], ["b"], ["c"]], [["a"], [], ["b", "c"]], [["a"], None, ["c"]], [["a", "b"], ["c"], []], [[], [], []],
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string())])
+def test_keys_in_lists_of_any_length_are_the_keys(
+        store: rmq.Store, lists: list[list[str] | None], kind: pa.DataType) -> None:  # fmt: skip
+    for keys in (pa.array(lists, kind), pa.array([["z"], *lists, ["z"]], kind).slice(1, 3)):
+        (first, *_) = store.put_many(pa.table({"body": [b"x"] * 3, "keys": keys}), topic="T").queue_offset
+        messages = store.pull("T", 0, int(first)).messages
+        assert [list(message.keys) for message in messages] == [row or [] for row in lists]
+
+
+@pytest.mark.parametrize(("lists", "why"), [
+    ([["a"], [None]], "row 1: keys hold a null"), ([["a"], [""]], "row 1: a key is empty"),
+    ([["a b"], ["c"]], "row 0: a key is empty or holds a space"), ([["a"], ["\1"]], "row 1: a key holds 0x01"),
+    ([["a", None], ["b"]], "row 0: keys hold a null"),
+])  # fmt: skip
+def test_keys_in_lists_are_checked(store: rmq.Store, lists: list[list[str | None]], why: str) -> None:
+    with pytest.raises(rmq.IllegalMessageError, match=why):
+        store.put_many(pa.table({"body": [b"x"] * 2, "keys": pa.array(lists, pa.list_(pa.string()))}), topic="T")
+    assert store.max_phy_offset == 0
+
+
 def column(store: rmq.Store, name: str) -> list[Any]:
     return store.scan(columns=[name]).read_all()[name].to_pylist()
 
