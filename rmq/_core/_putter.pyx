@@ -146,7 +146,7 @@ cdef class Putter:
 
     cdef bint _take_lock(self) noexcept:
         """Not while many messages are put or dispatched: the caller gets in line, or it would not come up soon."""
-        return self._put_lock.try_take() or (self._batch.count <= FEW and not self._tail.is_due_with(0)
+        return self._put_lock.try_take() or (self._batch.count <= FEW and not self._tail.is_due_with(-1)
                                              and self._put_lock.take_soon())
 
     cdef bint _may_begin(self) noexcept:
