@@ -13,6 +13,7 @@ import shutil
 import signal
 import stat
 import tarfile
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import suppress
@@ -254,8 +255,15 @@ def boxed(terminalreporter: pytest.TerminalReporter, lines: list[str]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """Behind everything else: which calls failed, and, unmissably, what was not tested for want of something."""
+    """Behind everything else: which calls failed, and, unmissably, what was not tested for want of something.
+
+    When tests failed, also how much room there is: a full disk fails tests that have nothing to do with each other.
+    """
     yield
+    if terminalreporter.getreports("failed") or terminalreporter.getreports("error"):
+        free = {str(place): shutil.disk_usage(place).free >> 20 for place in (tempfile.gettempdir(), MEMORY, Path.cwd())
+                if os.path.isdir(place)}  # fmt: skip
+        terminalreporter.write_line("MiB free: " + ", ".join(f"{place} {size}" for place, size in free.items()))
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
         for name, value in report.user_properties:
             if name == "faults":
