@@ -193,7 +193,8 @@ class Index:
                 found += counts
                 key_numbers.append(np.repeat(np.arange(len(hashes)), counts))
                 answers.append(values)
-            if view.begin_timestamp < begin:
+            is_new = view.index_count <= 1 and view.begin_timestamp == 0  # which its header does not tell yet
+            if view.begin_timestamp < begin and not is_new:
                 break
         if not answers:
             return found.astype(np.int64), np.empty(0, np.int64)

@@ -97,7 +97,7 @@ def file_signs(paths: StorePaths) -> Iterator[VersionSign]:
 def index_signs(index: Index) -> Iterator[VersionSign]:
     if index.counts_every_put():
         yield VersionSign(last=(4, 7, 0), fact="index headers count every put as a slot")
-    elif any(file.hash_slot_count + 1 < file.index_count for file in index.files):
+    elif any(file.index_count > file.hash_slot_count + 1 for file in index.files):
         yield VersionSign(first=(4, 7, 1), fact="index headers count used slots")
 
 

@@ -56,8 +56,7 @@ class Visible:
         last record that its queues had. follows: writers may come."""
         self._known_end, self._queue_end, self._follows, self._paths = known_end, queue_end, follows, paths
         self._owner_name, self._manifest_name, self._lock_name = map(str, (paths.owner, paths.manifest, paths.lock))
-        self._log, self._queues = log, queues
-        self._index, self._dispatcher = index, dispatcher
+        self._log, self._queues, self._index, self._dispatcher = log, queues, index, dispatcher
         self._marks: Marks | None = None
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
@@ -95,9 +94,6 @@ class Visible:
 
     def _read_files(self) -> None:
         """Beside a writer each of these may be newer than the one before it, never older."""
-        queues = self._queues
-        queues.forget()
-        self._dispatcher.forget_queues()
         self.end = self._low = self._log.min_phy_offset  # _low: the minimum that the queues were made level with
         self._judged_manifest = version_of(self._manifest_name)
         manifest = read_manifest(self._paths)
@@ -106,12 +102,18 @@ class Visible:
         self._first_mark: Mark | None = self._mark
         self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
-        queues.bridges_gaps = self._mark is not None
-        queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
+        self._queues.bridges_gaps = self._mark is not None
+        self._queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
         if not self._is_clean:
             self._trust_files()
         self._index.refresh()
-        queues.load()
+        self._load_queues()
+
+    def _load_queues(self) -> None:
+        """Of all queues what their files hold now; the log then has their records."""
+        self._queues.forget()
+        self._dispatcher.forget_queues()
+        self._queues.load()
         self._log.refresh()
 
     def _look_anew(self, why: str) -> None:
@@ -193,7 +195,10 @@ class Visible:
             self._crashed = Crash.BROKERS
         is_whole = self._is_clean or self._is_live
         start = start_without_marks(self._log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
-        self._dispatcher.queue_phy_offset = max(queue_end, self._log.min_phy_offset) if is_whole else start
+        if self._is_live:  # of records below queue_end units may have come to queues that were loaded by then
+            self._load_queues()
+        begin = 0 if self._holder is Holder.RMQ else queue_end  # our recovery writes units queue by queue
+        self._dispatcher.queue_phy_offset = max(begin, self._log.min_phy_offset) if is_whole else start
         return start
 
     def _first_end(self, start: int, trusted: int) -> LogEnd:
@@ -213,9 +218,8 @@ class Visible:
         log, dispatcher = self._log, self._dispatcher
         derived = self.end if not is_marked and self._is_clean else 0 if self._is_live else start
         self._derive_anew(cut_queues(log, self._queues, self.end, trusted, derived, is_closed=self._is_clean))
-        is_beside = self._is_live and not is_marked
-        queue_end = self._queues.end_phy_offset() if is_beside else dispatcher.queue_phy_offset
-        dispatcher.queue_phy_offset = max(min(queue_end, self.end), log.min_phy_offset)
+        queue_end = self._queues.end_phy_offset() if self._is_live and not is_marked else self.end
+        dispatcher.queue_phy_offset = max(min(dispatcher.queue_phy_offset, queue_end, self.end), log.min_phy_offset)
 
     def _derive_anew(self, lost: list[QueueKey]) -> None:
         """These queues miss units: nothing of their files counts, and all records are dispatched."""
@@ -296,14 +300,12 @@ class Visible:
                     self._advance(self.end)
                 except (CorruptFileError, QueueGapError) as error:
                     self.refresh()
-                    if self._log.min_phy_offset > low:  # cleaned meanwhile: nothing is lost
-                        self.derive()
-                        return
-                    if isinstance(error, CorruptFileError):
-                        raise
-                    self._dispatcher.fills_gaps = True
-                    self._dispatcher.queue_phy_offset = low
-                    self._advance(self.end)
+                    if self._log.min_phy_offset == low:  # else cleaned meanwhile: nothing is lost
+                        if isinstance(error, CorruptFileError) or self._dispatcher.fills_gaps:
+                            raise
+                        self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, low
+                    self.derive()
+                    return
                 self._dispatcher.fills_gaps = False
                 is_told = self._mark is not None or self._holder is Holder.OTHER
                 if is_told and self.end - self._weighed > WEIGHED_EACH * TAIL_LIMIT:
@@ -330,10 +332,9 @@ class Visible:
         self._judged_manifest = now
         empty = [queue for queue in self._queues.queues.values() if queue.max_offset == queue.min_offset]
         manifest = read_manifest(self._paths) if empty else None
-        if manifest is None:
-            return
-        self._queues.drop([queue for queue in empty if (queue.topic, queue.queue_id) not in manifest.queues])
-        self._dispatcher.forget_queues()
+        if manifest is not None:
+            self._queues.drop([queue for queue in empty if (queue.topic, queue.queue_id) not in manifest.queues])
+            self._dispatcher.forget_queues()
 
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
@@ -369,14 +370,13 @@ class Visible:
         with self._lock:
             self._index.refresh()
             mark, files = self._mark, self._index.files
-            covered = self._log.min_phy_offset
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
             is_calm = self._is_live and mark != self._first_mark
             is_after_crash = not self._is_live and not self._is_clean
             has_manifest, misses_files = self._coverage.by_manifest()
             is_whole = (self._index_is_whole and has_manifest) or (is_calm and not self._index.damaged)
             if mark is not None and is_whole and not misses_files:
-                covered = max(covered, mark.indexed_phy_offset)
+                covered = max(self._log.min_phy_offset, mark.indexed_phy_offset)
                 if is_calm and files and files[-1].path.name >= str(mark.index_name):
                     last = next((file for file in reversed(files) if file.index_count > 1), None)
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
@@ -384,8 +384,8 @@ class Visible:
                 return [(covered, self.end)] if covered < self.end else [], durable
             durable = None
             if is_after_crash:
-                is_told = has_manifest or mark is None
-                flushed = Checkpoint(self._paths.checkpoint).index_msg_timestamp if is_told else -1
+                checkpoint = Checkpoint(self._paths.checkpoint) if has_manifest or mark is None else None
+                flushed = checkpoint.index_msg_timestamp if checkpoint is not None else -1
                 files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= flushed, files))
                 durable = (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
             files = [file for file in files if file.index_count > 1]

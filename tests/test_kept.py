@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store keeps of a call that failed: no frame of the caller's, no room of a batch that was refused."""
+"""What a store keeps of a call that failed: no frame of the caller's, no room of a batch that was refused. And what a
+view keeps of its bytes while the collector takes a cycle apart: all."""
 
 from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import subprocess
 import sys
 import weakref
@@ -19,6 +21,10 @@ from workload import message
 
 import rmq
 from rmq import flushing
+from rmq._core._indexfile import IndexFileView
+from rmq._core._logtail import LogTail
+from rmq._core._mapguard import MapGuard
+from rmq._core._textcolumn import TextColumn
 from rmq.dispatch import Dispatcher
 
 FAR = 2**31 - 1
@@ -118,3 +124,24 @@ def test_of_a_batch_that_was_refused(tmp_path: Path) -> None:
     """A row takes over a hundred bytes while its batch is checked."""
     done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path / "s"], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 16
+
+
+def tail_on(segment: Any) -> LogTail:
+    tail = LogTail()
+    tail.stand(segment, MapGuard(mmap.mmap(-1, 4096)), 0, 0)
+    return tail
+
+
+@pytest.mark.parametrize("view_of", [
+    lambda data: IndexFileView(data, hash_slot_num=10, index_num=40),
+    lambda data: TextColumn(bytes(16), data, b""),
+    tail_on,
+], ids=["index file", "texts", "log tail"])  # fmt: skip
+def test_a_view_holds_its_bytes_until_it_goes(view_of: Callable[[bytearray], Any],
+                                              capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """The collector clears a cycle object by object, the bytes before or after the view."""
+    cycle: list[Any] = [view_of(bytearray(5000))]
+    cycle.append(cycle)
+    del cycle
+    assert gc.collect() > 0
+    assert capfd.readouterr().err == ""

@@ -8,6 +8,7 @@ from rmq._core._sidecar cimport SidecarView
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class IndexFileView:
     """Borrows the bytes of one mapped index file; opens, flushes and closes nothing."""
     cdef:

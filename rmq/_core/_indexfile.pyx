@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 cimport rmq._core._layout as L
 from rmq._core._answerlists cimport AnswerLists
-from rmq._core._bytes cimport load_i32, load_i64, read_published_i64, store_i32, store_i64
+from rmq._core._bytes cimport load_i32, load_i64, read_published_i32, read_published_i64, store_i32, store_i64
 from rmq._core._indexfit cimport first_unlinked, fits
 from rmq._core._indexput cimport KeyBlock, gather, put_hashed, put_one_hashed
 from rmq._core._indexwalk cimport OffsetList, Question, count_of, may_be_cut, set_index_bytes, walk, walk_one
@@ -28,6 +28,7 @@ cdef enum:
     FEW_ANSWERS = 32                # of one key, that need no memory
     SLOTS_OF_A_KEY = 1365           # 4/3 of those of a page: so many keys touch more than half of the pages
     BYTES_TOGETHER = 16384          # of entries: fewer are not worth a call of the system
+    PUTS_BETWEEN = 64               # two looks at a header, of which a file that counts every put is still known
 cdef int32_t INT32_LIMIT = 0x7FFFFFFF
 
 cdef extern from "Python.h":
@@ -68,6 +69,7 @@ def index_file_size(int64_t hash_slot_num, int64_t index_num):
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class IndexFileView:
     def __cinit__(self, buffer, *, int32_t hash_slot_num, int32_t index_num, bint writable=False,
                   bint count_every_put=False):
@@ -422,18 +424,26 @@ cdef class IndexFileView:
         return f"entry {unlinked} does not link to the newest entry of its slot" if unlinked else ""
 
     def counts_every_put(self):
-        """Whether the header can only come from RocketMQ <= 4.7.0: it counts a slot for an entry that has a link."""
-        cdef int32_t i = 1, count
+        """Whether the header can only come from RocketMQ <= 4.7.0: it counts a slot for an entry that has a link.
+
+        Of a file that is being put, too: one that counts used slots may be a slot ahead of its count, for a moment.
+        """
+        cdef int32_t i = 1, slots, count, missing, linked = 0
         self._check()
+        slots = read_published_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET)
         count = self._count()
-        if load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) != count - 1:
+        if not count - PUTS_BETWEEN <= slots <= count:
             return False
+        missing = count - slots
         self._users += 1
         with nogil:
-            while i < count and load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET) == 0:
+            while i < count and linked <= missing:
+                linked += load_i32(self._entry(i) + L.ENTRY_PREVIOUS_OFFSET) != 0
                 i += 1
         self._leave()
-        return i < count
+        if linked != 1 or missing != 1:
+            return linked > missing
+        return self._count() == count and load_i32(self._base + L.INDEX_HASH_SLOT_COUNT_OFFSET) == slots
 
     def header(self):
         """The 40 header bytes."""

@@ -3,8 +3,8 @@
 
 Slots are asked of memory one by one while other entries are written: many at once, the processor would stop at those
 that it cannot keep in mind. Keys of records are hashed before that: between hashes it would keep few in mind.
-A slot is published behind its entry, the header behind the entries that it counts, its end last. Source: RocketMQ
-IndexFile#putKey.
+A slot is published behind its entry and behind the count of those before, the header behind the entries that it
+counts, its end last. Source: RocketMQ IndexFile#putKey.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -24,7 +24,7 @@ cdef extern from "asking.h" nogil:
 
 cdef enum:
     KEYS_AHEAD = 64                 # the slots of so many keys are asked of memory before their turn; beside a writer
-                                    # a slot may be ahead of the header by so many entries
+                                    # slot count and end of the header may be behind by so many entries
     KEYS_NEAR = 16                  # and once more, where they came far: some processors take no far prefetches until
                                     # there were many
     INT32_LIMIT = 0x7FFFFFFF
@@ -128,6 +128,7 @@ cdef inline void _put_block(const IndexBytes *file, Tail *tail, uint8_t **slots,
             slots[k] = _ask(file, key_hashes[k + KEYS_AHEAD], far)
         if far and k + KEYS_NEAR < left:
             rmq_prefetch(slots[(k + KEYS_NEAR) & (KEYS_AHEAD - 1)])
+        publish_i32(file.header + L.INDEX_COUNT_OFFSET, tail.number)
         _append(tail, key_hashes[k], slot, phy_offsets[k], store_timestamps[k])
     _count(file, tail, count, phy_offsets[count - 1], store_timestamps[count - 1])
 

@@ -239,7 +239,9 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
             active = _one_by_one(file.entries, lanes, active, limits, is_far, &hit)
         hits.count = <Hit *>hit - hits.items
         if asked:
-            # The count before the slot: beside a writer a slot may be ahead of it, which ends RocketMQ's walk.
+            # Slots before the count: beside a writer they must not be ahead of it, which ends RocketMQ's walk.
+            for i in range(asked):
+                slots.position[i] = read_published_i32(file.slots + <int64_t>slots.position[i] * L.INDEX_SLOT_SIZE)
             count = count_of(&file)
             base_now = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
             if base_now != base_ms and 0 <= base_now <= BASE_LIMIT:     # the first entry came
@@ -250,7 +252,7 @@ cdef bint _rounds(const IndexBytes *bytes_, const Question *question, const int3
             else:
                 count = file.index_num - 1
             for i in range(asked):
-                position = load_i32(file.slots + <int64_t>slots.position[i] * L.INDEX_SLOT_SIZE)
+                position = slots.position[i]
                 chains.key[active], chains.key_hash[active] = slots.key[i], slots.key_hash[i]
                 chains.position[active], chains.left[active] = position, slots.left[i]
                 active += (position > 0) & (position <= count) & (slots.left[i] > 0)
@@ -326,9 +328,9 @@ cdef int walk_one(const IndexBytes *file, const Question *question, int32_t key_
     cdef int32_t position, previous, diff, count, answers = 0
     cdef int64_t base_ms, stored_ms
     cdef const uint8_t *entry
-    count = count_of(file)              # before the slot, as in _rounds
+    previous = read_published_i32(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
+    count = count_of(file)              # behind the slot, as in _rounds
     base_ms = load_i64(file.header + L.INDEX_BEGIN_TIMESTAMP_OFFSET)
-    previous = load_i32(file.slots + <int64_t>slot_of(file, key_hash) * L.INDEX_SLOT_SIZE)
     position = min(count, file.index_num - 1) + 1 if count > 1 else 0
     while 0 < previous < position and answers < question.max_num:
         position = previous

@@ -9,6 +9,7 @@ from rmq._core._queuetable cimport QueueTable
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class LogTail:
     """Where the next record goes. It stands on a segment that has blocks and is owed to the disk, or nowhere."""
     cdef:

@@ -11,6 +11,7 @@ from rmq._core._queuetable cimport QueueTable
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class LogTail:
     def __cinit__(self):
         self.last_phy_offset = self._limit = -1

@@ -10,6 +10,7 @@ from rmq._core._queuetable cimport QueueTable
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class Putter:
     """Puts messages into an open store as long as nothing is out of the ordinary."""
     cdef:

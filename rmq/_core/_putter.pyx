@@ -112,6 +112,7 @@ def put_results(Py_ssize_t first, Py_ssize_t stop, *, type kind not None, list t
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class Putter:
     def __cinit__(self, *, OwnedLock put_lock not None, OwnedLock flush_lock not None, LogTail tail not None,
                   QueueTable queues not None, PutBatch batch not None, marks not None, clock not None, int64_t ticks,

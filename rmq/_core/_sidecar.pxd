@@ -60,6 +60,7 @@ cdef enum Outcome:
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class SidecarView:
     """Borrows the bytes of one mapped sidecar, as long as it lives."""
     cdef:

@@ -262,6 +262,7 @@ cdef bint _make_room(OffsetList *out, int64_t more) noexcept nogil:
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class SidecarView:
     """ValueError with the reason when the bytes are not the sidecar of that index file, or their head is damaged."""
 

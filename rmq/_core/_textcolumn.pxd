@@ -7,6 +7,7 @@ from rmq._core._record cimport rmq_texts
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class TextColumn:
     """Borrowed strings first[starts[i]:starts[i + 1]]; missing[i] != 0: null."""
     cdef:

@@ -33,6 +33,7 @@ cdef void _widen(int64_t *dest, const int32_t *numbers, Py_ssize_t count) noexce
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class TextColumn:
     """Strings whose offsets, one more than strings, are those from number `first` on in a buffer of integers of `width`
     bytes, 4 or 8; count -1: all of them. missing: one byte per string, or none when there are no nulls.

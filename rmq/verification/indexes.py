@@ -169,8 +169,9 @@ class IndexFiles:
     def _open(self, path: Path) -> None:
         ground = self._ground
         file, view = self._mapped(path)
+        count = view.index_count  # before the header: beside a writer it may be newer, never older
         header = Header(*_HEADER.unpack_from(file.map))
-        part = Part(path, file, view, header, view.index_count, ground.is_closed or view.is_full)
+        part = Part(path, file, view, header, count, ground.is_closed or count >= view.index_num)
         if ground.mark is not None and not ground.is_closed and int(path.name) == ground.mark.index_name:
             part.header = Header(*_HEADER.unpack(ground.mark.index_header))
             part.limit = max(1, min(part.header.index_count, view.index_num))

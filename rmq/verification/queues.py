@@ -7,7 +7,7 @@ import bisect
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,8 @@ from rmq.filecache import FileCache
 from rmq.mappedfile import data_end
 from rmq.message import is_dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
+from rmq.storeroot import foreign_queues
+from rmq.verification.findings import Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
 
 Name = tuple[str, int]
@@ -49,6 +51,13 @@ class Queue:
         if known is None or known[0] != start:
             known = self._known = start, self.directory / segment_name(start)
         return known[1]
+
+
+def last_unit_of(ground: Ground) -> int:
+    """The highest phy offset that a unit at a queue's end points to now; 0 without units, or where none are read."""
+    is_read = foreign_queues(ground.paths) is None
+    with contextlib.closing(QueueFiles(replace(ground, report=Report(0)), is_read=is_read)) as files:
+        return files.last_phy_offset()
 
 
 class QueueFiles:

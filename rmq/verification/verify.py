@@ -35,7 +35,7 @@ from rmq.storeroot import (
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, holds_bytes, list_segments
 from rmq.verification.indexes import IndexFiles
-from rmq.verification.queues import QueueFiles
+from rmq.verification.queues import QueueFiles, last_unit_of
 from rmq.verification.records import Range, SegmentReport, joined
 from rmq.verification.smallfiles import (
     judge_checkpoint,
@@ -172,12 +172,13 @@ class _Verification:
         if ground.mark is not None and is_remade:  # by a recovery that is under way, or was killed
             self._report.note(self._paths.index, 0, "open", "index files are being derived again: not verified")
             ground.mark = replace(ground.mark, index_name=0)
+        last_unit = last_unit_of(ground) if ground.is_live and ground.mark is None else 0  # before files are listed
         queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
         index = IndexFiles(ground, is_read=foreign_index(self._paths) is None and not is_remade)
         site = Site(ground, queues, index)
         try:
             tail = self._tail()
-            self._set_ends(queues, index)
+            self._set_ends(last_unit, index)
             self._total = index.size + sum(segment.end - segment.start for segment in ground.log.segments)
             self._judge_index_names(index)
             index.cut_counts()
@@ -265,7 +266,7 @@ class _Verification:
             segments.pop().let_go()
         return segments
 
-    def _set_ends(self, queues: QueueFiles, index: IndexFiles) -> None:
+    def _set_ends(self, last_unit: int, index: IndexFiles) -> None:
         """Up to where queues and index must have followed the log."""
         ground, mark = self._ground, self._ground.mark
         if not ground.is_closed:
@@ -278,7 +279,7 @@ class _Verification:
                 ground.entry_end = max(ends, default=0)
                 ground.unit_end = 0
                 if ground.is_live:
-                    ground.unit_end = queues.last_phy_offset()  # a broker dispatches in log order
+                    ground.unit_end = last_unit  # a broker dispatches in log order
                 elif ground.checkpoint is not None and ground.log.segments:
                     ground.unit_end = start_without_marks(ground.log, False, ground.checkpoint, 0)
         elif mark is not None and ground.is_own:
