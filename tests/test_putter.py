@@ -9,7 +9,9 @@ import mmap
 import os
 import random
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -275,24 +277,32 @@ def test_threads_that_put_share_one_order(store: rmq.Store) -> None:
     assert oracle.check_store(store.path, 500, 50_000) == []
 
 
-def test_threads_that_put_do_not_fall_into_step(store: rmq.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom the lock wakes keeps it from nobody while it waits for the GIL: few puts go the long way, in a queue."""
-    long_way, counts = Counted(store, monkeypatch), [0]
-    message, start = rmq.Message("T", b"body"), threading.Barrier(8)
+def test_whom_the_put_lock_wakes_keeps_it_from_nobody(store: rmq.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for the GIL, others put: else each would wait for the next, one step each."""
+    long_way, tries, message, putting = Counted(store, monkeypatch), 100, rmq.Message("T", b"body"), threading.Event()
 
-    def puts() -> None:
-        start.wait(10)
-        for _ in range(10_000):
+    def put() -> None:
+        putting.set()  # from here on until it waits for the lock it has the GIL
+        store.put(message)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5)
+    try:
+        for _ in range(tries):
+            putting.clear()
+            thread = threading.Thread(target=put)
+            with store._put_lock:
+                thread.start()
+                while not putting.is_set():
+                    time.sleep(0)
+            woken = time.perf_counter() + 0.001
+            while time.perf_counter() < woken:
+                pass
             store.put(message)
-
-    for _ in range(3):  # a busy machine lifts one of them, or two
-        threads = [threading.Thread(target=puts) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
             thread.join()
-        counts.append(long_way.count)
-    assert min(np.diff(counts)) < 80_000 // 20
+    finally:
+        sys.setswitchinterval(interval)
+    assert long_way.count < 1.5 * tries  # both go it where one keeps the lock, one where the other came too late
 
 
 def test_a_put_gets_in_line_for_a_lock_that_is_held_for_long(store: rmq.Store) -> None:
