@@ -112,6 +112,7 @@ class StoreWriter(StoreReader):
         try:
             is_list = type(messages) is list and topic is None and queue_id is None and columns is None
             if is_list and self._putter is not None and (done := self._putter.put_few(messages, results)) is not None:
+                stored = done if isinstance(done, int) else len(done[0])
                 return PutResults(done) if isinstance(done, tuple) else done
             self._check_writable()
             if isinstance(messages, StoreReader):
@@ -134,33 +135,34 @@ class StoreWriter(StoreReader):
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip
-        flusher, batch = self._flusher, self._batch
+        flusher, batch, count = self._flusher, self._batch, 0
         flusher.check_not_nested()
-        with self._put_lock:
-            if self._closed or flusher.failure is not None:  # since the caller looked
-                self._check_writable()
-            flusher.settle()
-            try:
-                load(batch)
-                if whole and batch.packed_size() > self.config.max_message_size:
-                    raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
-                                               f"{self.config.max_message_size}")  # fmt: skip
-                if not whole:
-                    self._log.trim(batch)
-                timestamp = to_ms(self._clock(), "clock")
-                end = self._log.append(batch, timestamp, self._table, whole=whole)
-                waits, count = batch.waits, batch.count
-                answer = answer_of(batch, timestamp)
-            finally:
-                batch.release()
-            self._marks.show(end)
-            must_sync = flusher.put_done(count, timestamp, waits=waits)
-        if must_sync:
-            try:
+        try:
+            with self._put_lock:
+                if self._closed or flusher.failure is not None:  # since the caller looked
+                    self._check_writable()
+                flusher.settle()
+                try:
+                    load(batch)
+                    if whole and batch.packed_size() > self.config.max_message_size:
+                        raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
+                                                   f"{self.config.max_message_size}")  # fmt: skip
+                    if not whole:
+                        self._log.trim(batch)
+                    timestamp = to_ms(self._clock(), "clock")
+                    end = self._log.append(batch, timestamp, self._table, whole=whole)
+                    self._marks.show(end)
+                    waits, count = batch.waits, batch.count
+                    answer = answer_of(batch, timestamp)
+                finally:
+                    batch.release()
+                must_sync = flusher.put_done(count, timestamp, waits=waits)
+            if must_sync:
                 flusher.sync_put(end)
-            except OSError as error:
-                error.not_synced = count  # type: ignore[attr-defined]  # stored all the same
-                raise
+        except (OSError, MemoryError) as error:
+            if count:
+                error.not_synced = count  # type: ignore[union-attr]  # stored all the same
+            raise
         if len(self._log.unsynced) > self._log.unsynced_limit:
             flusher.relieve()
         return answer

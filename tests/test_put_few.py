@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +172,48 @@ def test_results_of_a_short_list_are_columns_of_their_own(store: rmq.Store) -> N
     assert np.diff(np.concatenate([found.phy_offset, others.phy_offset])).min() > 0
     assert store.put_many([], results=False) == 0
     assert len(store.put_many([])) == 0
+
+
+def test_a_list_that_changes_while_its_put_waits_is_counted_as_it_was_stored(store: rmq.Store) -> None:
+    """Another thread has the lock, for less than the compiled way waits for it, and changes the caller's list."""
+    stored = 0
+
+    def change(messages: list[rmq.Message], others: list[rmq.Message], is_held: threading.Event) -> None:
+        with store._put_lock:
+            is_held.set()
+            time.sleep(20e-6)  # now the other one waits
+            messages[:] = others
+
+    for number in range(300):
+        messages, others, is_held = few(3), few(5) if number % 2 else [], threading.Event()
+        thread = threading.Thread(target=change, args=(messages, others, is_held))
+        thread.start()
+        is_held.wait()
+        stored += store.put_many(messages, results=False)
+        thread.join()
+    counts = [high - low for low, high in store.topics()["T"].values()]
+    assert sum(counts) == stored + 1
+
+
+def test_a_list_that_a_collection_empties_is_not_read_any_more() -> None:
+    """The collection that a put's own copy of the list brings about."""
+    code = """
+import gc, sys, tempfile
+import rmq
+class Trap:
+    def __init__(self, items): self.items, self.itself = items, self
+    def __del__(self): self.items.clear()
+with tempfile.TemporaryDirectory() as path, rmq.open(path + "/s", "x") as store:
+    store.put(rmq.Message("T", b"first"))
+    put = store._putter.put_few
+    gc.collect()
+    messages = [rmq.Message("T", b"body") for _ in range(200)]
+    Trap(messages)
+    kept = [[] for _ in range(400)]  # no list is left that could be taken without an allocation
+    gc.set_threshold(gc.get_count()[0] + int(sys.argv[1]))
+    found = put(messages, False)
+    gc.set_threshold(700)
+    assert found in (None, 200), found
+"""
+    for more in range(-2, 3):
+        subprocess.run([sys.executable, "-c", code, str(more)], check=True, capture_output=True, timeout=100)

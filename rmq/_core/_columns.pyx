@@ -206,7 +206,13 @@ cdef class ColumnBuilder:
         self._reset()
 
     def _reset(self):
-        self._buffers = [[GrowingBuffer() for _ in range(BUFFERS[kind])] for kind in self._kinds]
+        cdef list buffers
+        self._buffers = []
+        for kind in self._kinds:    # no comprehensions: see _indexfile._listed
+            buffers = []
+            for _ in range(BUFFERS[kind]):
+                buffers.append(GrowingBuffer())
+            self._buffers.append(buffers)
         self.count = 0
         self.compressed = 0
         self.data_size = 0

@@ -55,6 +55,15 @@ cdef int _check_hashes(const int32_t[::1] key_hashes) except -1:
     return 0
 
 
+cdef list _listed(const int64_t *items, int64_t count):
+    """No comprehension: where its list cannot grow, Cython 3.3 lets go of the item twice."""
+    cdef list found = [None] * count
+    cdef int64_t i
+    for i in range(count):
+        found[i] = items[i]
+    return found
+
+
 cdef object _to_array(OffsetList *list_):
     result = np.empty(list_.count, np.int64)
     cdef int64_t[::1] out = result
@@ -352,7 +361,6 @@ cdef class IndexFileView:
         cdef OffsetList out
         cdef int64_t[FEW_ANSWERS] few
         cdef int32_t key_hash, count
-        cdef int64_t i
         if type(key) is not str or not _is_plain(max_num, &question.max_num) or question.max_num < 0 or \
                 not _is_plain(begin, &question.begin) or not _is_plain(end, &question.end):
             return None
@@ -366,12 +374,12 @@ cdef class IndexFileView:
                 count = self._answer_one(&question, key_hash, few)
             self._leave()
             if count >= 0:
-                return [few[i] for i in range(count)]
+                return _listed(few, count)
         question.is_raw, question.found = True, NULL
         memset(&out, 0, sizeof(out))
         try:
             self._answer(&question, &key_hash, 1, &count, &out)
-            return [out.items[i] for i in range(out.count)]
+            return _listed(out.items, out.count)
         finally:
             free(out.items)
 

@@ -194,16 +194,28 @@ cdef class Putter:
         PutBatch.load."""
         cdef PutBatch batch = self._batch
         cdef int64_t timestamp = 0
-        cdef Py_ssize_t count = len(messages)
-        if not 0 < count <= FEW or type(messages[0]) is not Message or not self._may_begin():    # it may be a table
+        cdef list items
+        cdef Py_ssize_t count
+        if len(messages) > FEW:
+            return None
+        # Of its own: other threads, while the lock is waited for, and what a collection runs may change the caller's.
+        # No slice: that looks at the items, then makes a list, for which a collection may run.
+        items = list(messages)
+        count = len(items)
+        if not 0 < count <= FEW or type(items[0]) is not Message or not self._may_begin():    # it may be a table
             return None
         try:
             if self._marks.buf == NULL or self._tail.is_due_with(count):
                 return None
-            batch.load(messages[:])     # of its own: other threads, and what a collection runs, may change the caller's
+            batch.load(items)
             if not self._append(&timestamp):
                 return None
-            return (*batch.results(), timestamp) if results else count
+            # No (*results, timestamp): where its list cannot grow, Cython 3.3 lets go of the timestamp twice.
+            try:
+                return batch.results() + (timestamp,) if results else count
+            except MemoryError as error:
+                error.not_synced = count    # stored all the same
+                raise
         finally:
             batch.forget()
             self._put_lock.give()
