@@ -185,7 +185,8 @@ class Index:
         limit = min(max_num, self._config.max_msgs_num_batch)
         found = np.zeros(len(hashes), np.int32)
         key_numbers, answers = [], []
-        for file in reversed(self.files):
+        files = self.files
+        for file in reversed(files):
             file.look()
             view = file.view
             if view.index_count > 1 and _is_time_matched(view, begin, end):
@@ -193,7 +194,8 @@ class Index:
                 found += counts
                 key_numbers.append(np.repeat(np.arange(len(hashes)), counts))
                 answers.append(values)
-            is_new = view.index_count <= 1 and view.begin_timestamp == 0  # which its header does not tell yet
+            # The last may be one whose header does not tell yet where it begins.
+            is_new = file is files[-1] and view.index_count <= 1 and view.begin_timestamp == 0
             if view.begin_timestamp < begin and not is_new:
                 break
         if not answers:

@@ -121,7 +121,7 @@ def has_old_blanks(log: CommitLog) -> bool:
     before it, with its place, from a buffer that later releases leave alone. None of less than 36 bytes tells.
     """
     for segment in log.segments[: min(BLANKS_ASKED, len(log.segments) - 1)]:
-        with contextlib.suppress(CorruptFileError):
+        with contextlib.suppress(CorruptFileError, FileNotFoundError):  # cleaned away beside a reader
             tail = segment.read(max(0, log.segment_size - BLANK_SIZE), min(BLANK_SIZE, log.segment_size))
             at = len(tail)
             while (at := tail.rfind(_BLANK_MAGIC, 0, at)) >= L.RECORD_MAGIC_OFFSET:

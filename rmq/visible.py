@@ -88,8 +88,7 @@ class Visible:
         except CorruptFileError as error:
             if error.path not in {str(segment.path) for segment in log.segments}:
                 raise
-            # A scan can skip what is gone, every other read of it tells.
-            self._cut_short = error.path, version_of(error.path)
+            self._cut_short = error.path, version_of(error.path)  # a scan can skip it, every other read tells
             self.end = log.max_phy_offset
 
     def _read_files(self) -> None:
@@ -98,8 +97,7 @@ class Visible:
         self._judged_manifest = version_of(self._manifest_name)
         manifest = read_manifest(self._paths)
         self._read_mark()
-        # As first seen of this writer: until another follows, it may still be recovering.
-        self._first_mark: Mark | None = self._mark
+        self._first_mark: Mark | None = self._mark  # of this writer: until another follows, it may be recovering
         self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
         self._queues.bridges_gaps = self._mark is not None
@@ -252,9 +250,10 @@ class Visible:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
         if self._known_end is not None:
             return self.end
-        if self._holder is Holder.RMQ and self._marks is not None:
-            return min(self._log.max_phy_offset, max(self._marks.visible_phy_offset, self.end))
-        return self._log.max_phy_offset
+        visible = self._marks.visible_phy_offset if self._holder is Holder.RMQ and self._marks is not None else 0
+        if visible > 0 or (self._holder is Holder.RMQ and self._mark is not None):
+            return min(self._log.max_phy_offset, max(visible, self.end))
+        return self._log.max_phy_offset  # a broker's, or of one that is recovered and published nothing yet
 
     def refresh(self) -> int:
         """See what is there now; returns the end of the log."""
@@ -296,12 +295,13 @@ class Visible:
                 self._follow_cleaning(low)
             all_changed = not self._derived or low > self._low
             if all_changed or self._dispatcher.queue_phy_offset < self.end:
+                filled = self._dispatcher.fills_gaps
                 try:
                     self._advance(self.end)
                 except (CorruptFileError, QueueGapError) as error:
                     self.refresh()
                     if self._log.min_phy_offset == low:  # else cleaned meanwhile: nothing is lost
-                        if isinstance(error, CorruptFileError) or self._dispatcher.fills_gaps:
+                        if isinstance(error, CorruptFileError) or (filled and self._dispatcher.fills_gaps):
                             raise
                         self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, low
                     self.derive()

@@ -17,15 +17,20 @@ import pytest
 from forks import lock_of_a_broker
 
 import rmq
+from rmq import legacy
 from rmq._core import _layout as L
 from rmq._core._indexfile import IndexFileView, index_file_size
+from rmq.commitlog import CommitLog
 from rmq.consumequeue import QueueGapError
 from rmq.errors import CorruptFileError
 from rmq.lock import StoreLock
+from rmq.marks import Marks
 from rmq.queueset import QueueSet
-from rmq.signs import index_signs
-from rmq.verification import indexes
+from rmq.signs import has_old_blanks, index_signs
+from rmq.verification import indexes, verify
+from rmq.verification.ground import list_segments
 from rmq.verification.queues import QueueFiles
+from rmq.verification.records import SegmentCheck, Window
 from rmq.visible import Visible
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
@@ -197,6 +202,34 @@ def test_a_unit_that_a_recovery_of_ours_has_not_written_yet_is_derived(broker: B
         lock.close()
 
 
+def test_units_that_a_recovery_of_ours_has_not_written_yet_are_no_fault(broker: Broker) -> None:
+    """It writes them queue by queue."""
+    broker.write(3)
+    queue = broker.path / "consumequeue" / "A" / "0" / f"{0:020d}"
+    queue.write_bytes(queue.read_bytes()[: L.UNIT_SIZE].ljust(200, b"\0"))
+    lock = StoreLock(broker.path / "lock", lambda: None)
+    try:
+        result = rmq.verify(broker.path, config=CONFIG)
+    finally:
+        lock.close()
+    assert [str(finding) for finding in result if finding.severity != "note"] == []
+
+
+def test_the_log_is_read_to_its_end_while_a_recovery_of_ours_has_published_none(broker: Broker) -> None:
+    broker.write(40)
+    (broker.path / "rmq").mkdir()
+    lock = StoreLock(broker.path / "lock", lambda: None)
+    marks = Marks(broker.path / "rmq" / "marks", writable=True, create=True)
+    try:
+        with rmq.open(broker.path, "r", config=CONFIG) as store:
+            assert [store.topics()[topic][0] for topic in ("A", "B")] == [(0, 40), (0, 40)]
+            assert [message.body for message in store.query("B", "B39")] == [b"39"]
+            assert store.scan().read_all().num_rows == 80
+    finally:
+        marks.close()
+        lock.close()
+
+
 def test_a_queue_file_that_comes_while_others_are_listed_is_none_missing(
         broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Messages come each time that the queues are listed, to one of which all was listed, and to one behind it."""
@@ -217,6 +250,43 @@ def test_a_queue_file_that_comes_while_others_are_listed_is_none_missing(
     assert list(numbers)
 
 
+def test_units_of_a_segment_that_comes_when_others_were_listed_point_to_records(
+        broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def list_(*given: Any, **options: Any) -> Any:
+        found = list_segments(*given, **options)
+        broker.write(40)
+        return found
+
+    broker.write(3)
+    monkeypatch.setattr(verify, "list_segments", list_)
+    with lock_of_a_broker(broker.path):
+        result = rmq.verify(broker.path, config=CONFIG)
+    assert [str(finding) for finding in result if finding.severity != "note"] == []
+    assert len(list((broker.path / "commitlog").iterdir())) > 1
+
+
+def test_a_record_that_comes_behind_what_was_read_is_verified(broker: Broker,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The store is at rest when it is looked at, then a writer comes."""
+    real = Window.move
+
+    def move(window: Window, start: int, end: int) -> None:
+        real(window, start, end)
+        (broker.path / "abort").touch()
+        broker.write(5)
+
+    def pass_over(check: SegmentCheck, place: int, following: int, stop: int) -> None:
+        raise AssertionError(f"a record at {place} was passed over")  # again and again
+
+    broker.write(3)
+    (broker.path / "abort").unlink()
+    monkeypatch.setattr(Window, "move", move)
+    monkeypatch.setattr(SegmentCheck, "_pass_over", pass_over)
+    result = rmq.verify(broker.path, config=CONFIG, jobs=1)
+    assert [str(finding) for finding in result if finding.severity != "note"] == []
+    assert result.record_count == 10
+
+
 def test_a_full_index_file_is_not_held_against_an_older_header(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last entry is put between looks at its count and its header, or behind both."""
     full = next(number for number, files in enumerate(broker.states, 1)
@@ -234,6 +304,34 @@ def test_a_full_index_file_is_not_held_against_an_older_header(broker: Broker, m
     with lock_of_a_broker(broker.path):
         result = rmq.verify(broker.path, config=CONFIG)
     assert [str(finding) for finding in result if finding.severity != "note"] == []
+
+
+def test_the_end_of_a_header_may_come_behind_the_count_that_makes_its_file_full(broker: Broker) -> None:
+    """Source: RocketMQ IndexFile#putKey."""
+    broker.write(40)
+    full, *others = sorted((broker.path / "index").iterdir())
+    for other in others:
+        other.unlink()
+    with full.open("r+b") as file:
+        for position in (L.INDEX_END_TIMESTAMP_OFFSET, L.INDEX_END_PHY_OFFSET_OFFSET):
+            file.seek(position)
+            file.write(bytes(8))
+    with lock_of_a_broker(broker.path):
+        result = rmq.verify(broker.path, config=CONFIG)
+    assert [str(finding) for finding in result if finding.severity != "note"] == []
+
+
+def test_a_segment_that_goes_while_blanks_are_looked_for_is_no_error(
+        broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def look(log: CommitLog) -> bool:
+        log.segments[0].let_go()
+        log.segments[0].path.unlink()
+        return has_old_blanks(log)
+
+    broker.write(40)
+    monkeypatch.setattr(legacy, "has_old_blanks", look)
+    with lock_of_a_broker(broker.path), rmq.open(broker.path, "r", config=CONFIG) as store:
+        assert [message.body for message in store.query("B", "B39")] == [b"39"]
 
 
 def test_a_cleaning_while_gaps_are_filled_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,3 +357,27 @@ def test_a_cleaning_while_gaps_are_filled_is_no_damage(tmp_path: Path, monkeypat
         low, high = store.topics()["A"][0]
     assert (low > 0, high) == (True, count)
     assert len(calls) > 2
+
+
+def test_a_gap_before_a_reader_looked_at_all_anew_is_filled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look itself finds that queues lost units."""
+    broker.write(5)
+    real, refresh, calls = Visible._advance, Visible.refresh, []
+
+    def advance(visible: Visible, end: int) -> None:
+        calls.append(end)
+        if len(calls) == 1:
+            monkeypatch.setattr(Visible, "refresh", look_anew)
+            raise QueueGapError("units are missing")
+        real(visible, end)
+
+    def look_anew(visible: Visible) -> int:
+        monkeypatch.setattr(Visible, "refresh", refresh)
+        visible._look()
+        visible._derive_anew([("A", 0)])
+        return visible.end
+
+    monkeypatch.setattr(Visible, "_advance", advance)
+    with lock_of_a_broker(broker.path), rmq.open(broker.path, "r", config=CONFIG) as store:
+        assert [store.topics()[topic][0] for topic in ("A", "B")] == [(0, 5), (0, 5)]
+    assert len(calls) > 1

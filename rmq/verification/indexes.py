@@ -160,6 +160,8 @@ class IndexFiles:
                 except (FileNotFoundError, CorruptFileError):  # cleaned away, or made again just now
                     if file_size(path):
                         raise
+        if ground.is_live and self.parts:
+            self.parts[-1].is_settled = False  # the end of its header comes behind the count that makes it full
 
     def _is_newer_than_mark(self, path: Path) -> bool:
         """Whether a file was made behind what is on disk for sure: recovery makes it again."""

@@ -22,6 +22,7 @@ from rmq._core._record import PARSE_PROPERTIES, parse_properties
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import StoredFields, stored_at
 from rmq.filecache import FileCache
+from rmq.lock import Holder, lock_holder
 from rmq.mappedfile import data_end
 from rmq.message import is_dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
@@ -54,10 +55,14 @@ class Queue:
 
 
 def last_unit_of(ground: Ground) -> int:
-    """The highest phy offset that a unit at a queue's end points to now; 0 without units, or where none are read."""
+    """Below which phy offset, in the segments that were listed, all records of a live broker have their units by now:
+    it dispatches in log order. 0 beside others: our recovery has no such order.
+    """
+    if ground.mark is not None or lock_holder(ground.paths.lock) is not Holder.OTHER:
+        return 0
     is_read = foreign_queues(ground.paths) is None
     with contextlib.closing(QueueFiles(replace(ground, report=Report(0)), is_read=is_read)) as files:
-        return files.last_phy_offset()
+        return min(files.last_phy_offset(), ground.log.max_phy_offset)
 
 
 class QueueFiles:

@@ -199,6 +199,9 @@ class SegmentCheck:
                 break
             is_settled = stop in _PASSABLE and self._is_settled(place)
             following = -1 if is_settled else self._next_record(place, stop)
+            if following == place:  # a writer came, which was not there when the window was read: the map shows more
+                self._window = None
+                continue
             if following >= 0 and self._ground.is_live and retried != place:
                 retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue

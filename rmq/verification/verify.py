@@ -172,7 +172,7 @@ class _Verification:
         if ground.mark is not None and is_remade:  # by a recovery that is under way, or was killed
             self._report.note(self._paths.index, 0, "open", "index files are being derived again: not verified")
             ground.mark = replace(ground.mark, index_name=0)
-        last_unit = last_unit_of(ground) if ground.is_live and ground.mark is None else 0  # before files are listed
+        last_unit = last_unit_of(ground)  # before files are listed
         queues = QueueFiles(ground, is_read=foreign_queues(self._paths) is None)
         index = IndexFiles(ground, is_read=foreign_index(self._paths) is None and not is_remade)
         site = Site(ground, queues, index)
@@ -279,7 +279,7 @@ class _Verification:
                 ground.entry_end = max(ends, default=0)
                 ground.unit_end = 0
                 if ground.is_live:
-                    ground.unit_end = last_unit  # a broker dispatches in log order
+                    ground.unit_end = last_unit
                 elif ground.checkpoint is not None and ground.log.segments:
                     ground.unit_end = start_without_marks(ground.log, False, ground.checkpoint, 0)
         elif mark is not None and ground.is_own:
