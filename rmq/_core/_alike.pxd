@@ -18,7 +18,7 @@ cdef extern from "asking.h" nogil:
     const rmq_asking *rmq_asks
 
 cdef extern from "crc32.h" nogil:
-    bint rmq_crc_asks(size_t n) noexcept
+    bint rmq_crc_asks(size_t n, bint copies) noexcept
     int32_t rmq_crc32_copied(uint8_t *dest, const uint8_t *p, size_t n) noexcept
 
 cdef extern from "texts.h" nogil:
@@ -57,7 +57,7 @@ cdef inline void encode_alike(const Alike *alike, uint8_t *dest, int32_t size, i
     """encode_record for a row like the one that `alike` took. properties NULL: made of texts, as row `number`."""
     cdef uint8_t *p = dest + PLAIN_HEADER_SIZE
     cdef uint8_t *later = dest + rmq_asks.write_ahead
-    if rmq_crc_asks(<size_t>body_size):
+    if rmq_crc_asks(<size_t>body_size, True):
         rmq_prefetch_room(later, PLAIN_HEADER_SIZE)
         rmq_prefetch_room(later + PLAIN_HEADER_SIZE + body_size, size - PLAIN_HEADER_SIZE - body_size)
     elif size <= rmq_asks.write_most:

@@ -16,7 +16,7 @@ cdef extern from "asking.h" nogil:
     const rmq_asking *rmq_asks
 
 cdef extern from "crc32.h" nogil:
-    bint rmq_crc_asks(size_t n) noexcept
+    bint rmq_crc_asks(size_t n, bint copies) noexcept
 
 cdef enum:
     LINE = 64                   # bytes of a cache line
@@ -80,7 +80,7 @@ cdef inline void prefetch_bytes(const uint8_t *base, int64_t following, int64_t 
     The processor asks by itself, but not across pages; in memory that nobody read for a second that was half the time.
     """
     cdef int64_t begin = following - last.size
-    if checks_body and rmq_crc_asks(<size_t>last.body_size):
+    if checks_body and rmq_crc_asks(<size_t>last.body_size, False):
         _prefetch_later(base, begin, begin + last.body_position, size)
         _prefetch_later(base, begin + last.body_position + last.body_size, following, size)
     else:

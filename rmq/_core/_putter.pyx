@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages put one by one or a few at a time, each call compiled and with the GIL: load, append, publish, answer."""
+"""Messages put one by one or a few at a time, each call compiled: load, append, publish, answer. With the GIL, which is
+let go of only while much is copied."""
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsLongLong

@@ -16,8 +16,6 @@
 #include "cpu.h"
 #include "prefetch.h"
 
-enum { RMQ_CRC_LONG = 512 }; /* bytes: of shorter ones no line is asked for here */
-
 static uint32_t rmq_crc_table[8][256];
 
 __attribute__((constructor)) static void rmq_crc_fill_table(void) {
@@ -247,9 +245,10 @@ RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const u
 }
 #endif
 
-/* Whether a line is asked for whenever one of n bytes is taken: of what follows them in the log, and of a copy. */
-static inline int rmq_crc_asks(size_t n) {
-    return n >= RMQ_CRC_LONG && rmq_asks->between && rmq_cpu_level != RMQ_CPU_PLAIN;
+/* Whether a line is asked for whenever one of n bytes is taken: of what follows them in the log, or for a copy. */
+static inline int rmq_crc_asks(size_t n, int copies) {
+    const int from = copies ? rmq_asks->copies_from : rmq_asks->reads_from;
+    return n >= (size_t)from && rmq_cpu_level != RMQ_CPU_PLAIN;
 }
 
 /* The running value behind n more bytes. */
@@ -266,7 +265,7 @@ static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n, si
 /* The same, and the bytes are copied to dest. They do not overlap. */
 static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
-    const size_t ahead = rmq_crc_asks(n) ? (size_t)rmq_asks->write_ahead : 0;
+    const size_t ahead = rmq_crc_asks(n, 1) ? (size_t)rmq_asks->write_ahead : 0;
     if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_copy_512(crc, dest, p, n, ahead);
     if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_copy_256(crc, dest, p, n, ahead);
     if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n, ahead);
@@ -282,7 +281,7 @@ static inline int32_t rmq_crc32(const uint8_t *p, size_t n) {
 
 /* The same of bytes behind which others are read next. */
 static inline int32_t rmq_crc32_on(const uint8_t *p, size_t n) {
-    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n, rmq_crc_asks(n) ? RMQ_READ_AHEAD : 0) & 0x7FFFFFFFu);
+    return (int32_t)(~rmq_crc_more(0xFFFFFFFFu, p, n, rmq_crc_asks(n, 0) ? RMQ_READ_AHEAD : 0) & 0x7FFFFFFFu);
 }
 
 /* Copy n bytes; their rmq_crc32. */
