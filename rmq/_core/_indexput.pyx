@@ -136,9 +136,9 @@ cdef inline void _put_block(const IndexBytes *file, Tail *tail, uint8_t **slots,
 cdef int64_t put_hashed(const IndexBytes *file, const int32_t *key_hashes, const int64_t *phy_offsets,
                         const int64_t *store_timestamps, int64_t count) noexcept nogil:
     """Append entries; returns how many fitted. No hash may be negative."""
-    cdef IndexBytes bytes_ = file[0]
+    cdef IndexBytes bytes_ = file[0]    # which no other function knows, so that it stays in registers
     cdef Tail tail
-    cdef int64_t fitting = _begin(&bytes_, &tail, count), i = 0, k
+    cdef int64_t fitting = _begin(file, &tail, count), i = 0, k
     cdef uint8_t *slots[KEYS_AHEAD]
     cdef bint far = rmq_asks.far
     if fitting > 0 and tail.number <= 1:
