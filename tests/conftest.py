@@ -15,7 +15,7 @@ import stat
 import tarfile
 import tempfile
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -227,6 +227,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)  # for processes that it left behind too, which hold the same lock
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """Of a failed test, too, nothing is kept where RMQ_KEEP_FILES is 0: a full disk fails all tests behind it."""
+    yield tmp_path
+    if os.environ.get("RMQ_KEEP_FILES") == "0":
+        shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
