@@ -202,12 +202,12 @@ def test_a_join_with_a_limit_has_all_messages_of_the_last_inner_batch_it_reaches
 
 
 def drop_zeros(directory: Path, phy_offset: int, size: int) -> None:
-    """Bytes of a log that are zeros need no disk."""
+    """Bytes of a log that are zeros need no disk, where the file system has holes."""
     segment = max(path for path in directory.iterdir() if int(path.name) <= phy_offset)
     keep_size, punch_hole = 1, 2
     with segment.open("r+b") as file:
         place = (ctypes.c_long(number) for number in (phy_offset - int(segment.name), size))
-        assert ctypes.CDLL(None, use_errno=True).fallocate(file.fileno(), keep_size | punch_hole, *place) == 0
+        ctypes.CDLL(None).fallocate(file.fileno(), keep_size | punch_hole, *place)
 
 
 @pytest.mark.slow
