@@ -34,7 +34,7 @@ NEEDED = {"no C compiler": "system calls and memory that fail: a C compiler buil
           "mounting is not allowed": "full and read-only disks: only root may mount a tmpfs"}  # fmt: skip
 SIZES = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10,
          "max_index_num": 30}  # a few messages fill a file
-MEMORY, ROOM = "/dev/shm", 4 << 30  # where the developer loop keeps its files, when so much is free there
+MEMORY, ROOM = "/dev/shm", 4 << 30  # where tests keep their files, when so much is free there
 CASES_IN_THE_LOOP = 3
 SYNCED = ("synced", "crash", "kill", "faults", "interop")  # markers
 NOTHING = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -168,12 +168,18 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--synced", action="store_true", help="files are on the disk, and tests of SYNCED wait for it")
+    parser.addoption("--synced", action="store_true", help="tests of SYNCED have files on the disk, and wait for it")
 
 
 def open_file(descriptor: int) -> None:
     """Stands in for a sync: no test sees what a machine that goes on has not written yet."""
     os.fstat(descriptor)
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, by what the kernel thinks."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def pipes() -> list[int]:
@@ -199,7 +205,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.register_at_fork(after_in_child=partial(_let_go_of, pipes()))
     os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
-    if not config.getoption("--synced") and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
+    needed = ROOM * 2 if config.getoption("--synced") else ROOM  # Spark and RocketMQ take memory too
+    if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM and available_memory() > needed:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
@@ -229,12 +236,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             fcntl.flock(lock, fcntl.LOCK_UN)  # for processes that it left behind too, which hold the same lock
 
 
+def is_synced(item: pytest.Item) -> bool:
+    """Whether a test waits for the disk."""
+    return item.config.getoption("--synced") and any(map(item.get_closest_marker, SYNCED))
+
+
 @pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """Of a failed test, too, nothing is kept where RMQ_KEEP_FILES is 0: a full disk fails all tests behind it."""
-    yield tmp_path
-    if os.environ.get("RMQ_KEEP_FILES") == "0":
-        shutil.rmtree(tmp_path, ignore_errors=True)
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """On the disk for a test that waits for it. Of a failed one, too, nothing is kept where RMQ_KEEP_FILES is 0: a full
+    disk fails all tests behind it."""
+    failed = request.session.testsfailed
+    place = Path(tempfile.mkdtemp(prefix="rmq-test-")) if is_synced(request.node) else tmp_path
+    yield place
+    if os.environ.get("RMQ_KEEP_FILES") == "0" or (place != tmp_path and request.session.testsfailed == failed):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -245,8 +260,7 @@ def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str,
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    waits = item.config.getoption("--synced") and any(map(item.get_closest_marker, SYNCED))
-    os.fsync, os.fdatasync = REAL_SYNCS if waits else (open_file, open_file)  # type: ignore[assignment]
+    os.fsync, os.fdatasync = REAL_SYNCS if is_synced(item) else (open_file, open_file)  # type: ignore[assignment]
     if item.get_closest_marker("interop") is None or not rocketmq.missing():
         return
     if os.environ.get("RMQ_REQUIRE_JAVA") == "1":
