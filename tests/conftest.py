@@ -26,6 +26,7 @@ import pytest
 import rocketmq
 
 import rmq
+import rmq.groupcommit
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
@@ -165,6 +166,14 @@ def message_of(line: dict[str, Any], raw_properties: bytes | None = None) -> rmq
         prepared_transaction_offset=line["prepared_transaction_offset"],
         raw_properties=base64.b64decode(line["properties"]) if raw_properties is None else raw_properties,
     )  # fmt: skip
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of threads that sync together none comes late because the machine is busy; one that has ended is waited for as
+    long as this."""
+    monkeypatch.setattr(rmq.groupcommit, "SOON", 100)
+    monkeypatch.setattr(rmq.groupcommit, "MOST_SOON_S", 0.4)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

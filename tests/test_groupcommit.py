@@ -78,7 +78,7 @@ def test_no_thread_is_left_asleep(unheard: None, sync_s: float) -> None:
     assert log.group._waiting == []
 
 
-def test_threads_that_put_in_turn_share_each_sync(unheard: None) -> None:
+def test_threads_that_put_in_turn_share_each_sync(unheard: None, patience: None) -> None:
     """Half of them would wait for the next sync if none waited for those that the last one served."""
     log = Log()
     with running(*[times(50, log.put)] * 4):
@@ -116,7 +116,9 @@ def test_who_does_not_come_back_is_waited_for_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("pause", [0, 0.01])
-def test_who_comes_back_late_is_not_awaited(pause: float) -> None:
+def test_who_comes_back_late_is_not_awaited(request: pytest.FixtureRequest, pause: float) -> None:
+    if not pause:
+        request.getfixturevalue("patience")
     log, awaited = Log(), []
     gather = log.group._gather
 

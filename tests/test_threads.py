@@ -208,7 +208,7 @@ def durable_store(path: Path) -> rmq.Store:
 
 
 @pytest.mark.slow
-def test_more_threads_share_each_sync(tmp_path: Path, syncs: Syncs) -> None:
+def test_more_threads_share_each_sync(tmp_path: Path, syncs: Syncs, patience: None) -> None:
     """Syncs per put: one alone; with n threads that put in turn little more than 1 / n."""
     ratios = []
     for count in (1, 4, 16):
