@@ -135,7 +135,7 @@ class StoreWriter(StoreReader):
 
     def _put_chunk(self, load: Callable[[PutBatch], None], answer_of: Callable[[PutBatch, int], _Answer], *,
                    whole: bool = False) -> _Answer:  # fmt: skip
-        flusher, batch, count = self._flusher, self._batch, 0
+        flusher, batch, is_put = self._flusher, self._batch, False
         flusher.check_not_nested()
         try:
             with self._put_lock:
@@ -150,17 +150,18 @@ class StoreWriter(StoreReader):
                     if not whole:
                         self._log.trim(batch)
                     timestamp = to_ms(self._clock(), "clock")
+                    waits, count = batch.waits, batch.count
                     end = self._log.append(batch, timestamp, self._table, whole=whole)
                     self._marks.show(end)
-                    waits, count = batch.waits, batch.count
                     answer = answer_of(batch, timestamp)
                 finally:
+                    is_put = batch.is_put
                     batch.release()
                 must_sync = flusher.put_done(count, timestamp, waits=waits)
             if must_sync:
                 flusher.sync_put(end)
         except (OSError, MemoryError) as error:
-            if count:
+            if is_put:
                 error.not_synced = count  # type: ignore[union-attr]  # stored all the same
             raise
         if len(self._log.unsynced) > self._log.unsynced_limit:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -476,7 +477,7 @@ def test_results_are_a_sequence_of_put_results(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["_topics", "_hosts"])
 def test_what_a_finalizer_takes_from_results_is_not_read(tmp_path: Path, name: str) -> None:
-    """Python's collector may run while results are made."""
+    """The collector of Python 3.11 may run while results are made; later ones wait until they are."""
     with rmq.open(tmp_path / "s", "a") as store:
         results = store.put_many([rmq.Message("T", b"")] * 500)
 
@@ -488,8 +489,8 @@ def test_what_a_finalizer_takes_from_results_is_not_read(tmp_path: Path, name: s
     gc.callbacks.append(clear)
     try:
         gc.set_threshold(200)  # objects from here on: less than there are results
-        with pytest.raises(IndexError):
-            results[:]
+        with pytest.raises(IndexError) if sys.version_info < (3, 12) else nullcontext():
+            assert len(results[:]) == 500
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(clear)

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+import rmq
 
 pytest.importorskip("_testcapi")
 
@@ -64,3 +68,23 @@ with tempfile.TemporaryDirectory() as path, rmq.open(path + "/s", "x") as store:
     assert found == {0, 5}
 """
     subprocess.run([sys.executable, "-c", code, way], check=True, capture_output=True, timeout=100)
+
+
+@pytest.mark.parametrize("stored", [0, 300])
+def test_a_lack_of_memory_right_before_or_behind_the_append_tells_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int
+) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        append = store._log.append
+
+        def short_of_memory(*arguments: Any, **more: Any) -> int:
+            if stored:
+                append(*arguments, **more)
+            raise MemoryError
+
+        monkeypatch.setattr(store._log, "append", short_of_memory)
+        with pytest.raises(MemoryError) as caught:
+            store.put_many(iter([rmq.Message("T", b"body")] * 300))
+        assert caught.value.stored == stored  # type: ignore[attr-defined]
+        monkeypatch.undo()
+        assert store.put(rmq.Message("T", b"body")).queue_offset == stored

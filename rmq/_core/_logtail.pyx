@@ -80,7 +80,7 @@ cdef class LogTail:
     cdef void _reach(self, int64_t phy_offset, PutBatch batch) noexcept:
         if batch.count:
             self.last_phy_offset = batch.last_place()
-        self.position = phy_offset
+        self.position, batch.is_put = phy_offset, True
 
     @property
     def was_interrupted(self):

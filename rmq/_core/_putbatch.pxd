@@ -25,6 +25,7 @@ cdef class PutBatch:
         readonly int32_t count
         readonly int64_t records_size       # bytes of all rows' records
         readonly bint waits                 # some message asks SYNC_FLUSH to wait for it
+        readonly bint is_put                # the log has its rows
         int32_t _capacity
     cdef int _reserve(self, Py_ssize_t count) except -1
     cdef int64_t last_place(self) noexcept

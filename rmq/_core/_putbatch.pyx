@@ -115,7 +115,7 @@ cdef class PutBatch:
 
     cdef void forget(self) noexcept:
         """release()."""
-        self.count, self.records_size, self._source, self._has_columns = 0, 0, None, False
+        self.count, self.records_size, self._source, self._has_columns, self.is_put = 0, 0, None, False, False
         self._properties.release()
         if self._capacity > MOST_KEPT:  # of one batch that was refused
             free(self.rows)
