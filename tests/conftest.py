@@ -40,6 +40,8 @@ CASES_IN_THE_LOOP = 3
 SYNCED = ("synced", "crash", "kill", "faults", "interop")  # markers
 NOTHING = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 REAL_SYNCS = os.fsync, os.fdatasync
+# Stand in for them, as C functions too: no test sees what a machine that goes on has not written yet.
+NO_SYNCS = os.fstat, os.fstat
 CRASH_NAMES = [name for name in GOLDEN_NAMES if (GOLDEN / name / "crash.tar.xz").exists()]
 
 
@@ -180,11 +182,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--synced", action="store_true", help="tests of SYNCED have files on the disk, and wait for it")
 
 
-def open_file(descriptor: int) -> None:
-    """Stands in for a sync: no test sees what a machine that goes on has not written yet."""
-    os.fstat(descriptor)
-
-
 def available_memory() -> int:
     """Bytes that can be taken without swapping, by what the kernel thinks."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -213,7 +210,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.register_at_fork(after_in_child=partial(_let_go_of, pipes()))
-    os.fsync = os.fdatasync = open_file  # type: ignore[assignment]
+    os.fsync, os.fdatasync = NO_SYNCS  # type: ignore[assignment]
     needed = ROOM * 2 if config.getoption("--synced") else ROOM  # Spark and RocketMQ take memory too
     if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM and available_memory() > needed:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
@@ -269,7 +266,7 @@ def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str,
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    os.fsync, os.fdatasync = REAL_SYNCS if is_synced(item) else (open_file, open_file)  # type: ignore[assignment]
+    os.fsync, os.fdatasync = REAL_SYNCS if is_synced(item) else NO_SYNCS  # type: ignore[assignment]
     if item.get_closest_marker("interop") is None or not rocketmq.missing():
         return
     if os.environ.get("RMQ_REQUIRE_JAVA") == "1":

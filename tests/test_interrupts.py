@@ -27,7 +27,7 @@ from rmq.filecache import FileCache
 from rmq.groupcommit import GroupCommit
 from rmq.sleeper import Sleeper
 
-pytestmark = [pytest.mark.slow, pytest.mark.synced]
+pytestmark = pytest.mark.slow
 
 PACKAGE = str(Path(rmq.__file__).parent)
 FAR = 2**31 - 1  # ms to the next timed flush
