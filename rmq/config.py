@@ -102,8 +102,10 @@ class StoreConfig:
         if 40 + 4 * self.max_hash_slot_num + 20 * self.max_index_num > _INT_MAX:
             raise ValueError("max_hash_slot_num and max_index_num make an index file over 2 GiB, "
                              "which RocketMQ cannot map")  # fmt: skip
-        object.__setattr__(self, "mapped_file_size_consume_queue",
-                           -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE)  # fmt: skip
+        queue_size = -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
+        if queue_size > _INT_MAX:
+            raise ValueError(f"mapped_file_size_consume_queue, of whole units, is {queue_size}, more than {_INT_MAX}")
+        object.__setattr__(self, "mapped_file_size_consume_queue", queue_size)
         if self.version < (4, 0, 0) or self.version >= (6, 0, 0):
             raise ValueError(f"rocketmq_version {self.rocketmq_version!r} is none of 4.x and 5.x")
         if self.enabled_append_prop_crc and self.version < CRC_SINCE:

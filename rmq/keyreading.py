@@ -18,7 +18,7 @@ from rmq.keys import (
     MIN_MS,
     check_bools,
     check_keys,
-    check_limit,
+    checked_limit,
     checked_max_num,
     encoded,
     hash_keys,
@@ -52,7 +52,8 @@ class KeyReader(OpenStore):
         Source: RocketMQ DefaultMessageStore#queryMessage.
         """
         check_bools(complete=complete)
-        name = self._checked_query(topic, [key], limit)
+        limit = checked_limit(limit)
+        name = self._checked_query(topic, [key])
         first, last = time_range(begin, end)
         log_end, uncovered, (_, offsets) = self._candidates(lambda: hash_str_keys([key], topic), first, last)
         ranges = uncovered if complete else []
@@ -73,8 +74,9 @@ class KeyReader(OpenStore):
 
         check_bools(complete=complete)
         names = checked_columns(columns)
+        limit = checked_limit(limit)
         listed = key_list(keys)
-        name = self._checked_query(topic, listed, limit)
+        name = self._checked_query(topic, listed)
         first = times_of(begin, "begin", MIN_MS, len(listed))
         last = times_of(end, "end", MAX_MS, len(listed))
         low, high = int(np.min(first, initial=MAX_MS)), int(np.max(last, initial=MIN_MS))
@@ -92,10 +94,9 @@ class KeyReader(OpenStore):
         table = numbered("key_index", key_index.astype(np.int64), table)
         return QueryManyResult(table, complete or not uncovered, bool(truncated.any()), np.flatnonzero(truncated))
 
-    def _checked_query(self, topic: str, keys: list[str], limit: int | None) -> bytes:
-        """The topic of a query whose topic, keys and limit are as they should be."""
+    def _checked_query(self, topic: str, keys: list[str]) -> bytes:
+        """The topic of a query whose topic and keys are as they should be."""
         self._check_index()
-        check_limit(limit)
         name = encoded(topic, "topic")
         check_keys(keys)
         return name

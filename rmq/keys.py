@@ -267,7 +267,6 @@ def int64_offset(value: Any, name: str) -> int:
     return number
 
 
-def check_limit(limit: Any) -> None:
+def checked_limit(limit: Any) -> int | None:
     """A limit on messages: int >= 1, or None for all."""
-    if limit is not None:
-        checked_int(limit, "limit", least=1)
+    return None if limit is None else checked_int(limit, "limit", least=1)

@@ -16,6 +16,7 @@ from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import wait
+from numbers import Integral
 from typing import Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -43,11 +44,11 @@ def in_processes(count: int | None = None) -> Runner:
     must be importable there. Raises what a task raises, RuntimeError with its text where that cannot be pickled, and
     ChildProcessError when a process died.
     """
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+    if count is not None and (isinstance(count, bool) or not isinstance(count, Integral)):
         raise TypeError(f"processes must be int, got {type(count).__name__}")
     if count is not None and count < 1:
         raise ValueError(f"processes must be at least 1, got {count}")
-    wanted = count or cores()
+    wanted = cores() if count is None else int(count)
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         workers = min(wanted, len(items))

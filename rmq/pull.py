@@ -153,14 +153,16 @@ def _looked_at(log: CommitLog, queue: ConsumeQueue, queue_offsets: npt.NDArray[n
         yield _own_message(log, queue, number, (phy_offset, size), found.get(phy_offset), log_end)
 
 
-def record_before(log: CommitLog, queues: Iterable[ConsumeQueue], phy_offset: int, log_end: int) -> int:
+def record_before(log: CommitLog, queues: Iterable[ConsumeQueue], phy_offset: int, log_end: int,
+                  near: int | None = None) -> int:  # fmt: skip
     """Start of a record at or before a phy offset, in its segment: the nearest that units tell, or the segment's first.
 
-    A unit counts when the record that it points to is its own: no body can pass for one. Cost: a binary search in each
-    of the longest queues.
+    near: within so many bytes (None: NEAR) the log is walked, no unit asked. A unit counts when the record that it
+    points to is its own: no body can pass for one. Cost: a binary search in each of the longest queues.
     """
     start = phy_offset - phy_offset % log.segment_size
-    if phy_offset - start < NEAR:
+    near = NEAR if near is None else near
+    if phy_offset - start < near:
         return start
     found: list[tuple[int, int, ConsumeQueue]] = []
     for queue in heapq.nlargest(QUEUES_ASKED, queues, lambda queue: queue.max_offset - queue.min_offset):
@@ -170,7 +172,7 @@ def record_before(log: CommitLog, queues: Iterable[ConsumeQueue], phy_offset: in
             continue  # the walk from the segment's start needs no queue
         if unit is not None and start < unit[0] <= phy_offset:
             found.append((*unit, queue))
-            if phy_offset - unit[0] < NEAR:
+            if phy_offset - unit[0] < near:
                 break
     for place, size, queue in sorted(found, key=lambda item: item[:2], reverse=True):
         message = messages_at(log, np.array([place], np.int64), log_end).get(place)

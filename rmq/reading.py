@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
+from rmq.errors import CorruptFileError
 from rmq.info import StoreInfo, describe
 from rmq.keyreading import KeyReader
 from rmq.keys import (
@@ -171,7 +172,11 @@ class StoreReader(KeyReader, QueueReader):
         start = low if begin_phy_offset is None else int64_offset(begin_phy_offset, "begin_phy_offset")
         stop = log_end if end_phy_offset is None else int64_offset(end_phy_offset, "end_phy_offset")
         align = self._align if tell is None else partial(aligned, self._log)
-        start, stop = (align(max(low, place), log_end) for place in (start, stop))
+        start = align(max(low, start), log_end)
+        try:
+            stop = align(max(low, stop), log_end)
+        except CorruptFileError:
+            stop = max(low, stop)  # reading comes to the damage first, or ends where it begins
         maker, checks = BatchMaker(names), wanted.checks | (CHECK_CRC if check_crc else 0)
         batches = record_batches(self._log, start, max(start, stop), maker, batch_rows=int(batch_rows),
                                  batch_bytes=min(int(batch_bytes), MOST_BATCH_BYTES), checks=checks,
@@ -181,7 +186,10 @@ class StoreReader(KeyReader, QueueReader):
 
     def _align(self, place: int, log_end: int) -> int:
         queues = list(self._queues.queues.values()) if self._foreign_queues is None and place < log_end else []
-        return self._log.align(place, log_end, record_before(self._log, queues, place, log_end))
+        try:
+            return self._log.align(place, log_end, record_before(self._log, queues, place, log_end))
+        except CorruptFileError:  # behind it there may be a record that a unit tells
+            return self._log.align(place, log_end, record_before(self._log, queues, place, log_end, 0))
 
     @while_open
     def table(self, name: Literal["queues", "index", "topics", "segments"], *,

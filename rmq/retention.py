@@ -23,7 +23,7 @@ from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import RmqError
 from rmq.index import Index
-from rmq.keys import check_limit, checked_int
+from rmq.keys import checked_int, checked_limit
 from rmq.logsegment import Segment
 from rmq.paths import SEGMENT_NAME, sidecar_path
 from rmq.queueset import QueueSet
@@ -116,13 +116,13 @@ class Rules:
 def checked_rules(config: StoreConfig, now: int, file_reserved_time: int | None, max_used_percent: int | None,
                   limit: int | None, expired_queues: bool, disk_usage: DiskUsage) -> Rules:  # fmt: skip
     """Rules from the arguments of Store.clean. TypeError, ValueError with the argument's name."""
-    check_limit(limit)
+    most = checked_limit(limit)
     hours = config.file_reserved_time if file_reserved_time is None else file_reserved_time
     percent = forced_level(config) if max_used_percent is None else max_used_percent
     for name, value, last in (("file_reserved_time", hours, 2**31 - 1), ("max_used_percent", percent, 100)):
         if not 0 <= checked_int(value, name) <= last:
             raise ValueError(f"{name} must lie in [0, {last}], got {value}")
-    return Rules(now, int(hours), int(percent), None if limit is None else int(limit), expired_queues, disk_usage)
+    return Rules(now, int(hours), int(percent), most, expired_queues, disk_usage)
 
 
 class Flushing(Protocol):

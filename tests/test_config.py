@@ -128,6 +128,13 @@ def test_a_last_line_that_ends_in_a_backslash_counts(tmp_path: Path, end: str) -
     assert rmq.StoreConfig.from_broker_conf(tmp_path / "broker.conf").flush_disk_type == "SYNC_FLUSH"
 
 
+def test_a_queue_file_of_whole_units_has_a_size_that_java_knows() -> None:
+    most = 2**31 - 1 - (2**31 - 1) % 20
+    assert rmq.StoreConfig(mapped_file_size_consume_queue=most - 1).mapped_file_size_consume_queue == most
+    with pytest.raises(ValueError, match="mapped_file_size_consume_queue"):
+        rmq.StoreConfig(mapped_file_size_consume_queue=most + 1)
+
+
 def test_defaults_are_those_of_rocketmq() -> None:
     config = rmq.StoreConfig()
     assert (config.mapped_file_size_commit_log, config.mapped_file_size_consume_queue) == (1024**3, 6_000_000)

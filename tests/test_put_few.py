@@ -130,6 +130,12 @@ def test_a_clock_that_puts_or_tells_no_time_stores_nothing(tmp_path: Path) -> No
         assert store.put_many(few(1)).queue_offset.tolist() == [1]
 
 
+def test_a_wrong_argument_stores_nothing_and_says_so(store: rmq.Store) -> None:
+    with pytest.raises(TypeError, match="results") as raised:
+        store.put_many(few(2), results=None)  # type: ignore[call-overload]
+    assert raised.value.stored == 0  # type: ignore[attr-defined]
+
+
 def test_who_may_not_put_may_not_put_few(store: rmq.Store, tmp_path: Path) -> None:
     assert error_in_child(lambda: store.put_many(few(2))) == "StoreClosedError"
     with store._flusher.flush_lock, pytest.raises(RuntimeError, match="in the middle of another call"):

@@ -62,7 +62,8 @@ def test_a_damaged_match_behind_the_limit_is_counted_and_not_read(tmp_path: Path
             store.query("T", KEY, limit=3)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 69, 70, 71, None])
+@pytest.mark.parametrize("limit", [1, 2, 69, 70, 71, None, np.int8(127), np.uint8(255), np.int32(2**31 - 1),
+                                   np.int64(2**63 - 1), 2**100])  # fmt: skip
 def test_query_and_query_many_give_the_same(tmp_path: Path, limit: int | None) -> None:
     fill(tmp_path / "store", [KEY, TWIN] * 70)
     with rmq.open(tmp_path / "store") as store:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commandline import assert_error, good
 from commandline import call as called
@@ -121,7 +122,7 @@ def test_more_keys_in_a_record_than_a_task_takes_at_once(tmp_path: Path, monkeyp
 def test_an_empty_store_has_empty_queues_and_index(tmp_path: Path) -> None:
     rmq.open(tmp_path / "s", "x", config=CONFIG).close()
     assert rmq.rebuild(tmp_path / "s", tmp_path / "new", processes=1)[1:] == (0, 0, 0, 0)
-    assert rmq.rebuild(tmp_path / "s", processes=1)[1:] == (0, 0, 0, 0)
+    assert rmq.rebuild(tmp_path / "s", processes=np.int64(1))[1:] == (0, 0, 0, 0)
     with rmq.open(tmp_path / "s", "r+") as store:
         store.put(rmq.Message("a", b"b"))
 

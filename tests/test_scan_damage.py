@@ -280,8 +280,10 @@ def test_a_range_of_the_log_may_begin_and_end_in_damage(log: Log) -> None:
     for at in (begin, begin + 1, begin + size):
         assert skipped(log, begin_phy_offset=at)[0] == list(range(5, 40)) or at == begin
         assert skipped(log, end_phy_offset=at)[0] == list(range(4))
-    with rmq.open(log.path) as store, pytest.raises(rmq.CorruptFileError):
-        store.scan(begin_phy_offset=begin + size)
+    with rmq.open(log.path) as store:
+        assert len(store.scan(begin_phy_offset=begin + size).read_all()) == 35  # a unit tells where that record begins
+        with pytest.raises(rmq.CorruptFileError):
+            store.scan(begin_phy_offset=begin + 1)
 
 
 def test_each_range_is_a_warning_of_the_logger(log: Log, caplog: pytest.LogCaptureFixture) -> None:
@@ -410,3 +412,31 @@ def test_a_search_by_time_goes_by_what_can_be_read(tmp_path: Path, seed: int) ->
             upper = next((number for number in left if times[number] > time), 200) - 1
             assert reader.search_offset("T", 0, time, on_damage="skip") == lower
             assert reader.search_offset("T", 0, time, "UPPER", on_damage="skip") == max(upper, 0)
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_scan_within_bounds_gives_what_lies_before_damage_and_behind_it(log: Log, mode: str) -> None:
+    """A bound amid records is found from the segment's start, or from a unit behind the damage."""
+    places = [begin for begin, _ in log.records]
+    log.write(places[6] + 4, bytes(4))
+    with rmq.open(log.path, mode) as store:
+
+        def scanned(begin: int | None, end: int | None) -> tuple[int, int | None]:
+            """How many messages came, and the place of the damage behind them."""
+            count = 0
+            try:
+                for batch in store.scan(begin_phy_offset=begin, end_phy_offset=end):
+                    count += len(batch)
+            except rmq.CorruptFileError as error:
+                return count, error.offset
+            return count, None
+
+        assert scanned(None, places[6]) == (6, None)
+        assert scanned(places[2] + 1, places[6]) == (3, None)
+        assert scanned(None, places[6] + 1) == scanned(None, places[8]) == (6, places[6])
+        assert scanned(places[6], places[8]) == (0, places[6])
+        assert scanned(places[7], None) == (33, None)
+        assert scanned(places[7] + 1, places[9] + 1) == (2, None)

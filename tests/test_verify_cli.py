@@ -81,6 +81,7 @@ def test_the_conf_tells_what_the_files_do_not(damaged: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("arguments", "error"), [
     ({"jobs": 0}, ValueError), ({"limit": 0}, ValueError), ({"jobs": "2"}, TypeError), ({"limit": True}, TypeError),
+    ({"limit": None}, TypeError),
     ({"config": {}}, TypeError), ({"progress": 5}, TypeError),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(base: Path, arguments: dict[str, object], error: type[Exception]) -> None:

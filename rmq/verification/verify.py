@@ -82,7 +82,7 @@ def verify(path: str | os.PathLike[str], *, config: StoreConfig | None = None, p
     hundred for each queue. Raises OSError, UnsupportedFormatError, ValueError (geometry), CorruptFileError only when
     files go at every look: else that is a finding. Source: what RocketMQ's CommitLog, ConsumeQueue and IndexFile write.
     """
-    _check_numbers(jobs=jobs, limit=limit)
+    _check_numbers(limit, jobs)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, got {type(progress).__name__}")
     paths, given = _found(path, config)
@@ -96,15 +96,15 @@ def verify_by(run: Runner, path: str | os.PathLike[str], *, config: StoreConfig 
 
     Past the limit other findings of the same severity may be kept than `verify` keeps.
     """
-    _check_numbers(limit=limit)
+    _check_numbers(limit)
     paths, given = _found(path, config)
     return until_quiet(paths, lambda: _Verification(paths, given, Report(limit), None).run(partial(Tasks, run)))
 
 
-def _check_numbers(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None:
-            checked_int(number, name, least=1)
+def _check_numbers(limit: int, jobs: int | None = None) -> None:
+    checked_int(limit, "limit", least=1)
+    if jobs is not None:
+        checked_int(jobs, "jobs", least=1)
 
 
 def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[StorePaths, StoreConfig]:
