@@ -53,6 +53,22 @@ def test_ingest_that_waits_for_the_writer_of_a_fifo_stops(tmp_path: Path, number
     assert (done.code, done.err.count("\n") <= 1) == (code, True), done
 
 
+@pytest.mark.parametrize(("file", "sent"), [("x.csv", b"i"), ("x.csv", b'id,"v'), ("x.parquet", b"")])
+@STOPS
+def test_ingest_of_a_fifo_that_is_still_being_opened_stops(tmp_path: Path, file: str, sent: bytes, number: int,
+                                                           code: int, name: str) -> None:  # fmt: skip
+    """What came until then is no header, and no file."""
+    os.mkfifo(tmp_path / file)
+    process = start("ingest", tmp_path / "s", tmp_path / file, "--topic", "T", "--key-column", "id")
+    writer = os.open(tmp_path / file, os.O_WRONLY)
+    os.write(writer, sent)
+    wait_until_idle(process)
+    process.send_signal(number)
+    done = finish(process, patience=5)
+    os.close(writer)
+    assert (done.code, f"stopped by {name}" in done.err) == (code, True), done
+
+
 @STOPS
 def test_a_second_signal_leaves_a_store_that_opens(tmp_path: Path, number: int, code: int, name: str) -> None:
     process = start("ingest", tmp_path / "s", table(tmp_path / "x.csv", 1_500_000), "--topic", "T")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import resource
@@ -69,6 +70,61 @@ def test_a_pipe_may_have_any_descriptor(tmp_path: Path) -> None:
 def parquet(path: Path, **columns: Any) -> Path:
     pa.parquet.write_table(pa.table(columns), path)
     return path
+
+
+def bodies_of(store: Path) -> list[Any]:
+    with rmq.open(store) as opened:
+        return [json.loads(body) for body in opened.scan(columns=["body"]).read_all()["body"].to_pylist()]
+
+
+def test_a_dictionary_within_a_list_is_read_across_row_groups(tmp_path: Path) -> None:
+    """pyarrow makes no batch of several row groups of it."""
+    count = 100
+    texts = pa.array([f"c{n % 7}" for n in range(count)]).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), texts)
+    pa.parquet.write_table(pa.table({"k": lists}), tmp_path / "x.parquet", row_group_size=30)
+    good("ingest", tmp_path / "s", tmp_path / "x.parquet", *TOPIC, "--key-column", "k")
+    assert keys_of(tmp_path / "s") == [(f"c{n % 7}",) for n in range(count)]
+    assert bodies_of(tmp_path / "s") == [{"k": [f"c{n % 7}"]} for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", [
+    pa.list_(pa.struct([("p", pa.null()), ("q", pa.int64())])), pa.list_(pa.null()), pa.list_(pa.list_(pa.null(), 2)),
+    pa.map_(pa.string(), pa.null()), pa.null(), pa.int64(),
+], ids=str)  # fmt: skip
+def test_a_map_of_any_values_is_pairs(tmp_path: Path, kind: pa.DataType) -> None:
+    """Edges: values of no type, also within others; null and empty ones; a file of several batches."""
+    value, text = {
+        pa.list_(pa.null()): ([None, None], [None, None]), pa.list_(pa.list_(pa.null(), 2)): ([[None] * 2] * 2,) * 2,
+        pa.map_(pa.string(), pa.null()): ([("b", None), ("c", None)], [["b", None], ["c", None]]),
+        pa.null(): (None, None), pa.int64(): (5, 5),
+    }.get(kind, ([{"p": None, "q": 3}, {"p": None, "q": 8}],) * 2)
+    rows = [[("a", value), ("b", None)], [], None, [("c", value)]] * 20
+    table = pa.table({"v": pa.array(rows, pa.map_(pa.string(), kind))})
+    pa.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=7)
+    good("ingest", tmp_path / "s", tmp_path / "x.parquet", *TOPIC)
+    pairs: list[Any] = [[["a", text], ["b", None]], [], None, [["c", text]]]
+    assert bodies_of(tmp_path / "s") == [{"v": row} for row in pairs * 20]
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_row_of_csv_without_end_is_named(tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 4096)
+    lines = "\n".join(["x" * 80] * 300)
+    (tmp_path / "x.csv").write_text("id,v\n" + "b,c\n" * (first - 1) + f'a,"{lines}"\n')
+    done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC)
+    assert_error(done, 2, f"x.csv: row {first}: no end of the row in 4,096 bytes")
+
+
+def test_rows_before_the_end_of_cut_packed_lines_are_stored(tmp_path: Path) -> None:
+    texts = [f'{{"k": "k{n}"}}\n' for n in range(100_000)]
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress("".join(texts).encode(), 1)[:-100])
+    done = call("ingest", tmp_path / "s", tmp_path / "x.jsonl.gz", *TOPIC)
+    stored = len(found := bodies_of(tmp_path / "s"))
+    assert_error(done, 2, f"ended before the end-of-stream marker was reached; {stored:,} messages stored before; "
+                          f"--skip-rows {stored} goes on behind them")  # fmt: skip
+    assert stored > 90_000
+    assert found == [{"k": f"k{n}"} for n in range(stored)]
 
 
 LISTS: list[list[str | None] | None] = [["a", "b"], [], None, ["c"], ["d", None, "", "e"]]

@@ -105,8 +105,11 @@ def _nested(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array | N
     if pa.types.is_struct(kind):
         text = _structs(column, name, broken)
     elif pa.types.is_map(kind):  # a list of pairs: a key need not be text, and may come twice
-        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-        text = _lists(column.cast(pa.list_(pair)), name, broken, _pairs)
+        pairs = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+        # No cast: where the values hold nulls of no type, pyarrow 26 makes arrays of it that are too short.
+        lists = pa.Array.from_buffers(pa.list_(pairs.type), len(column), column.buffers()[:2], column.null_count,
+                                      column.offset, [pairs])  # fmt: skip
+        text = _lists(lists, name, broken, _pairs)
     elif any(is_list(kind) for is_list in _LISTS):
         text = _lists(column, name, broken, _items)
     else:

@@ -80,6 +80,7 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
             with open_store(store, conf, "a") as opened:
                 work.run(opened, sources, interrupt)
     except SourceError as error:
+        _check_not_stopped(interrupt, work)  # what it cuts short looks broken
         raise Fault(f"{error}{work.count()}", USAGE) from error
     except OSError as error:
         raise OSError(error.errno, f"{reason_of(error)}{work.count()}") from error
@@ -97,6 +98,10 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
         raise OSError(error.errno, f"{reason_of(error)}; stored: {counted(work.stored, 'message')}") from error
     if work.skipped > SHOWN_ROWS:
         note(f"{counted(work.skipped, 'row')} skipped; the first {SHOWN_ROWS} are named above")
+    _check_not_stopped(interrupt, work)
+
+
+def _check_not_stopped(interrupt: Interrupt, work: Ingest) -> None:
     if interrupt.noted is signal.SIGTERM:
         raise Fault(f"stopped by SIGTERM{work.count()}", TERMINATED)
     if interrupt.is_noted:

@@ -15,6 +15,7 @@ import signal
 import stat
 import sys
 import threading
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -120,6 +121,7 @@ class Input:
         self.stream: BinaryIO = gzip.GzipFile(fileobj=buffered) if packed else buffered  # type: ignore[assignment]
         self.is_live = not self.size
         self._is_packed = packed
+        self._broken: Exception | None = None  # of a packed file, when the next bytes are asked for
         self._is_over = False
         self._closes = buffered
 
@@ -129,8 +131,23 @@ class Input:
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes: of a pipe what has come, so that rows do not wait for more; b"" at the end."""
-        data = self.stream.read1(size) if self.is_live else self.stream.read(size)  # type: ignore[attr-defined]
-        self._is_over = not data if self.is_live else len(data) < size
+        data = (self.stream.read1(size) if self.is_live else  # type: ignore[attr-defined]
+                self._unpacked(size) if self._is_packed else self.stream.read(size))  # fmt: skip
+        self._is_over = self._broken is None and (not data if self.is_live else len(data) < size)
+        return bytes(data)
+
+    def _unpacked(self, size: int) -> bytes:
+        """What stands before a place where no more can be unpacked comes before the error."""
+        if self._broken is not None:
+            raise self._broken
+        data = bytearray()
+        try:
+            while len(data) < size and (part := self.stream.read1(size - len(data))):  # type: ignore[attr-defined]
+                data += part
+        except (EOFError, OSError, zlib.error) as error:
+            if not data:
+                raise
+            self._broken = error
         return bytes(data)
 
     def is_at_end(self) -> bool:

@@ -38,7 +38,7 @@ from rmq.cli.texts import (
     may_hold_nan,
     text_array,
 )
-from rmq.cli.values import readable, repeated_field
+from rmq.cli.values import nests_dictionary, readable, repeated_field
 
 BLOCK_SIZE = 4 * 1024 * 1024
 LINE_LIMIT = 64 * 1024 * 1024  # bytes of one row: a file without line ends is not loaded whole
@@ -149,9 +149,9 @@ class Source:
 
         is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
         blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=is_text)
-        stream = self._csv_stream(blocks, pa.large_string() if is_text else pa.binary(), note_ragged)
-        following = 1
+        stream, following = iter(()), 1
         try:
+            stream = self._csv_stream(blocks, pa.large_string() if is_text else pa.binary(), note_ragged)
             for whole in stream:
                 # Of one column END is a row like others.
                 batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole
@@ -361,10 +361,13 @@ class Source:
         needed = self._needed()
         following = 1
         metadata = self._file.metadata
-        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        every = [*range(metadata.num_row_groups)]
+        groups = [[group] for group in every] if nests_dictionary(self._file.schema_arrow) else [every]
+        size = sum(metadata.row_group(group).total_byte_size for group in every)
         count = max(BATCH_ROWS_LEAST, min(BATCH_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
+        decoded = (batch for some in groups for batch in self._file.iter_batches(count, some, needed))
         # Text is made of a batch while the next is decoded. No pipe is read here, so there is nothing to wake.
-        with read_ahead(self._file.iter_batches(batch_size=count, columns=needed), lambda: None) as batches:
+        with read_ahead(decoded, lambda: None) as batches:
             for batch in batches:
                 broken: dict[int, str] = {}
                 columns = {name: readable(column, name, broken)

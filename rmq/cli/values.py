@@ -59,6 +59,11 @@ def repeated_field(schema: pa.Schema, names: list[str] | None) -> str | None:
     return None
 
 
+def nests_dictionary(schema: pa.Schema) -> bool:
+    """Whether lists, structs or maps hold a dictionary: pyarrow makes no batch of several row groups of these."""
+    return any("dictionary<" in str(kind) and not pa.types.is_dictionary(kind) for kind in schema.types)
+
+
 def _double(kind: pa.DataType) -> str | None:
     if pa.types.is_struct(kind):
         names = [kind.field(place).name for place in range(kind.num_fields)]
