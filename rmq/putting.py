@@ -105,11 +105,11 @@ class StoreWriter(StoreReader):
         columns: message field -> column name. results=False: the count.
         Raises as put, and TypeError, ValueError for columns. Cost: docs/performance.md. Source: as of put.
         """
-        answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
         parts: list[PutResults] = []
         stored = 0
         try:
             check_bools(results=results)
+            answer_of: Callable[[PutBatch, int], PutResults | int] = _all_results if results else _row_count
             is_list = type(messages) is list and topic is None and queue_id is None and columns is None
             if is_list and self._putter is not None and (done := self._putter.put_few(messages, results)) is not None:
                 stored = done if isinstance(done, int) else len(done[0])
