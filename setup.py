@@ -39,7 +39,7 @@ if VALGRIND:
     compile_args.append("-g")
 if SANITIZE:
     flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    compile_args += [*flags, "-g", "-fno-omit-frame-pointer"]
+    compile_args += [*flags, "-g1", "-fno-omit-frame-pointer"]
     link_args += flags
 
 sources = sorted(Path("rmq/_core").glob("*.pyx"))
