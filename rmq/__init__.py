@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedFormatError,
     )
     from rmq.exporting import ExportedFile, ExportResult, export
+    from rmq.groups import Consumer
     from rmq.indexfile import MAX_TIMESTAMP, IndexFile
     from rmq.info import StoreInfo
     from rmq.message import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_TIMESTAMP",
     "CleanResult",
+    "Consumer",
     "CorruptFileError",
     "ExportResult",
     "ExportedFile",
@@ -92,6 +94,7 @@ _HOMES = {
     "rmq.config": ("StoreConfig",),
     "rmq.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "rmq.exporting": ("ExportResult", "ExportedFile", "export"),
+    "rmq.groups": ("Consumer",),
     "rmq.indexfile": ("MAX_TIMESTAMP", "IndexFile"),
     "rmq.info": ("StoreInfo",),
     "rmq.message": ("PullResult", "PullStatus", "PutResult", "PutResults", "StoredMessage", "parse_offset_msg_id",

@@ -187,6 +187,7 @@ class Flusher:
         with self.flush_lock:
             self._check_open()
             self._raise_failure()
+            offsets = store.offsets.taken()  # first: what was consumed lies below the end that follows
             with self._put_lock:
                 try:
                     self.settle()
@@ -214,14 +215,13 @@ class Flusher:
                     store.checkpoint.flush()
                 self._marks.write(mark)
                 store.queues.cache.syncs_new = False  # from now on the mark tells which units there must be
-                index_files = owed.index_files
-                owed.segments, owed.index_files = [], []
+                index_files, owed.segments, owed.index_files = owed.index_files, [], []
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                     self._written = version
-                if topics:
-                    merge_topics(store.paths.topics_json, topics)
+                merge_topics(store.paths.topics_json, topics)
                 self._known_queues = known
+                store.offsets.write(offsets)
             except OSError as error:
                 self._note(error)
                 raise
@@ -368,8 +368,8 @@ class Flusher:
 
     def flush_if_due(self) -> None:
         """What was put since the last flush; when that is nothing, what it left behind."""
-        has_more = self._store.log.position != self._flushed
-        if self.failure is not None or not (has_more or self._derived != self._flushed):
+        has_more, owed = self._store.log.position != self._flushed, self._derived != self._flushed
+        if self.failure is not None or not (has_more or owed or self._store.offsets.is_behind):
             return
         try:
             self.flush(is_timed=has_more)

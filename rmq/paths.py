@@ -36,6 +36,11 @@ def version_of(name: str) -> FileVersion | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def is_rocksdb(path: Path) -> bool:
+    """Whether a directory is a database of RocksDB's."""
+    return (path / "CURRENT").is_file() and any(path.glob("MANIFEST-*"))
+
+
 class StorePaths:
     """Paths below the root of a store."""
 
@@ -52,7 +57,10 @@ class StorePaths:
         self.abort_bak = root / "abort.bak"
         self.lock = root / "lock"
         self.config = root / "config"
-        self.topics_json = root / "config" / "topics.json"
+        self.topics_json = self.config / "topics.json"
+        self.consumer_offsets = self.config / "consumerOffset.json"
+        self.lmq_consumer_offsets = self.config / "lmqConsumerOffset.json"
+        self.rocksdb_offsets = (self.config / "consumerOffsets", self.config / "rdb")
         self.own = root / "rmq"
         self.meta = self.own / "meta.json"
         self.marks = self.own / "marks"

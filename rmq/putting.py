@@ -17,11 +17,13 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.chunks import batch_items, put_chunks
+from rmq.consumeroffsets import check_group
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
-from rmq.keys import check_bools
+from rmq.keys import check_bools, checked_int, encoded
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
+from rmq.openstore import while_open
 from rmq.reading import StoreReader
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
 from rmq.storeroot import check_writable
@@ -178,6 +180,39 @@ class StoreWriter(StoreReader):
         self._flusher.check_not_nested()
         self._flusher.flush()
 
+    # ---- consumer groups ----
+
+    @while_open
+    def commit_offsets(self, group: str, topic: str, queue_offsets: Mapping[int, int]) -> None:
+        """From where a consumer group goes on in queues of a topic: {queue_id: queue_offset}, behind what it consumed.
+
+        At once for `groups` of this store; on disk with the next flush, timed ones too, for a broker as well. A killed
+        process loses what was not flushed: the group gets these messages again, never fewer. Raises ValueError (an
+        offset behind the queue's end, a group with "@"), TypeError, CorruptFileError (a file of offsets that is none),
+        UnsupportedFormatError (offsets in RocksDB), StoreReadOnlyError, StoreClosedError. Cost: an entry in memory for
+        each queue; a flush writes those of all groups. Source: RocketMQ ConsumerOffsetManager#commitOffset.
+        """
+        self._check_writable()
+        encoded(topic, "topic")
+        check_group(group)
+        if not isinstance(queue_offsets, Mapping):
+            raise TypeError(f"queue_offsets must be a mapping of queue ids, got {type(queue_offsets).__name__}")
+        places = {checked_int(queue_id, "queue_id"): checked_int(place, "queue_offset", least=0)
+                  for queue_id, place in queue_offsets.items()}  # fmt: skip
+        self._derive()
+        for queue_id, place in places.items():
+            if place > (end := self._queue_end(topic, queue_id)):
+                raise ValueError(f"queue_offset {place} lies behind the end of {topic} queue {queue_id}, {end}")
+        if places:
+            self._offsets.commit(group, topic, places)
+
+    def _queue_end(self, topic: str, queue_id: int) -> int:
+        queue = self._queues.queues.get((topic, queue_id))
+        return 0 if queue is None else queue.max_offset
+
+    def _cut_offsets_back(self) -> None:
+        self._offsets.cut_back(self._queue_end)
+
     # ---- cleaning ----
 
     def clean(self, now: Any = None, *, dry_run: bool = False, limit: int | None = 10,
@@ -210,6 +245,8 @@ class StoreWriter(StoreReader):
             retention = Retention(self._log, self._queues, self._index, rules)
             found = retention.clean(end, self._table, self._put_lock, self._flusher)
             self._low = self._log.min_phy_offset
+            if expired_queues:
+                self._cut_offsets_back()
             return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
 from rmq.consumequeue import ConsumeQueue
+from rmq.consumeroffsets import ConsumerOffsets, Offsets
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.keys import checked_int, encoded, int64_offset
 from rmq.message import PullResult
@@ -23,6 +24,7 @@ _Answer = TypeVar("_Answer")
 
 
 class QueueReader(OpenStore):
+    _offsets: ConsumerOffsets
     _batch_queue: BatchConsumeQueue | None = None  # the last one asked for
 
     @while_open
@@ -41,6 +43,17 @@ class QueueReader(OpenStore):
             if batched.max_offset:
                 found.setdefault(batched.topic, {})[batched.queue_id] = batched.min_offset, batched.max_offset
         return found
+
+    @while_open
+    def groups(self) -> Offsets:
+        """From where consumer groups go on: {group: {topic: {queue_id: queue_offset}}}, by config/consumerOffset.json.
+
+        Beside a broker as it wrote them last (each 5 s). An offset may lie outside of its queue's bounds, and the topic
+        may be gone. Raises StoreClosedError, CorruptFileError (neither the file nor its .bak tells),
+        UnsupportedFormatError (offsets in RocksDB). Cost: the file is read; a writing store reads it once.
+        Source: RocketMQ ConsumerOffsetManager.
+        """
+        return self._offsets.groups()
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
         encoded(topic, "topic")

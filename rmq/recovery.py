@@ -20,6 +20,7 @@ from rmq._core._record import SCAN_ZERO
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue, QueueGapError
+from rmq.consumeroffsets import ConsumerOffsets
 from rmq.coverage import hides_keys
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
@@ -203,6 +204,7 @@ class OpenedStore:
     table: QueueTable
     dispatcher: Dispatcher[ConsumeQueue]
     checkpoint: Checkpoint
+    offsets: ConsumerOffsets
 
 
 def _withdraw(store: OpenedStore) -> None:

@@ -22,6 +22,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig
+from rmq.consumeroffsets import ConsumerOffsets
 from rmq.dispatch import Dispatcher
 from rmq.errors import (
     CorruptFileError,
@@ -105,6 +106,7 @@ class Store(StoreWriter):
         self._clock = clock
         # Absolute: files are opened when they are needed, maybe from another working directory.
         self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
+        self._offsets = ConsumerOffsets(self._paths)
         self._asked = config
         self._settling = threading.Lock()
         self._close_lock = threading.RLock()
@@ -220,6 +222,8 @@ class Store(StoreWriter):
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
         parts = self._assemble()
         recover(parts, mark, manifest, crashed=crashed, repair=repair)
+        if crashed is not None:
+            self._cut_offsets_back()
         if not is_own and not config.is_explicit("enabled_append_prop_crc") and self.config.version >= CRC_SINCE and \
                 has_record_crc(self._log, self._log.tail.last_phy_offset):  # its broker may cut off records without
             self.config = dataclasses.replace(self.config, enabled_append_prop_crc=True)
@@ -252,7 +256,7 @@ class Store(StoreWriter):
         self._overflow = Overflow(self._log, self._queues, self._dispatcher, self.config)
         self._release.callback(self._overflow.close)
         return OpenedStore(self._paths, self._log, self._queues, self._index, self._table, self._dispatcher,
-                           self._checkpoint)  # fmt: skip
+                           self._checkpoint, self._offsets)  # fmt: skip
 
     def _prepare_puts(self, parts: OpenedStore, batch: PutBatch, *, known_queues: int) -> None:
         self._batch, self._low = batch, self._log.min_phy_offset

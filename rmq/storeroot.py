@@ -13,7 +13,7 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.marks import shown_end
-from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths
+from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb
 from rmq.segment import directories_in, make_directory, segments_in, sync_directory
 
 BEGUN = "a write of Spark began here and has not committed"
@@ -55,14 +55,10 @@ def is_own_store(paths: StorePaths, meta: dict[str, Any] | None) -> bool:
     return not has_segments(paths)
 
 
-def _is_rocksdb(path: Path) -> bool:
-    return (path / "CURRENT").is_file() and any(path.glob("MANIFEST-*"))
-
-
 def foreign_queues(paths: StorePaths) -> UnsupportedFormatError | None:
     """The error for queues that are not files of units, or None."""
     for path in (paths.consume_queue, *paths.root.glob("consumequeue_r*")):
-        if _is_rocksdb(path):
+        if is_rocksdb(path):
             return UnsupportedFormatError(path, "consume queues in RocksDB (storeType=defaultRocksDB)",
                                           "RocketMQ 5.2 or later reads them; scan reads the commit log")  # fmt: skip
     return None
@@ -71,7 +67,7 @@ def foreign_queues(paths: StorePaths) -> UnsupportedFormatError | None:
 def foreign_index(paths: StorePaths) -> UnsupportedFormatError | None:
     """The error for an index that is not files of slots and entries, or None."""
     for path in (paths.index, *paths.root.glob("index*[rR]ocks*")):
-        if _is_rocksdb(path):
+        if is_rocksdb(path):
             return UnsupportedFormatError(path, "index in RocksDB",
                                           "RocketMQ reads it; scan reads the commit log")  # fmt: skip
     return None

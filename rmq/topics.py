@@ -1,42 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """config/topics.json: what a broker must know to serve a topic. Merged with what stands there, never less.
 
-Source: RocketMQ TopicConfigManager, whose fastjson writes integer keys without quotes.
+Source: RocketMQ TopicConfigManager.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import time
 from pathlib import Path
-from typing import Any
 
 from rmq._core._queuetable import QueueTable
 from rmq.errors import CorruptFileError
-from rmq.segment import make_directory, read_file, write_atomically
+from rmq.fastjson import count_on, read_document, write_document
 
 logger = logging.getLogger("rmq")
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # of delayed messages: their units hold times of delivery, not hashes of tags
 _SYSTEM_TOPICS = frozenset({
     "TBW102", SCHEDULE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
     "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
     "CHECKPOINT_TOPIC",
 })  # fmt: skip
+_TABLE = "topicConfigTable"
 _READ_WRITE = 6
 _MOST_QUEUES = 2**31 - 1  # a Java int
-TOPICS_LIMIT = 64 * 1024 * 1024
-
-
-def parse_fastjson(text: str) -> Any:
-    """JSON in which integer keys may stand without quotes. ValueError when it is none."""
-    def quoted(match: re.Match[str]) -> str:
-        return f'{match[1]}"{match[2]}"{match[3]}' if match[2] else match[0]
-
-    return json.loads(_TOKEN.sub(quoted, text))
 
 
 def is_system_topic(topic: str) -> bool:
@@ -60,18 +47,16 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
     A file that is no JSON is left alone, with a warning: a broker would fall back to its .bak.
     """
     wanted = {topic: min(count, _MOST_QUEUES) for topic, count in queues.items() if not is_system_topic(topic)}
-    document: dict[str, Any] = {}
+    if not wanted:
+        return
     try:
-        document = parse_fastjson(read_file(path, TOPICS_LIMIT).decode())
-        if not isinstance(document, dict) or \
-                not isinstance(document.setdefault("topicConfigTable", {}), dict):  # fmt: skip
-            raise ValueError("no object with a topicConfigTable")
+        document = read_document(path, _TABLE)
     except FileNotFoundError:
-        document = {"topicConfigTable": {}}
+        document = {_TABLE: {}}
     except (CorruptFileError, ValueError, RecursionError) as error:
         _warn(path, error)
         return
-    table, changed = document["topicConfigTable"], False
+    table, changed = document[_TABLE], False
     for topic, count in wanted.items():
         entry = table.get(topic)
         if not isinstance(entry, dict):
@@ -85,25 +70,11 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
                 changed = True
     if not changed:
         return
-    version = document.setdefault("dataVersion", {"counter": 0, "stateVersion": 0, "timestamp": 0})
-    if isinstance(version, dict) and isinstance(version.get("counter"), int):
-        version["counter"] += 1
-        version["timestamp"] = time.time_ns() // 1_000_000
+    count_on(document)
     try:
-        data = _encoded(document)
+        write_document(path, document)
     except RecursionError as error:
         _warn(path, error)
-        return
-    make_directory(path.parent)
-    write_atomically(path, data)
-
-
-def _encoded(document: dict[str, Any]) -> bytes:
-    """Pretty JSON in UTF-8; in ASCII when a text has lone surrogates, which UTF-8 cannot hold."""
-    try:
-        return (json.dumps(document, indent="\t", ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:
-        return (json.dumps(document, indent="\t") + "\n").encode()
 
 
 def _warn(path: Path, error: Exception) -> None:

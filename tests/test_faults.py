@@ -22,7 +22,7 @@ from sidebyside import side_by_side
 
 HERE = Path(__file__).parent
 WORKLOADS = ["create", "put", "put and dispatch", "put_many", "put_many, written", "put_batch", "SYNC_FLUSH", "flush",
-             "timed flush", "open clean", "open after a crash", "repair", "open a broker's",
+             "timed flush", "commits", "open clean", "open after a crash", "repair", "open a broker's",
              "open a broker's after a crash", "read", "read after a crash", "read a broker's", "ask while writing",
              "index file"]  # fmt: skip
 

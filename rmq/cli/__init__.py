@@ -29,6 +29,7 @@ TERMINATED = 143  # SIGTERM
 VERBS = {
     "info": "rmq.cli.info",
     "topics": "rmq.cli.info",
+    "groups": "rmq.cli.info",
     "query": "rmq.cli.find",
     "get": "rmq.cli.find",
     "cat": "rmq.cli.cat",

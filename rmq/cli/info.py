@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rmq info` and `rmq topics`: what a store is and holds."""
+"""`rmq info`, `rmq topics` and `rmq groups`: what a store is and holds, and who has consumed how much of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from rmq.cli import DAMAGE, NOT_FOUND, Fault, printable
+from rmq.cli import DAMAGE, NOT_FOUND, Fault, did_you_mean, printable
 from rmq.cli.arguments import form_option, no_topic, open_store, store_argument, topic_argument
 from rmq.cli.fields import iso_time
-from rmq.cli.output import Output, Row, counted, people_size, people_time
+from rmq.cli.output import Output, Row, counted, note, people_size, people_time
 from rmq.config import StoreConfig
-from rmq.errors import CorruptFileError
+from rmq.consumeroffsets import Offsets
+from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.geometry import GEOMETRY
 from rmq.info import StoreInfo
 from rmq.store import Store
@@ -25,6 +26,8 @@ _STATES = {
     "not closed": "not closed: its writer was killed, or this is a copy of an open store",
 }
 _COLUMNS = ("topic", "queue_id", "min_queue_offset", "max_queue_offset", "first_timestamp", "last_timestamp")
+_GROUP_COLUMNS = ("group", "topic", "queue_id", "queue_offset", "min_queue_offset", "max_queue_offset", "lag",
+                  "consumed_timestamp")  # fmt: skip
 
 
 @click.command()
@@ -118,6 +121,54 @@ def _queue_cells(row: Row) -> dict[str, str]:
     topic, queue_id, low, high, first, last = row.values()
     return {"topic": printable(topic), "queue": str(queue_id), "min": f"{low:,}", "max": f"{high:,}",
             "first (UTC)": _second(first), "last (UTC)": _second(last)}  # fmt: skip
+
+
+@click.command()
+@store_argument
+@click.argument("group", required=False)
+@form_option
+def groups(store: Path, group: str | None, conf: StoreConfig | None, form: str | None) -> None:
+    """How far consumer groups of STORE have come, or one GROUP.
+
+    For each queue: the queue offset that the group consumes next, the queue's offsets [min, max), how many messages the
+    group still has before it (lag), and the time of the last one that it consumed.
+    """
+    output = Output(form)
+    damage: list[CorruptFileError] = []
+    with open_store(store, conf) as opened:
+        known = opened.groups()
+        if group is not None and group not in known:
+            raise Fault(f"{store}: no group {group!r} has consumed anything{did_you_mean(group, known)}", NOT_FOUND)
+        chosen = known if group is None else {group: known[group]}
+        rows = list(_consumed(opened, chosen, damage))
+    output.rows(_GROUP_COLUMNS, rows, _group_cells)
+    if damage:
+        raise Fault(str(damage[0]), DAMAGE)
+
+
+def _consumed(store: Store, groups: Offsets, damage: list[CorruptFileError]) -> Iterator[dict[str, Any]]:
+    try:
+        bounds = store.topics() if groups else {}
+    except UnsupportedFormatError as error:
+        bounds = {}
+        note(str(error))
+    for group, topics in groups.items():
+        for topic, queues in topics.items():
+            for queue_id, place in queues.items():
+                row: list[Any] = [None] * 4
+                if queue_id in (there := bounds.get(topic, {})):
+                    low, high = there[queue_id]
+                    last = _time_at(store, topic, queue_id, place - 1, damage) if low < place <= high else None
+                    row = [low, high, high - min(max(place, low), high), last]
+                yield dict(zip(_GROUP_COLUMNS, (group, topic, queue_id, place, *row), strict=True))
+
+
+def _group_cells(row: Row) -> dict[str, str]:
+    group, topic, queue_id, place, low, high, lag, last = row.values()
+    cells = {"group": printable(group), "topic": printable(topic), "queue": str(queue_id), "next": f"{place:,}"}
+    numbers = {"min": low, "max": high, "lag": lag}
+    return {**cells, **{name: "" if number is None else f"{number:,}" for name, number in numbers.items()},
+            "last consumed (UTC)": _second(last)}  # fmt: skip
 
 
 def _second(time: str | int | None) -> str:

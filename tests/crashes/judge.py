@@ -10,18 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import oracle
 
 import rmq
 from crashes.states import State
 
+if TYPE_CHECKING:
+    from crashes.workloads import Recording
+
 FAR = 2**31 - 1  # ms to the next timed flush
 COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "size", "flag", "sys_flag", "born_timestamp",
            "store_timestamp", "reconsume_times", "prepared_transaction_offset", "body_crc", "raw_body",
            "raw_properties"]  # fmt: skip
+GROUP = "g"  # the consumer group of all workloads
 LATER = 1_800_000_000_000  # ms: when the judge puts
+
+
+Offsets = dict[tuple[str, int], int]  # topic, queue id -> what the group consumes next
 
 
 class Violation(Exception):
@@ -140,6 +147,22 @@ def check_answers(store: rmq.Store, records: list[oracle.Record], rng: random.Ra
                    f"{where}: its uniq_key finds another")  # fmt: skip
 
 
+def offsets_of(store: rmq.Store) -> Offsets:
+    return {(topic, queue_id): place for topic, queues in store.groups().get(GROUP, {}).items()
+            for queue_id, place in queues.items()}  # fmt: skip
+
+
+def check_group(store: rmq.Store, safe: Offsets, what: str) -> None:
+    """Nothing comes again that a commit on disk had consumed; nothing that is not there was consumed."""
+    found = offsets_of(store)
+    lost = {queue: place for queue, place in safe.items() if found.get(queue, 0) < place}
+    demand(not lost, f"{what}: the group had consumed {lost} for sure, and goes on from {found}")
+    ends = {(topic, queue_id): high for topic, queues in store.topics().items()
+            for queue_id, (_, high) in queues.items()}  # fmt: skip
+    ahead = {queue: place for queue, place in found.items() if place > ends.get(queue, 0)}
+    demand(not ahead, f"{what}: the group goes on from {ahead}, queues end at {ends}")
+
+
 # ---- the judgement ---------------------------------------------------------------------------------------
 
 
@@ -182,9 +205,9 @@ def put_more(store: rmq.Store, name: str, rng: random.Random) -> None:
         demand(hits == [place], f"new message {message.uniq_key} is found at {hits}, not at {place}")
 
 
-def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: Geometry, seed: str) -> int:
+def judge(path: Path, state: State, recording: Recording, seed: str) -> int:
     """Raises Violation. Returns how many messages that were not safe changed unseen. The store is changed."""
-    rng = random.Random(seed)
+    rng, geometry, records = random.Random(seed), recording.geometry, recording.records
     if state.safe < 0:
         return _judge_unborn(path, geometry)
     low = first_offset(path)
@@ -209,6 +232,7 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
                 for key in (record.uniq_key, *record.keys) if key}  # fmt: skip
         answers = {(topic, key): [found.phy_offset for found in store.query(topic, key, limit=None)]
                    for topic, key in sorted(keys)}  # fmt: skip
+        check_group(store, recording.commits[state.consumed], "reading what the crash left")
     with opened(path, "r+", geometry, "recovery") as store:
         rows = rows_of(store)
         unseen = compare(rows, records, state, geometry, "recovery")
@@ -222,6 +246,7 @@ def judge(path: Path, state: State, records: Sequence[oracle.Record], geometry: 
             right = oracle.brute_force_query(log, topic, key)
             demand(hits == right, f"a reader finds key {key} of {topic} at {hits}, not at {right}")
         check_answers(store, log, rng, "recovery")
+        check_group(store, recording.commits[state.consumed], "recovery")
         if rng.random() < 0.5:
             put_more(store, "more", rng)
     demand(not (wrong := geometry.disagreements(path)), f"after recovery: {wrong}")
@@ -252,6 +277,6 @@ def _judge_unborn(path: Path, geometry: Geometry) -> int:
 
 
 def _check_json(path: Path) -> None:
-    for name in ("config/topics.json", "rmq/manifest.json", "rmq/meta.json"):
+    for name in ("config/topics.json", "config/consumerOffset.json", "rmq/manifest.json", "rmq/meta.json"):
         if (path / name).exists():
             json.loads((path / name).read_bytes())

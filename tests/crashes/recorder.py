@@ -135,7 +135,7 @@ class Recorder:
                 self.events.append(Event("sync", file))
 
     def note(self, kind: str, value: int) -> None:
-        """What the workload knows at this point: kind put, safe or low."""
+        """What the workload knows at this point: kind put, safe, low or consumed."""
         self.look()
         self.events.append(Event(kind, value=value))
 

@@ -50,7 +50,7 @@ def judged(recording: Recording, name: str, seed: int, number: int, folder: Path
     try:
         state = drawn(recording, name, seed, number)
         state.write(image)
-        return "", judge(image / STORE, state, recording.records, recording.geometry, f"{name}:{seed}:{number}")
+        return "", judge(image / STORE, state, recording, f"{name}:{seed}:{number}")
     except Violation as error:
         return str(error), 0
     except Exception as error:
@@ -102,7 +102,7 @@ def show(only: str) -> int:
         for event in recording.recorder.events[max(0, state.moment - 12) : state.moment]:
             print("   ", event.kind, event.file, event.place, event.value if event.kind != "data" else "")
         state.write(folder / "image")
-        print("unseen:", judge(folder / "image" / STORE, state, recording.records, recording.geometry, only))
+        print("unseen:", judge(folder / "image" / STORE, state, recording, only))
     return 0
 
 

@@ -83,12 +83,14 @@ class State:
 
     begun, safe: messages that had been put so far, and acknowledged as on disk; safe is -1 until the store is open.
     low: phy offset below which a cleaning may have removed segments.
+    consumed: how often a consumer group had committed what was on disk.
     """
 
     moment: int
     begun: int
     safe: int
     low: int
+    consumed: int
     files: dict[str, bytes | None]
     story: list[str]  # files and directories of which not everything need be there
 
@@ -159,6 +161,7 @@ def left(events: Sequence[Event], weather: Weather) -> State:
     begun = next((event.value for event in reversed(events) if event.kind == "put"), 0)
     safe = next((event.value for event in reversed(events) if event.kind == "safe"), -1)
     low = next((event.value for event in reversed(events) if event.kind == "low"), 0)
+    consumed = next((event.value for event in reversed(events) if event.kind == "consumed"), 0)
     files = replay(events)
     found: dict[str, bytes | None] = {}
     story: list[str] = []
@@ -179,7 +182,7 @@ def left(events: Sequence[Event], weather: Weather) -> State:
             restore(child, f"{path}/{name}" if path else name)
 
     restore(0, "")
-    return State(len(events), begun, safe, low, found, story)
+    return State(len(events), begun, safe, low, consumed, found, story)
 
 
 def only_synced(events: Sequence[Event]) -> State:

@@ -18,10 +18,10 @@ import pyarrow as pa
 from cleaning import Disk
 
 import rmq
-from crashes.judge import Geometry, first_offset
+from crashes.judge import GROUP, Geometry, Offsets, first_offset, offsets_of
 from crashes.recorder import Killed, Recorder
 from crashes.states import draw
-from rmq import commitlog, flushing, preparing
+from rmq import commitlog, consumeroffsets, flushing, preparing
 from rmq.checkpoint import Checkpoint
 from rmq.marks import Marks
 from rmq.queueset import QueueSet
@@ -52,6 +52,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     number: int = 0
     store: rmq.Store | None = None
+    commits: list[Offsets] = field(default_factory=lambda: [{}])  # of the consumer group, each with all before it
     torn: Path | None = None  # where a run that begins on a crashed disk may lay a copy
 
     def __post_init__(self) -> None:
@@ -120,20 +121,34 @@ class Run:
     def flush(self) -> None:
         assert self.store is not None
         self.store.flush()
+        self._note_safe()
+
+    def _note_safe(self) -> None:
         self.recorder.note("safe", len(self.records))
+        self.recorder.note("consumed", len(self.commits) - 1)
+
+    def consume(self) -> None:
+        """Some of what is there, each topic's queues in turn."""
+        assert self.store is not None
+        for topic in self.topics:
+            consumer = rmq.Consumer(self.store, GROUP, topic)
+            consumer.poll(self.rng.choice((1, 5, 1000)))
+            consumer.commit()
+        self.commits.append(offsets_of(self.store))
 
     def timed_flush(self) -> None:
         """As the thread rmq-flush does: the log is on disk, queues may stay behind."""
         assert self.store is not None
         self.store._flusher.flush_if_due()
-        self.recorder.note("safe", len(self.records))
+        self._note_safe()
 
     def failed_flush(self) -> None:
         """A step of a flush, timed or not, finds no room, or is interrupted once it is done."""
         assert self.store is not None
         flusher, rng = self.store._flusher, self.rng
         owner, name = rng.choice(((QueueSet, "sync"), (Checkpoint, "flush"), (Marks, "write"),
-                                  (flushing, "write_manifest"), (flushing, "merge_topics")))  # fmt: skip
+                                  (flushing, "write_manifest"), (flushing, "merge_topics"),
+                                  (consumeroffsets, "write_document")))  # fmt: skip
         real, is_interrupted = getattr(owner, name), rng.random() < 0.5
 
         def failing(*arguments: Any) -> None:
@@ -159,7 +174,7 @@ class Run:
     def close(self) -> None:
         assert self.store is not None
         self.store.close()
-        self.recorder.note("safe", len(self.records))
+        self._note_safe()
 
     @contextmanager
     def killed_within(self, calls: int) -> Iterator[None]:
@@ -305,6 +320,24 @@ def behind(run: Run) -> None:
                 run.clean()
 
 
+def consumed(run: Run) -> None:
+    """A consumer group follows, and commits; flushes now and then, some of which fail; killed, then gone on with."""
+    for _ in range(run.rng.randrange(0, 2)):
+        with run.killed_within(run.rng.choice((60, 200, 10**6))):
+            run.open(flush_disk_type=run.rng.choice(("ASYNC_FLUSH", "SYNC_FLUSH")))
+            _follow(run)
+    run.open()
+    _follow(run)
+
+
+def _follow(run: Run) -> None:
+    for _ in range(run.rng.randrange(2, 8)):
+        run.work(run.rng.choice((0, 1, 8)))
+        run.consume()
+        if run.rng.random() < 0.5:
+            run.rng.choice((run.flush, run.timed_flush, run.failed_flush))()
+
+
 @contextmanager
 def queues_stay_behind(size: int) -> Iterator[None]:
     """At a timed flush, however few there are, as long as the log is not so many bytes ahead."""
@@ -354,9 +387,9 @@ def again(run: Run) -> None:
 
 WORKLOADS: dict[str, Callable[[Run], None]] = {
     "puts": puts, "many": many, "waits": waits, "sessions": sessions, "cleaned": cleaned, "killed": killed,
-    "prepared": prepared, "behind": behind, "again": again,
+    "prepared": prepared, "behind": behind, "consumed": consumed, "again": again,
 }  # fmt: skip
-FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed", "prepared", "behind")
+FIRST = ("puts", "many", "waits", "sessions", "cleaned", "killed", "prepared", "behind", "consumed")
 
 
 @dataclass
@@ -366,6 +399,7 @@ class Recording:
     geometry: Geometry
     recorder: Recorder
     records: list[oracle.Record]
+    commits: list[Offsets]
     number: int  # of the next message
     now: int  # ms
 
@@ -386,7 +420,7 @@ def record(name: str, seed: int, folder: Path, **options: Any) -> Recording:
 def _finished(run: Run) -> Recording:
     if run.store is not None and not run.store.closed:
         run.store.close()
-    return Recording(run.geometry, run.recorder, run.records, run.number, run.clock.now)
+    return Recording(run.geometry, run.recorder, run.records, run.commits, run.number, run.clock.now)
 
 
 def _record_again(rng: random.Random, folder: Path, options: dict[str, Any]) -> Recording:

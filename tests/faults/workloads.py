@@ -178,6 +178,24 @@ def timed_flush(session: Session) -> None:
     session.close()
 
 
+def commits(session: Session) -> None:
+    """A consumer group commits between flushes: it goes on from what one wrote that returned, or from behind that."""
+    store = session.open("r+")
+    session.begin()
+    known = 0
+    for _ in range(2):
+        session.put(put_tables, session.fresh(12))
+        before = len(session.errors)
+        place = known if (topics := session.attempt(store.topics)) is None else topics["T"][0][1]
+        session.attempt(store.commit_offsets, "g", "T", {0: place})
+        session.attempt(store.flush)
+        known = known if len(session.errors) > before else place
+    session.close()
+    with rmq.open("/proc/self/root" + str(session.path)) as reader:  # a way that does not count
+        place = reader.groups().get("g", {"T": {0: 0}})["T"][0]
+        assert known <= place <= reader.topics()["T"][0][1], f"the group goes on from {place}, {known} was on disk"
+
+
 def reopen(session: Session) -> None:
     session.attempt(session.check, session.open("r+"))
     session.close()
@@ -259,6 +277,7 @@ WORKLOADS: dict[str, tuple[Callable[[Path], list[int]], Callable[[Session], None
     "SYNC_FLUSH": (closed, sync_flush, "a store"),
     "flush": (closed, flush, "a store"),
     "timed flush": (closed, timed_flush, "a store"),
+    "commits": (closed, commits, "a store"),
     "open clean": (closed, reopen, "a store"),
     "open after a crash": (killed, reopen, "a store"),
     "repair": (damaged, repair, "a store"),

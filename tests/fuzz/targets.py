@@ -18,6 +18,19 @@ from typing import Any
 import numpy as np
 import oracle
 from engine import Fault, Target
+from smallfiles import (
+    CONF,
+    MANIFEST,
+    META,
+    OFFSETS,
+    TOPICS,
+    mark_seeds,
+    mend_marks,
+    merge,
+    offsets,
+    read_marks,
+    use_meta,
+)
 
 import rmq
 import rmq.message
@@ -32,13 +45,11 @@ from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import stored, stored_at
 from rmq.checkpoint import Checkpoint
-from rmq.geometry import settle_config
 from rmq.lock import holder_pid
-from rmq.marks import Marks, read_manifest, read_meta
+from rmq.marks import read_manifest
 from rmq.message import StoredMessage, inner_messages, parse_offset_msg_id, parse_uniq_key, plain_body
 from rmq.paths import INDEX_NAME, StorePaths, next_index_name
 from rmq.scan import TABLE_BYTES, BatchMaker, unwrapped
-from rmq.topics import merge_topics, parse_fastjson
 
 BASE = 3 * 4096  # phy offset of the segment that an input stands for
 DELAYS = np.array([1000, 5000], np.int64)
@@ -414,50 +425,6 @@ def small_file(name: str, parse: Callable[[StorePaths], object]) -> Callable[[by
     return run
 
 
-def read_marks(paths: StorePaths) -> None:
-    marks = Marks(paths.marks, writable=False)
-    mark = marks.read()
-    if mark is not None and not 0 <= mark.derived_phy_offset <= mark.durable_phy_offset:
-        raise Fault("marks that contradict themselves")
-    _ = marks.visible_phy_offset
-    marks.close()
-
-
-def mark_seeds() -> list[bytes]:
-    cell = struct.pack(">6q40s", 3, 4096, 4096, 4000, 20260101000000000, 4000, bytes(40))
-    cell += struct.pack(">I", zlib.crc32(cell))
-    return [(cell.ljust(512, b"\0") * 2 + struct.pack(">q", 4096)).ljust(L.MARKS_SIZE, b"\0"), b"", bytes(4096)]
-
-
-def mend_marks(data: bytearray, random: Random) -> None:
-    data[:] = data[: L.MARKS_SIZE].ljust(L.MARKS_SIZE, b"\0")
-    for at in (0, 512):
-        data[at + 88 : at + 92] = struct.pack(">I", zlib.crc32(data[at : at + 88]))
-
-
-def use_meta(paths: StorePaths) -> None:
-    meta = read_meta(paths)
-    settle_config(paths, rmq.StoreConfig(), meta)
-
-
-META = {"format": 1, "origin": "rmq", "mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200,
-        "max_hash_slot_num": 10, "max_index_num": 30, "rocketmq_version": "5.3.3",
-        "enabled_append_prop_crc": False}  # fmt: skip
-MANIFEST = {"min_phy_offset": 0, "index": ["20260101000000000"], "queues": [["T", 0, 0, 20], ["U", 1, 0, 3]]}
-TOPICS = b'{"dataVersion":{"counter":1},"topicConfigTable":{"T":{"readQueueNums":1,"writeQueueNums":1,1:"x"}}}'
-CONF = b"# a\r\nbrokerName=a\nmaxMessageSize = 4194304\nflushDiskType:SYNC_FLUSH\\\n\nmappedFileSizeCommitLog 4096\n"
-
-
-def merge(data: bytes) -> None:
-    """Whatever stands in topics.json, afterwards it serves the topic or is what it was."""
-    path = root() / "config" / "topics.json"
-    path.write_bytes(data)
-    merge_topics(path, {"Fresh": 3})
-    after = path.read_bytes()
-    if after != data and parse_fastjson(after.decode())["topicConfigTable"]["Fresh"]["readQueueNums"] < 3:
-        raise Fault("topics.json was written and does not serve the topic")
-
-
 def config(data: bytes) -> None:
     (root() / "broker.conf").write_bytes(data)
     with suppress(ValueError, TypeError):
@@ -489,7 +456,10 @@ TARGETS: tuple[Target, ...] = (
     Target("meta", lambda: [json.dumps(META).encode(), b"{}"], small_file("rmq/meta.json", use_meta)),
     Target("manifest", lambda: [json.dumps(MANIFEST).encode()], small_file("rmq/manifest.json", read_manifest)),
     Target("owner", lambda: [b'{"pid": 5, "host": "h"}', b"5"], small_file("rmq/owner", holder_pid)),
-    Target("topics", lambda: [TOPICS, b"{}", b"", b'{"x":' * 900 + b"1" + b"}" * 900], merge),
+    Target("topics", lambda: [TOPICS, b"{}", b"", b'{"x":' * 900 + b"1" + b"}" * 900],
+           small_file("config/topics.json", merge)),
+    Target("offsets", lambda: [OFFSETS, b"{}", b"", b'{"x":' * 900 + b"1" + b"}" * 900],
+           small_file("config/consumerOffset.json", offsets)),
     Target("config", lambda: [CONF], config),
     Target("names", lambda: [b"7F0000010000271000000000000000FF", b"20260101000000000", b"99991231235959999",
                              b"99999999999999999"], names),

@@ -19,7 +19,8 @@ from stores import replay_store
 from targets import TARGETS, mend_marks, mend_records, record_seeds
 
 import rmq
-from rmq.topics import merge_topics, parse_fastjson
+from rmq.fastjson import parse_fastjson
+from rmq.topics import merge_topics
 
 FOLDER = Path(__file__).parent
 CRASHES = sorted((FOLDER / "crashes").iterdir())

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of config/ as a broker keeps them: one JSON object each, with what is not understood kept.
+
+Source: RocketMQ ConfigManager, RemotingSerializable; its fastjson writes integer keys without quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rmq.segment import make_directory, read_file, write_atomically
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+CONFIG_LIMIT = 64 * 1024 * 1024  # bytes of one file
+
+
+def parse_fastjson(text: str) -> Any:
+    """JSON in which integer keys may stand without quotes. ValueError or RecursionError when it is none."""
+    def quoted(match: re.Match[str]) -> str:
+        return f'{match[1]}"{match[2]}"{match[3]}' if match[2] else match[0]
+
+    return json.loads(_TOKEN.sub(quoted, text))
+
+
+def read_document(path: Path, table: str) -> dict[str, Any]:
+    """A file's object, which has or gets a member `table` that is one, too. Raises OSError, CorruptFileError (size),
+    ValueError, RecursionError.
+    """
+    document = parse_fastjson(read_file(path, CONFIG_LIMIT).decode())
+    if not isinstance(document, dict) or not isinstance(document.setdefault(table, {}), dict):
+        raise ValueError(f"no object with a {table}")
+    return document
+
+
+def count_on(document: dict[str, Any]) -> None:
+    """A change of its content is about to be written."""
+    version = document.setdefault("dataVersion", {"counter": 0, "stateVersion": 0, "timestamp": 0})
+    if isinstance(version, dict) and isinstance(version.get("counter"), int):
+        version["counter"] += 1
+        version["timestamp"] = time.time_ns() // 1_000_000
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Replace a file durably. Raises OSError; RecursionError before anything is written."""
+    data = document_bytes(document)
+    make_directory(path.parent)
+    write_atomically(path, data)
+
+
+def document_bytes(document: dict[str, Any]) -> bytes:
+    """Pretty JSON in UTF-8; in ASCII when a text has lone surrogates, which UTF-8 cannot hold."""
+    try:
+        return (json.dumps(document, indent="\t", ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(document, indent="\t") + "\n").encode()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consumer groups of an open store: poll messages of a topic, commit how far they were consumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+from rmq._core._message import to_ms
+from rmq.consumeroffsets import check_group
+from rmq.errors import CorruptFileError, RmqError
+from rmq.keys import checked_int, encoded, int64_offset
+from rmq.message import PullStatus, StoredMessage
+from rmq.pull import tag_set
+from rmq.store import Store
+
+LOOK_S = 0.05  # while a poll waits
+
+
+class Consumer:
+    """A consumer group's way through the queues of a topic. One thread at a time; several with queues of their own.
+
+    Each message comes at least once: again, when it was polled and its commit is not on disk (`Store.commit_offsets`).
+    Those of a queue come in its order. A broker that takes over the store goes on where the group stands, and the other
+    way round. In mode "r" messages are polled, and not committed.
+    """
+
+    def __init__(self, store: Store, group: str, topic: str, *, queue_ids: Iterable[int] | None = None,
+                 tags: str | None = None,
+                 consume_from: Literal["first", "last"] | int | datetime = "first") -> None:  # fmt: skip
+        """topic: may be one to come. queue_ids: None for all, those to come too. tags: as of pull.
+
+        consume_from: where queues begin of which the group has committed nothing: at their first message, behind their
+        last one, or at a store timestamp (int ms or aware datetime). Queues that are made later begin at their first.
+        Raises TypeError, ValueError, and as Store.topics and Store.groups.
+        """
+        if not isinstance(store, Store):
+            raise TypeError(f"store must be an open Store, got {type(store).__name__}")
+        check_group(group)
+        encoded(topic, "topic")
+        tag_set(tags)
+        if not isinstance(consume_from, str):
+            consume_from = to_ms(consume_from, "consume_from", True)
+        elif consume_from not in ("first", "last"):
+            raise ValueError(f"consume_from must be first, last or a time, got {consume_from!r}")
+        self.store, self.group, self.topic = store, group, topic
+        self._tags = tags
+        self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
+        self._places = self._new_places({}, consume_from)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """{queue_id: queue_offset} of what the next polls give, and a commit commits."""
+        return dict(sorted(self._places.items()))
+
+    def poll(self, limit: int = 32, timeout: float = 0.0) -> list[StoredMessage]:
+        """Up to `limit` messages that were not polled yet, from the queues in turn; [] when there are none.
+
+        timeout: seconds to wait for the first one. A message that cannot be read is a CorruptFileError with a note of
+        its place in the queue, when all before it were given: `seek` behind it goes on. What was cleaned away is passed
+        over. Raises as Store.pull, TypeError, ValueError. Cost: a pull for each queue that is asked.
+        """
+        count = checked_int(limit, "limit", least=1)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            raise TypeError(f"timeout must be a number of seconds, got {type(timeout).__name__}")
+        if not timeout >= 0:
+            raise ValueError(f"timeout must not be negative, got {timeout}")
+        end = time.monotonic() + timeout
+        while not (messages := self._next(count)):
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(left, LOOK_S))
+        return messages
+
+    def commit(self) -> None:
+        """All that was polled is consumed: the group goes on behind it. When it is on disk: as Store.commit_offsets.
+
+        Raises StoreReadOnlyError in mode "r", and as Store.commit_offsets.
+        """
+        self.store.commit_offsets(self.group, self.topic, self._places)
+
+    def seek(self, queue_id: int, queue_offset: int) -> None:
+        """The next polls give the messages of a queue from this offset on, as Store.search_offset finds one."""
+        number = checked_int(queue_id, "queue_id", least=0)
+        if self._chosen is not None and number not in self._chosen:
+            raise ValueError(f"queue_id {number} is not one of this consumer's queue_ids")
+        self._places[number] = int64_offset(checked_int(queue_offset, "queue_offset", least=0), "queue_offset")
+
+    def _committed(self) -> dict[int, int]:
+        return self.store.groups().get(self.group, {}).get(self.topic, {})
+
+    def _new_places(self, known: dict[int, int], consume_from: str | int = "first") -> dict[int, int]:
+        """Where to begin in queues that are not known yet."""
+        bounds = self.store.topics().get(self.topic, {})
+        fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
+        places, committed = {}, self._committed() if fresh else {}
+        for queue_id in fresh:
+            low, high = bounds[queue_id]
+            if queue_id in committed:
+                places[queue_id] = committed[queue_id]
+            elif isinstance(consume_from, str):
+                places[queue_id] = high if consume_from == "last" else low
+            else:
+                places[queue_id] = self.store.search_offset(self.topic, queue_id, consume_from)
+        return places
+
+    def _next(self, count: int) -> list[StoredMessage]:
+        places = dict(self._places)
+        messages: list[StoredMessage] = []
+        try:
+            self._take(places, list(places), messages, count)
+            if len(messages) < count and (fresh := self._new_places(places)):
+                places |= fresh
+                self._take(places, list(fresh), messages, count)
+        except (RmqError, OSError):
+            if not messages:
+                raise  # else the next poll comes to it
+        self._places = places  # last: what an exception kept from the caller was not polled
+        return messages
+
+    def _take(self, places: dict[int, int], queue_ids: list[int], messages: list[StoredMessage], count: int) -> None:
+        """Fill `messages` up to `count`; queues that were asked go to the end of `places`, others have their turn."""
+        for queue_id in queue_ids:
+            if len(messages) == count:
+                break
+            found, place = self._pulled(queue_id, places[queue_id], count - len(messages))
+            messages += found
+            del places[queue_id]
+            places[queue_id] = place
+
+    def _pulled(self, queue_id: int, place: int, count: int) -> tuple[list[StoredMessage], int]:
+        """Up to `count` messages of a queue, and the place behind them; fewer where one cannot be read."""
+        messages: list[StoredMessage] = []
+        size = count
+        while len(messages) < count:
+            try:
+                page = self.store.pull(self.topic, queue_id, place, min(size, count - len(messages)), tags=self._tags)
+            except CorruptFileError as error:
+                if size > 1:
+                    size = 1  # those before it
+                    continue
+                if messages:
+                    break
+                error.add_note(f"{self.topic} queue {queue_id}, queue offset {place}")
+                raise
+            messages += page.messages
+            at, place = place, page.next_queue_offset
+            if page.status is PullStatus.OFFSET_OVERFLOW_BADLY:  # the queue was cut, or began anew
+                place = min(place, self._committed().get(queue_id, page.min_queue_offset))
+            elif place in (at, page.max_queue_offset):
+                break
+        return messages, place
