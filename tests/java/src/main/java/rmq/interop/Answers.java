@@ -22,7 +22,8 @@ import org.apache.rocketmq.store.index.IndexService;
  * What an open store says of itself, and its answers to questions.
  *
  * <p>Questions are arrays: {@code pulls} of [topic, queue id, queue offset, count, tags], {@code keys} of
- * [topic, key, count, begin, end], {@code times} of [topic, queue id, timestamp].
+ * [topic, key, count, begin, end], {@code times} of [topic, queue id, timestamp]. {@code offsets} is a broker's file of
+ * consumer offsets.
  */
 final class Answers {
     private static final String GROUP = "interop";
@@ -50,6 +51,9 @@ final class Answers {
         answers.put("keys", each(questions.getJSONArray("keys"), this::query));
         answers.put("times", each(questions.getJSONArray("times"), ask ->
             Release.offsetsByTime(store, ask.getString(0), ask.getIntValue(1), ask.getLongValue(2))));
+        if (questions.containsKey("offsets")) {
+            answers.put("offsets", Offsets.readAndWrite(questions.getString("offsets")));
+        }
         return answers;
     }
 
