@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
+from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.fastjson import count_on, document_bytes, read_document, write_document
 from rmq.keys import encoded
 from rmq.paths import LMQ_PREFIX, StorePaths, is_rocksdb
@@ -137,11 +137,13 @@ class ConsumerOffsets:
                 self._commits += 1
 
     def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
-        """Where queues end before it, by a crash or a cleaning: what will be put there has not been consumed."""
+        """Where a queue ends before it, by a crash or a cleaning: what will be put there has not been consumed."""
         with self._lock:
             try:
                 path, document = self._loaded()
-            except (RmqError, OSError) as error:
+            except UnsupportedFormatError:
+                return  # who commits is told
+            except (CorruptFileError, OSError) as error:
                 logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
                 return
             for group, topic, queue_id, place in list(_rows(path, {_TABLE: document[_TABLE]})):

@@ -222,7 +222,7 @@ class Store(StoreWriter):
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
         parts = self._assemble()
         recover(parts, mark, manifest, crashed=crashed, repair=repair)
-        if crashed is not None:
+        if crashed is not None or repair:
             self._cut_offsets_back()
         if not is_own and not config.is_explicit("enabled_append_prop_crc") and self.config.version >= CRC_SINCE and \
                 has_record_crc(self._log, self._log.tail.last_phy_offset):  # its broker may cut off records without

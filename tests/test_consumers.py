@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import SIZES
 from test_groups import CONFIG, filled, keep
 
 import rmq
@@ -22,6 +23,14 @@ import rmq
 
 def bodies(messages: list[rmq.StoredMessage]) -> list[int]:
     return [int(message.body) for message in messages]
+
+
+def break_crc(path: Path, place: int) -> None:
+    """Damage a message's body CRC."""
+    size = SIZES["mapped_file_size_commit_log"]
+    with open(path / "commitlog" / f"{place - place % size:020d}", "r+b") as file:
+        file.seek(place % size + 8)
+        file.write(b"\xff")
 
 
 # ---- consumers -------------------------------------------------------------------------------------------
@@ -175,9 +184,7 @@ def test_a_damaged_message_stops_a_consumer_behind_all_before_it_and_a_seek_goes
     path = filled(tmp_path / "s", 30, 1)
     with rmq.open(path) as store:
         place = store.lookup(("Orders", 0, 5)).phy_offset
-    with open(path / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.seek(place + 8)
-        file.write(b"\xff")  # its body's CRC
+    break_crc(path, place)
     with rmq.open(path) as store:
         consumer = rmq.Consumer(store, "g", "Orders")
         assert bodies(consumer.poll()) == [0, 1, 2, 3, 4]
@@ -193,9 +200,7 @@ def test_damage_in_one_queue_keeps_nothing_from_another(tmp_path: Path) -> None:
     path = filled(tmp_path / "s", 30, 3)
     with rmq.open(path) as store:
         place = store.lookup(("Orders", 1, 0)).phy_offset
-    with open(path / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.seek(place + 8)
-        file.write(b"\xff")
+    break_crc(path, place)
     with rmq.open(path) as store:
         consumer = rmq.Consumer(store, "g", "Orders")
         assert bodies(consumer.poll(100)) == [*range(0, 30, 3)]
@@ -235,6 +240,18 @@ def test_after_a_crash_nobody_has_consumed_what_is_lost(tmp_path: Path, caplog: 
         assert 30 in bodies(rmq.Consumer(store, "g", "Orders").poll(100))
     assert "group g had consumed Orders queue 1 up to 12, which now ends at 10" in caplog.text
     assert json.loads(file.read_text())["offsetTable"]["Orders@g"] == {"0": 10, "1": 10, "2": 3}
+
+
+def test_a_repair_that_cuts_the_log_cuts_what_was_consumed(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 30, 1)
+    with rmq.open(path, "r+") as store:
+        store.commit_offsets("g", "Orders", {0: 30})
+        place = store.lookup(("Orders", 0, 20)).phy_offset
+    break_crc(path, place)
+    with rmq.open(path, "r+", repair=True) as store:
+        assert store.groups() == {"g": {"Orders": {0: 20}}}
+        store.put(rmq.Message("Orders", b"20"))
+        assert bodies(rmq.Consumer(store, "g", "Orders").poll()) == [20]
 
 
 def test_a_file_that_is_none_keeps_no_crashed_store_from_opening(
