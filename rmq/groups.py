@@ -20,22 +20,22 @@ LOOK_S = 0.05  # while a poll waits
 
 
 class Consumer:
-    """A consumer group's way through the queues of a topic. One thread at a time; several with queues of their own.
+    """A consumer group's way through the queues of a topic, which may be one to come. Used by one thread at a time.
 
     Each message comes at least once: again, when it was polled and its commit is not on disk (`Store.commit_offsets`).
     Those of a queue come in its order. A broker that takes over the store goes on where the group stands, and the other
     way round. In mode "r" messages are polled, and not committed.
+
+    queue_ids: None for all, those to come too; others for consumers that share a group. tags: as of `Store.pull`.
+    consume_from: where queues begin of which the group has committed nothing: at their "first" message, behind their
+    "last" one, or at a store timestamp (int ms or aware datetime). Queues that are made later begin at their first.
+    Raises TypeError, ValueError, and as Store.topics and Store.groups. Cost: as these two. Source: RocketMQ
+    DefaultLitePullConsumer.
     """
 
     def __init__(self, store: Store, group: str, topic: str, *, queue_ids: Iterable[int] | None = None,
                  tags: str | None = None,
                  consume_from: Literal["first", "last"] | int | datetime = "first") -> None:  # fmt: skip
-        """topic: may be one to come. queue_ids: None for all, those to come too. tags: as of pull.
-
-        consume_from: where queues begin of which the group has committed nothing: at their first message, behind their
-        last one, or at a store timestamp (int ms or aware datetime). Queues that are made later begin at their first.
-        Raises TypeError, ValueError, and as Store.topics and Store.groups.
-        """
         if not isinstance(store, Store):
             raise TypeError(f"store must be an open Store, got {type(store).__name__}")
         check_group(group)
@@ -52,15 +52,17 @@ class Consumer:
 
     @property
     def positions(self) -> dict[int, int]:
-        """{queue_id: queue_offset} of what the next polls give, and a commit commits."""
+        """{queue_id: queue_offset} of what the next polls give, by queue id; what a commit commits."""
         return dict(sorted(self._places.items()))
 
     def poll(self, limit: int = 32, timeout: float = 0.0) -> list[StoredMessage]:
-        """Up to `limit` messages that were not polled yet, from the queues in turn; [] when there are none.
+        """Up to `limit` messages that were not polled yet, of one queue after the other; [] when there are none.
 
-        timeout: seconds to wait for the first one. A message that cannot be read is a CorruptFileError with a note of
-        its place in the queue, when all before it were given: `seek` behind it goes on. What was cleaned away is passed
-        over. Raises as Store.pull, TypeError, ValueError. Cost: a pull for each queue that is asked.
+        The next poll begins with the queue behind the last one that was asked. timeout: seconds to wait for the first
+        message. One that cannot be read is a CorruptFileError with a note of its place in the queue, once all before it
+        were given: `seek` behind it goes on. What was cleaned away is passed over. Raises as Store.pull and
+        Store.topics, TypeError, ValueError. Cost: a pull for each queue that is asked, and a look for new queues when
+        all of them gave fewer than `limit`; while it waits, each 50 ms.
         """
         count = checked_int(limit, "limit", least=1)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float):
@@ -83,7 +85,10 @@ class Consumer:
         self.store.commit_offsets(self.group, self.topic, self._places)
 
     def seek(self, queue_id: int, queue_offset: int) -> None:
-        """The next polls give the messages of a queue from this offset on, as Store.search_offset finds one."""
+        """The next polls give the messages of a queue from this offset on, such as Store.search_offset finds.
+
+        Raises TypeError, ValueError (negative, or a queue that is not one of queue_ids).
+        """
         number = checked_int(queue_id, "queue_id", least=0)
         if self._chosen is not None and number not in self._chosen:
             raise ValueError(f"queue_id {number} is not one of this consumer's queue_ids")

@@ -11,7 +11,7 @@ import numpy as np
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
 from rmq.consumequeue import ConsumeQueue
-from rmq.consumeroffsets import ConsumerOffsets, Offsets
+from rmq.consumeroffsets import ConsumerOffsets
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.keys import checked_int, encoded, int64_offset
 from rmq.message import PullResult
@@ -45,7 +45,7 @@ class QueueReader(OpenStore):
         return found
 
     @while_open
-    def groups(self) -> Offsets:
+    def groups(self) -> dict[str, dict[str, dict[int, int]]]:
         """From where consumer groups go on: {group: {topic: {queue_id: queue_offset}}}, by config/consumerOffset.json.
 
         Beside a broker as it wrote them last (each 5 s). An offset may lie outside of its queue's bounds, and the topic
