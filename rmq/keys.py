@@ -171,7 +171,8 @@ def key_list(keys: Any) -> list[str]:
     """Keys as a list of str; TypeError and ValueError name the item."""
     if isinstance(keys, str | bytes):
         raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
-    if _is_arrow(keys):
+    is_column = _is_arrow(keys)
+    if is_column:
         import pyarrow as pa
 
         keys = _listed(keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.chunked_array(keys)
@@ -182,7 +183,7 @@ def key_list(keys: Any) -> list[str]:
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     items: list[str] = list(keys)
     for number, key in enumerate(items if set(map(type, items)) - {str} else ()):
-        if key is None:
+        if key is None and is_column:
             raise ValueError(f"keys[{number}] is null")
         if not isinstance(key, str):
             raise TypeError(f"keys[{number}] must be str, got {type(key).__name__}")
