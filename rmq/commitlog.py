@@ -25,7 +25,7 @@ from rmq.logscan import LogScan
 from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import segment_name
-from rmq.segment import close_all, make_directory, remove_file
+from rmq.segment import close_all, remove_file
 
 PIECE = 1024 * 1024  # bytes that are cleared at a time
 LOADED_ROWS = 8192  # at a time
@@ -43,15 +43,15 @@ class CommitLog(LogFiles):
         self.appends_crc = self.judges_crc = False  # each record has its CRC: by our last writer; or by the config
         self.unsynced: list[Segment] = []
         self.unsynced_limit = max(1, room_for_maps(segment_size) // 2)  # above it, some should be synced
+        self.check_place: Callable[[], None] = lambda: None  # raises where the directory is no longer the store's
         self.following = FollowingSegment(self._new_segment)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         super().__init__(directories, segment_size, writable=writable, make_segment=make_segment,
                          stay_mapped=lambda: [*self.unsynced, *self.following.kept])  # fmt: skip
 
     def _new_segment(self, start: int) -> Segment:
-        directory = self.directories[0]
-        make_directory(directory)
-        return self.segment(directory / segment_name(start), start)
+        self.check_place()
+        return self.segment(self.directories[0] / segment_name(start), start)
 
     # ---- append ----
 

@@ -86,15 +86,18 @@ class Dispatcher(Generic[Queue]):
         self._checks = PARSE_PROPERTIES | HASH_KEYS | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
         self.lock = threading.RLock()
 
+    @property
+    def phy_offset(self) -> int:
+        """Up to where both queues and index have come."""
+        return self.queue_phy_offset if self._index is None else min(self.queue_phy_offset, self.index_phy_offset)
+
     def advance(self, end: int) -> None:
         """Dispatch every record below `end`, which must be whole. May be called again after any error.
 
         Raises CorruptFileError, QueueGapError, OSError of the disk.
         """
         with self.lock:
-            begin = self.queue_phy_offset
-            if self._index is not None:
-                begin = min(begin, self.index_phy_offset)
+            begin = self.phy_offset
             if begin >= end:
                 return
             if self.queue_phy_offset <= self._log.min_phy_offset:

@@ -6,8 +6,16 @@ from __future__ import annotations
 import os
 
 
+def escaped(text: str) -> str:
+    """Text that has a UTF-8 form, as Arrow wants it: of a path's bytes that are none Python makes lone surrogates."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class RmqError(Exception):
     """Base of what a store tells: its bytes, its lock, its state, its messages."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 class CorruptFileError(RmqError):
@@ -23,7 +31,7 @@ class CorruptFileError(RmqError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: byte {self.offset}: {self.reason}"
+        return escaped(f"{self.path}: byte {self.offset}: {self.reason}")
 
 
 class StoreLockedError(RmqError):
@@ -36,7 +44,7 @@ class StoreLockedError(RmqError):
 
     def __str__(self) -> str:
         holder = f"process {self.pid}" if self.pid is not None else "another process"
-        return f"{self.path}: opened for writing by {holder}"
+        return escaped(f"{self.path}: opened for writing by {holder}")
 
 
 class StoreClosedError(RmqError):
@@ -86,4 +94,4 @@ class UnsupportedFormatError(RmqError):
         self.reads_it = reads_it
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}; {self.reads_it}"
+        return escaped(f"{self.path}: {self.what}; {self.reads_it}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import errno
 import logging
 import os
 import threading
@@ -24,7 +23,7 @@ from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.owed import Owed
 from rmq.preparing import Preparer, weakly
 from rmq.recovery import OpenedStore, fill_table
-from rmq.segment import EXHAUSTED, sync_file
+from rmq.segment import passes, sync_file
 from rmq.sidecar import SidecarMaker
 from rmq.sleeper import Sleeper, waking
 from rmq.topics import merge_topics, topics_from
@@ -34,7 +33,6 @@ logger = logging.getLogger("rmq")
 _running: weakref.WeakSet[Flusher] = weakref.WeakSet()
 # Of more queue files a timed flush may leave the sync to a later one, as long as the log is not so many bytes ahead.
 QUEUE_FILES_AT_ONCE, DERIVED_BEHIND = 64, 32 * 1024 * 1024
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EINTR, *EXHAUSTED)
 
 
 class Flusher:
@@ -82,6 +80,8 @@ class Flusher:
         """Queues and index follow the log to its end."""
         with self._put_lock:
             self._check_open()
+            if self._store.dispatcher.phy_offset < self._store.log.position:
+                self._lock.check_place()
             self._store.dispatcher.advance(self._store.log.position)
             self._store.log.tail.followed(self._store.dispatcher.wanted, BATCH_BYTES)
             self._has_dispatch_failed = False
@@ -91,7 +91,7 @@ class Flusher:
         try:
             self.dispatch()
         except OSError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             return False
         return True
@@ -190,6 +190,7 @@ class Flusher:
             offsets = store.offsets.taken()  # first: what was consumed lies below the end that follows
             with self._put_lock:
                 try:
+                    self._lock.check_place()
                     self.settle()
                     self.dispatch()
                 except OSError as error:
@@ -281,7 +282,7 @@ class Flusher:
 
     def _note(self, error: OSError) -> None:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
-        if not _passes(error):
+        if not passes(error):
             self.failure = error
 
     def _distrust(self, error: OSError) -> None:
@@ -376,10 +377,6 @@ class Flusher:
         except Exception as error:  # the next one tries again
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %r", self._store.paths.root, error)
-
-
-def _passes(error: OSError) -> bool:
-    return error.errno in PASSING and not getattr(error, "failed_sync", False)
 
 
 @atexit.register

@@ -46,7 +46,7 @@ class StoreLock:
 
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
         """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
-        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        self._path, self._descriptor = path, open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             self._take(path, holder)
             if os.pread(self._descriptor, 4, 0) != b"lock":
@@ -73,6 +73,18 @@ class StoreLock:
                 pid = answer[4] if answer[4] > 0 else None
             # The kernel does not tell the pid of a holder such as ours.
             raise StoreLockedError(path, pid if pid is not None else holder()) from None
+
+    def check_place(self) -> None:
+        """OSError (ESTALE) when the path leads to no lock, or another one than is held: the store's directory was
+        moved or replaced, and what is made by name from here on would be made elsewhere, maybe in another store.
+        """
+        held = os.fstat(self._descriptor)
+        try:
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is None or not os.path.samestat(held, found):
+            raise OSError(errno.ESTALE, "the store was moved or replaced since it was opened", str(self._path.parent))
 
     def close(self) -> None:
         """Let go of the lock, also where a fork's child that came about elsewhere than in Python still has the file."""

@@ -216,6 +216,7 @@ class Store(StoreWriter):
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
+        self._log.check_place = self._lock.check_place
         self._open_marks(is_known=meta is not None, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes

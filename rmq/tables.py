@@ -10,7 +10,7 @@ import numpy as np
 
 from rmq.arrays import number_array, text_scalar
 from rmq.commitlog import CommitLog
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, escaped
 from rmq.index import Index
 from rmq.queueset import QueueSet
 from rmq.scan import arrow_field
@@ -101,7 +101,7 @@ def log_segments(log: CommitLog, log_end: int) -> Iterator[pa.RecordBatch]:
     """
     segments = [segment for segment in log.segments if segment.start < log_end]
     starts = [segment.start for segment in segments]
-    yield _batch("segments", [[str(segment.path) for segment in segments], starts,
+    yield _batch("segments", [[escaped(str(segment.path)) for segment in segments], starts,
                               [min(segment.end, log_end) for segment in segments],
                               [_first_time(log, start, log_end) for start in starts]])  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -345,6 +346,27 @@ def test_a_user_who_may_not_write_reads_and_is_refused() -> None:
         for entry in [path, *path.rglob("*")]:
             entry.chmod(0o755)
         shutil.rmtree(path)
+
+
+# ---- a limit of file sizes ----
+
+
+def test_a_limit_of_file_sizes_is_an_error_that_passes_as_a_full_disk_is(tmp_path: Path) -> None:
+    def work() -> None:
+        with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+            store.put(message(0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+            store.put(message(1))
+            assert_holds(store, [0, 1])
+            with pytest.raises(OSError, match="File too large"):
+                store.flush()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            store.put(message(2))
+            store.flush()
+            assert_holds(store, [0, 1, 2])
+
+    in_child(work)
+    assert rmq.verify(tmp_path / "s") == []
 
 
 # ---- files that change under a reader --------------------------------------------------------------------

@@ -425,3 +425,22 @@ def test_what_is_no_index_file_says_nothing_of_sizes(tmp_path: Path, make: Calla
     with pytest.raises((rmq.CorruptFileError, OSError)) as raised:
         rmq.IndexFile(tmp_path / "f", mode, max_hash_slot_num=10, max_index_num=20)
     assert "max_index_num" not in str(raised.value)
+
+
+def test_damage_below_a_name_that_is_no_utf8_is_told_as_damage(store: Path) -> None:
+    path = store.rename(store.with_name(os.fsdecode(b"caf\xe9")))
+    with rmq.open(path) as opened:
+        place = opened.pull("T").messages[-1].phy_offset
+        stream = opened.scan()
+    with pytest.raises(rmq.StoreClosedError):
+        stream.read_all()
+    with open(path / LOG, "r+b") as file:
+        file.seek(place + 8)
+        file.write(b"\xff")
+    with rmq.open(path) as opened:
+        assert opened.table("segments").read_all()["path"].to_pylist() == [f"{path.parent}/caf\\udce9/{LOG}"]
+        with pytest.raises(rmq.CorruptFileError, match=r"caf\\udce9/commitlog/.*body CRC differs") as caught:
+            opened.scan().read_all()
+    assert caught.value.path == str(path / LOG)
+    with pytest.raises(rmq.CorruptFileError):
+        rmq.export(path, path.with_name("out"), processes=1)

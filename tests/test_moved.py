@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose directory is moved or removed while it is open for writing, as logs are rotated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import SIZES
+
+import rmq
+
+CONFIG = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
+MOVED = "the store was moved or replaced since it was opened"
+
+
+def put(store: rmq.Store, what: str, count: int) -> int:
+    """Puts until one raises; how many did not."""
+    for number in range(count):
+        try:
+            store.put(rmq.Message("T", f"{what}{number}".encode(), keys=f"{what}{number}"))
+        except (OSError, rmq.StoreReadOnlyError):
+            return number
+    return count
+
+
+def bodies(path: Path) -> list[str]:
+    with rmq.open(path) as store:
+        return [message.body.decode() for message in store.pull("T", limit=10_000).messages]
+
+
+def moved(path: Path) -> tuple[rmq.Store, rmq.Store]:
+    """A writer whose directory went to `path`.1, and the writer of a new store in its place."""
+    old = rmq.open(path, "x", config=CONFIG)
+    assert put(old, "old", 10) == 10
+    path.rename(path.with_suffix(".1"))
+    new = rmq.open(path, "x", config=CONFIG)
+    assert put(new, "new", 20) == 20
+    return old, new
+
+
+CALLS: dict[str, Callable[[rmq.Store], object]] = {
+    "close": lambda store: store.close(),
+    "flush": lambda store: store.flush(),
+    "pull": lambda store: store.pull("T"),
+    "clean": lambda store: store.clean(2**42, limit=None, max_used_percent=1),
+    "puts": lambda store: [store.put(rmq.Message("T", bytes(1000))) for _ in range(20)],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_writer_whose_directory_was_moved_leaves_the_next_store_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "events"
+    old, new = moved(path)
+    assert put(new, "more", 100) == 100
+    before = sorted(item.relative_to(path) for item in path.rglob("*"))
+    with pytest.raises(OSError, match=MOVED):
+        CALLS[name](old)
+    assert sorted(item.relative_to(path) for item in path.rglob("*")) == before
+    with suppress(OSError):  # when nobody was told yet
+        old.close()
+    new.close()
+    assert bodies(path) == [f"new{number}" for number in range(20)] + [f"more{number}" for number in range(100)]
+    assert rmq.verify(path) == []
+    rmq.open(path.with_suffix(".1"), "r+").close()
+    assert bodies(path.with_suffix(".1"))[:10] == [f"old{number}" for number in range(10)]
+    assert rmq.verify(path.with_suffix(".1")) == []
+
+
+def test_what_both_writers_acknowledge_is_in_their_own_stores(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    old, new = moved(path)
+    count = put(old, "still", 500)
+    assert 0 < count < 500
+    new.close()
+    with suppress(OSError):
+        old.close()
+    assert bodies(path) == [f"new{number}" for number in range(20)]
+    rmq.open(path.with_suffix(".1"), "r+").close()
+    assert bodies(path.with_suffix(".1")) == [f"old{number}" for number in range(10)] + \
+        [f"still{number}" for number in range(count)]  # fmt: skip
+
+
+def test_a_writer_whose_directory_was_removed_makes_none_anew(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    store = rmq.open(path, "x", config=CONFIG)
+    put(store, "old", 10)
+    shutil.rmtree(path)
+    assert put(store, "gone", 500) < 500
+    with pytest.raises(OSError, match=MOVED):
+        store.flush()
+    with pytest.raises(rmq.StoreReadOnlyError, match=MOVED):
+        store.put(rmq.Message("T", b""))
+    store.close()
+    assert not path.exists()
