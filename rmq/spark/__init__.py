@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmq.spark.bulk import bulk_load
-    from rmq.spark.functions import lookup_join, messages, offsets, register
+    from rmq.spark.functions import messages, offsets, register
     from rmq.spark.jobs import export, rebuild, scan_map, verify
+    from rmq.spark.joining import lookup_join
     from rmq.spark.staging import clean_staging
 
 __all__ = ["bulk_load", "clean_staging", "export", "lookup_join", "messages", "offsets", "rebuild", "register",
            "scan_map", "verify"]  # fmt: skip
-_HOMES = {"bulk_load": "bulk", "clean_staging": "staging", "export": "jobs", "rebuild": "jobs", "scan_map": "jobs",
-          "verify": "jobs"}  # the others: functions  # fmt: skip
+_HOMES = {"bulk_load": "bulk", "clean_staging": "staging", "export": "jobs", "lookup_join": "joining",
+          "rebuild": "jobs", "scan_map": "jobs", "verify": "jobs"}  # the others: functions  # fmt: skip
 
 NEEDS = "rmq.spark needs PySpark 4.1 or newer, pip install 'rmq[spark]'"
 

@@ -9,29 +9,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    CharType,
     IntegerType,
-    IntegralType,
     LongType,
-    NullType,
-    StringType,
     StructType,
-    VarcharType,
 )
 
 from rmq.config import StoreConfig
 from rmq.keys import MAX_MS, MIN_MS, checked_int, encoded, hash_keys, list_array, time_range
 from rmq.message import is_hex_id, parse_offset_msg_id
 from rmq.scan import checked_columns, schema_of
-from rmq.spark.opened import check_frame, check_session, check_version, checked_path, for_lookups, hash_slots, using
+from rmq.spark.opened import check_session, check_version, checked_path, for_lookups, hash_slots, using
 from rmq.spark.partitions import arrow_schema
-from rmq.spark.schema import in_pieces, native_batch
+from rmq.spark.schema import native_batch
 from rmq.store import Store
 from rmq.version import __version__
 
@@ -123,7 +117,7 @@ def answered(keys: pa.Array, answer: Answer, begin: pa.Array | None = None,
     begins = None if begin is None else times_of_column(begin, "begin")
     ends = None if end is None else times_of_column(end, "end")
     valid = pc.is_valid(keys) if keys.null_count else None
-    readable = _utf8(keys)
+    readable = readable_keys(keys)
     if valid is None and readable is None:
         return answer(keys, begins, ends)
     asked = valid if readable is None else readable if valid is None else pc.and_(valid, readable)
@@ -168,7 +162,7 @@ def times_of_column(column: pa.Array, name: str) -> Times:
     return np.where(column.is_null().to_numpy(zero_copy_only=False), is_open, found)
 
 
-def _utf8(keys: pa.Array) -> pa.Array | None:
+def readable_keys(keys: pa.Array) -> pa.Array | None:
     """Which keys are UTF-8; None: all. Spark's strings may hold any bytes."""
     try:
         keys.validate(full=True)
@@ -307,73 +301,3 @@ def register(spark: SparkSession, path: str | os.PathLike[str], topic: str, *, p
             "slot": slot_function(probe.hash_slots()), "parse_id": parse_id_function()}  # fmt: skip
     for name, function in made.items():
         spark.udf.register(prefix + name, function)
-
-
-def _row_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """About how many bytes each row has."""
-    sizes = np.full(len(batch), 1, np.int64)
-    for column in batch.columns if len(batch) else ():
-        if column.type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
-            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-        elif pa.types.is_nested(column.type):
-            sizes += np.array([column.slice(row, 1).nbytes for row in range(len(column))], np.int64)
-        else:
-            sizes += column.nbytes // len(column)
-    return sizes
-
-
-def _runs(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that have at most so many bytes together, or are one row."""
-    ends = np.cumsum(sizes)
-    begin = 0
-    while begin < len(ends):
-        before = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        yield begin, end
-        begin = end
-
-
-def lookup_join(df: DataFrame, path: str | os.PathLike[str], topic: str, *, key: str,
-                columns: Sequence[str] = MESSAGE_COLUMNS, limit: int | None = None, begin: Any = None, end: Any = None,
-                config: StoreConfig | None = None) -> DataFrame:  # fmt: skip
-    """The rows of df joined (inner) with the messages that carry the row's key: one row for each pair.
-
-    Cost: one probe of all index files for a batch of rows, one record read for each candidate. No shuffle.
-    Raises ValueError when df has no column `key`, or one that is named like a column of `columns`, by
-    spark.sql.caseSensitive.
-    """
-    check_frame(df)
-    names = checked_columns(columns)
-    if key not in df.columns:
-        raise ValueError(f"key: df has no column {key!r}; it has {', '.join(df.columns)}")
-    kind = df.schema[key].dataType
-    if not isinstance(kind, StringType | CharType | VarcharType | BinaryType | IntegralType | NullType):
-        raise TypeError(f"key: column {key!r} must be string, binary or integer, not {kind.simpleString()}: cast it")
-    as_spark = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
-    both = sorted(column for column in df.columns if as_spark(column) in set(map(as_spark, names)))
-    if both:
-        raise ValueError(f"columns: df has {', '.join(both)} too; rename them first")
-    probe = Probe(path, topic, begin, end, limit, config)
-    added = struct_of(names)
-    schema = StructType([*df.schema.fields, *added.fields])
-
-    def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        target = arrow_schema(added)
-        for batch in batches:
-            keys = as_text(batch.column(key))
-            asked = pc.is_valid(keys)
-            readable = _utf8(keys)
-            numbers = pc.indices_nonzero(asked if readable is None else pc.and_(asked, readable))
-            sizes = _row_sizes(batch)
-            for found, places in probe.matches(keys.take(numbers), names):
-                rows, first = numbers.take(pa.array(places)), 0
-                for part in in_pieces(found, PIECE_BYTES):
-                    last = first + len(part) if names else len(rows)
-                    chosen, first = rows.slice(first, last - first), last
-                    for begin, end in _runs(sizes[chosen], PIECE_BYTES):
-                        left = batch.take(chosen.slice(begin, end - begin))
-                        right = native_batch(part.slice(begin, end - begin), target, probe.path)
-                        yield pa.RecordBatch.from_arrays([*left.columns, *right.columns],
-                                                         names=[*left.schema.names, *right.schema.names])  # fmt: skip
-
-    return df.mapInArrow(join, schema)

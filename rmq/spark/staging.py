@@ -268,8 +268,12 @@ class Appended:
 
 
 def _comparable(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows without what a store adds to or leaves out of their properties."""
-    rows: list[dict[str, Any]] = batch.to_pylist()
+    """Rows without what a store adds to or leaves out of their properties; times as ms, for Python's end in 9999."""
+    import pyarrow as pa
+
+    number = batch.schema.get_field_index("born_timestamp")
+    times = batch.column(number).cast(pa.int64())
+    rows: list[dict[str, Any]] = batch.set_column(number, "born_timestamp", times).to_pylist()
     for row in rows:
         row["raw_properties"] = _STORES_OWN.sub(b"", row["raw_properties"])
     return rows

@@ -162,15 +162,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ends_of(chosen_queues(store, self._asked))
 
     def _as_json(self, offsets: dict[str, Offsets]) -> dict[str, Any]:
-        return {f"{prefix}/{topic}" if prefix else topic: {str(queue): place for queue, place in queues.items()}
-                for path, prefix in self._prefixes.items() for topic, queues in offsets[path].items()}  # fmt: skip
+        named = {f"{prefix}/{topic}" if prefix else topic: {str(queue): place for queue, place in queues.items()}
+                 for path, prefix in self._prefixes.items() for topic, queues in offsets[path].items()}  # fmt: skip
+        return named | {f"{prefix}/": {} for path, prefix in self._prefixes.items() if prefix and not offsets[path]}
+
+    def _is_new(self, path: str, offsets: dict[str, Any]) -> bool:
+        """Whether a store joined the stream behind these offsets; one without queues has a name of its own there."""
+        prefix = self._prefixes[path]
+        return bool(prefix) and prefix not in map(_prefix_of, offsets)
 
     def _of_json(self, offsets: dict[str, Any]) -> dict[str, Offsets]:
         """By path. ValueError for a name that is of none: the messages behind it would be read again."""
         found: dict[str, Offsets] = {path: {} for path in self._prefixes}
         for name, queues in per_queue("startingOffsets", offsets).items():
-            written, _, topic = name.rpartition("/")
-            prefix = os.path.abspath(written) if written else ""
+            prefix, topic = _prefix_of(name), name.rpartition("/")[2]
             paths = [path for path, known in self._prefixes.items() if known == prefix]
             if not paths:
                 raise ValueError(f"the checkpoint has offsets of {name!r}, which is of no store of this stream "
@@ -190,7 +195,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with store_of(path, asked) as store:
                 queues = chosen_queues(store, asked)
                 known = places_left(path, begins[path], ends_of(queues), asked)
-                bounds = batch_bounds(path, queues, known, ends[path], fail=asked["failOnDataLoss"])
+                bounds = batch_bounds(path, queues, known, ends[path], is_new=self._is_new(path, start),
+                                      fail=asked["failOnDataLoss"])  # fmt: skip
                 selection = Selection.of_options(tuple(bounds), bounds, asked)
                 first, last = log_range(store, bounds)
                 parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
@@ -215,6 +221,12 @@ def ends_of(queues: Bounds) -> Offsets:
     return {topic: {queue: high for queue, (_, high) in numbers.items()} for topic, numbers in queues.items()}
 
 
+def _prefix_of(name: str) -> str:
+    """The store of a topic's name in a checkpoint, "" for a single one's."""
+    written = name.rpartition("/")[0]
+    return os.path.abspath(written) if written else ""
+
+
 def places_left(path: str, start: Offsets, ends: Offsets, asked: ReadOptions) -> Offsets:
     """`start`, as far as the store reaches: a queue that ends before its place goes on at its end, one that is gone is
     left out, so that it is new when it comes again. With failOnDataLoss both are a DataLossError."""
@@ -232,9 +244,9 @@ def places_left(path: str, start: Offsets, ends: Offsets, asked: ReadOptions) ->
     return left
 
 
-def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fail: bool) -> Bounds:
-    """Per queue [first, last) of a batch. A queue that is not in `start` is new: all of it is wanted; of a store of
-    which none is, what there is.
+def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, is_new: bool, fail: bool) -> Bounds:
+    """Per queue [first, last) of a batch. A queue that is not in `start` is new: all of it is wanted; of a store that
+    is new, what there is.
 
     DataLossError when the store has not all of that any more and `fail`; else what is left.
     """
@@ -242,7 +254,7 @@ def batch_bounds(path: str, queues: Bounds, start: Offsets, end: Offsets, *, fai
     for topic, numbers in end.items():
         for queue, last in numbers.items():
             low, high = queues.get(topic, {}).get(queue, (0, 0))
-            first = start.get(topic, {}).get(queue, 0 if start else low)
+            first = start.get(topic, {}).get(queue, low if is_new else 0)
             if first >= last:
                 continue
             if fail and (first < low or last > high):

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
-from rmq.errors import UnsupportedFormatError
+from rmq.errors import RowError, UnsupportedFormatError
 from rmq.paths import StorePaths, local_path
 from rmq.segment import make_directory, sync_directory
 from rmq.spark.options import WriteOptions
@@ -99,7 +99,12 @@ class Task:
         """Put the rows of all batches; returns how many. turn: which queue the first row goes to, of those in turn."""
         rows = 0
         for batch in batches:
-            put_many(self._messages(batch, turn + rows), topic=self._topic)
+            try:
+                put_many(self._messages(batch, turn + rows), topic=self._topic)
+            except RowError as error:
+                if error.row is not None:
+                    error.row += rows  # of the partition, which Spark has cut in batches
+                raise
             rows += len(batch)
         return rows
 

@@ -16,7 +16,7 @@ from conftest import copy_store
 
 import rmq
 import rmq.spark
-from rmq.spark import functions, lookup_join, messages, offsets, register
+from rmq.spark import functions, joining, lookup_join, messages, offsets, register
 from rmq.spark.functions import MESSAGE_COLUMNS
 from rmq.spark.opened import check_session
 from spark.orders import COUNT, TIME
@@ -136,7 +136,8 @@ def test_a_join_of_large_rows_crosses_in_pieces(spark: Any, tmp_path: Path, monk
     joins: list[Any] = []
     monkeypatch.setattr(type(frame), "mapInArrow", lambda frame, join, schema: joins.append(join))
     rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=columns)
-    monkeypatch.setattr(functions, "PIECE_BYTES", 100_000)
+    for module in (functions, joining):
+        monkeypatch.setattr(module, "PIECE_BYTES", 100_000)
     rows = [{"key": "hot", "wide": "w" * 3000, "many": None, "one": 1},
             {"key": "k7", "wide": None, "many": [], "one": 2},
             {"key": "hot", "wide": "", "many": ["m" * 500] * 9, "one": None}, {"key": "k8", "wide": "w" * 10**6},
@@ -150,6 +151,31 @@ def test_a_join_of_large_rows_crosses_in_pieces(spark: Any, tmp_path: Path, monk
     assert [found["one"].to_pylist().count(one) for one in (1, 2, None)] == [500, 1, 501]
     if columns:
         assert len(set(found.filter(pc.equal(found["one"], 1))["phy_offset"].to_pylist())) == 500
+
+
+def test_a_join_asks_once_for_a_key_of_many_rows_and_makes_its_pairs_a_few_at_a_time(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmq.open(tmp_path / "s", "x") as made:
+        made.put_many([rmq.Message("t", b"%d" % number, keys=["hot", f"k{number}"]) for number in range(300)])
+    frame = spark.createDataFrame([], "key string, one int")
+    joins: list[Any] = []
+    asked: list[int] = []
+    real = functions.Probe.matches
+    monkeypatch.setattr(type(frame), "mapInArrow", lambda frame, join, schema: joins.append(join))
+    monkeypatch.setattr(functions.Probe, "matches", lambda probe, keys, columns: asked.append(len(keys)) or
+                        real(probe, keys, columns))  # fmt: skip
+    monkeypatch.setattr(joining, "PAIRS", 1000)
+    rmq.spark.lookup_join(frame, str(tmp_path / "s"), "t", key="key", columns=["phy_offset", "body"])
+    keys = ["hot", "k5", None, "hot", "none", "k299"] + ["hot"] * 50
+    batches = list(joins[0](iter([pa.RecordBatch.from_pydict({"key": keys, "one": [*range(len(keys))]})])))
+    assert asked == [4], "hot, k5, none, k299"
+    assert max(map(len, batches)) <= 1000
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert sorted((row["one"], int(row["body"])) for row in rows) == sorted(
+        (one, number) for one, key in enumerate(keys) for number in range(300)
+        if key in ("hot", f"k{number}"))  # fmt: skip
+    assert all(row["key"] == keys[row["one"]] for row in rows)
 
 
 @pytest.mark.parametrize(("options", "message"), [({"key": "nix"}, "df has no column 'nix'"),

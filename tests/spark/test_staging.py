@@ -272,6 +272,20 @@ def test_rows_that_were_appended_are_known_again_whatever_the_store_adds(tmp_pat
     assert bodies(tmp_path) == ["0", *"aabbcc"]
 
 
+@pytest.mark.parametrize("born", [253402300800000, -62135596800001, 2**62])
+def test_an_append_of_times_that_pythons_have_not_is_finished(tmp_path: Path, crash: Any, born: int) -> None:
+    staging = Staging(str(tmp_path), "same")
+    staging.directory.mkdir(parents=True)
+    with rmq.open(staging.directory / "00000.0.x", "x", config=CONFIG) as store:
+        store.put(rmq.Message("t", b"1", born_timestamp=born))
+    crash(Staging, "_mark", 1)
+    with pytest.raises(Crash):
+        staging.commit_single([Written(0, "00000.0.x", 1)])
+    clean_staging(str(tmp_path))
+    assert bodies(tmp_path) == ["1"]
+    assert pending_begin(str(tmp_path)) is None
+
+
 def test_a_row_that_the_store_cannot_take_stops_an_append_before_it_begins(tmp_path: Path) -> None:
     rmq.open(tmp_path, "x", config=CONFIG).close()
     staging = Staging(str(tmp_path), "large")

@@ -261,7 +261,7 @@ def test_a_limit_counts_from_what_is_left(tmp_path: Path) -> None:
             assert sum(found["orders"].values()) - sum(lows) == count
 
 
-def test_a_memory_of_offsets_is_kafkas_json(live: Path) -> None:
+def test_a_memory_of_offsets_is_kafkas_json(spark: Any, live: Path) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
     from pyspark.sql.types import StructType
 
@@ -300,7 +300,7 @@ def test_both_limits_hold(live: Path, rows: int, size: int, count: int) -> None:
     assert sum(end["orders"].values()) == count
 
 
-def test_a_directory_of_shards_is_no_stream(live: Path, tmp_path: Path) -> None:
+def test_a_directory_of_shards_is_no_stream(spark: Any, live: Path, tmp_path: Path) -> None:
     from pyspark.sql.types import StructType
 
     from rmq.spark.stream import StreamReader
@@ -311,7 +311,7 @@ def test_a_directory_of_shards_is_no_stream(live: Path, tmp_path: Path) -> None:
         StreamReader(ReadOptions.parse({"path": str(shards)}), StructType.fromDDL("topic string"))
 
 
-def test_offsets_of_several_stores_stand_behind_their_paths(live: Path, store: Path) -> None:
+def test_offsets_of_several_stores_stand_behind_their_paths(spark: Any, live: Path, store: Path) -> None:
     from pyspark.sql.types import StructType
 
     from rmq.spark.stream import StreamReader

@@ -141,6 +141,23 @@ def test_a_queue_that_comes_and_was_cleaned_meanwhile_is_data_loss(tmp_path: Pat
         stream.partitions(known, as_json(stream.latestOffset(known)))
 
 
+@pytest.mark.parametrize("others", [[], ["other"]], ids=str)
+def test_a_store_without_queues_when_the_stream_began_loses_nothing_unnoticed(
+    tmp_path: Path, others: list[str]
+) -> None:
+    paths = [tmp_path / "s", *(tmp_path / name for name in others)]
+    for path in paths:
+        rmq.open(path, "x", config=CONFIG).close()
+    stream = reader(*paths)
+    known = as_json(stream.latestOffset(as_json(stream.initialOffset())))
+    with rmq.open(paths[0], "r+") as store:
+        store.put_many([rmq.Message("t", b"z" * 400)] * 60)
+    for segment in sorted((paths[0] / "commitlog").iterdir())[:2]:
+        segment.unlink()
+    with pytest.raises(DataLossError, match="t queue 0 has offsets"):
+        stream.partitions(known, as_json(stream.latestOffset(known)))
+
+
 @pytest.mark.parametrize("size", [1, 491, 492, 493, 983, 984, 1000, 5000])
 def test_a_batch_has_no_more_bytes_than_it_may_but_one_message(tmp_path: Path, size: int) -> None:
     path = made(tmp_path / "s")

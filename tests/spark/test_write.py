@@ -243,3 +243,10 @@ def test_a_column_that_is_named_for_a_field_is_that_field_alone(spark: Any, tmp_
     found = scanned(tmp_path / "s", "keys", "tags", "uniq_key", "queue_id")
     assert sorted((row["keys"], row["tags"], row["uniq_key"], row["queue_id"]) for row in found) == \
         [([], "a", "b", 0), (["b"], "a", None, 0)]  # fmt: skip
+
+
+def test_a_bad_row_is_told_by_its_number_in_the_partition(spark: Any, tmp_path: Path) -> None:
+    """Spark cuts a partition in batches of 10,000 rows."""
+    frame = spark.range(0, 25_000, 1, 1).selectExpr("if(id = 20005, NULL, 'b') body", "'t' topic")
+    with pytest.raises(Exception, match="row 20005: body is null"):
+        frame.write.format("rmq").mode("append").save(str(tmp_path / "s"))
