@@ -18,6 +18,7 @@ from rmq._core._record import (
     SCAN_BLANK,
     SCAN_LIMIT,
     SCAN_LOST_SECTOR,
+    SCAN_NUL_END,
     SCAN_ZERO,
 )
 from rmq._core._recordbatch import RecordBatch
@@ -146,7 +147,7 @@ def find_end(log: CommitLog, begin: int, limit: int, *, own_from: int | None = N
         again = log.scan(last, scan.phy_offset, checks=crc | CHECK_SECTORS)
         for _ in again:
             pass
-        if again.stop == SCAN_LOST_SECTOR:
+        if again.stop in (SCAN_LOST_SECTOR, SCAN_NUL_END):
             return _end_before(log, last, before, crc)
     return LogEnd(scan.phy_offset, scan.stop, last, blank_phy_offset=scan.blank_phy_offset)
 

@@ -22,12 +22,13 @@ cpdef enum:
     SCAN_BAD_BODY_CRC = 9
     SCAN_BAD_RECORD_CRC = 10
     SCAN_LOST_SECTOR = 11       # topic or properties hold a zeroed 512-byte sector
+    SCAN_NUL_END = 12           # and nothing but the end of the properties tells of it
 
 # What a scan checks beyond sizes, magic and own offset.
 cpdef enum:
     CHECK_BODY_CRC = 1
     CHECK_RECORD_CRC = 2        # only where the property is present
-    CHECK_SECTORS = 4
+    CHECK_SECTORS = 4           # SCAN_LOST_SECTOR, SCAN_NUL_END
     PARSE_PROPERTIES = 8        # fill the keys, uniq_key, tags and delay fields of the rows
     CHECK_HAS_CRC = 32          # properties with a NUL end with the CRC property: lost bytes may have been its name
     LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored

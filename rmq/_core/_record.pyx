@@ -67,6 +67,7 @@ SCAN_REASONS = {
     SCAN_BAD_BODY_CRC: "body CRC differs",
     SCAN_BAD_RECORD_CRC: "whole-record CRC differs",
     SCAN_LOST_SECTOR: "a 512-byte sector of the topic or properties is zero, in part or whole",
+    SCAN_NUL_END: "the properties end with NUL: half of them may be lost",
 }
 
 
@@ -195,15 +196,13 @@ cdef bint _record_crc_differs(const RecordRow *row) noexcept nogil:
 cdef bint _has_lost_sector(const RecordRow *row) noexcept nogil:
     """Whether topic or properties touch a disk sector whose part inside this record is all zero, or was half stored.
 
-    put takes no topic with a NUL and no properties that end with one.
+    put takes no topic with a NUL.
     """
     cdef int64_t begin = row.phy_offset + row.topic_position
     cdef int64_t end = row.phy_offset + row.size
     cdef int64_t sector = begin - begin % SECTOR_SIZE
     cdef int64_t low, high, i
     if memchr(row.base + row.topic_position, 0, row.topic_size) != NULL:
-        return True
-    if row.properties_size > 0 and row.base[row.size - 1] == 0:
         return True
     while sector < end:
         low = max(sector, row.phy_offset)
@@ -307,6 +306,8 @@ cdef int parse_record(const uint8_t *base, int64_t room, int64_t segment_room, i
         return SCAN_BAD_RECORD_CRC
     if checks & CHECK_SECTORS and _has_lost_sector(row):
         return SCAN_LOST_SECTOR
+    if checks & CHECK_SECTORS and row.properties_size > 0 and base[size - 1] == 0:  # put takes none of these
+        return SCAN_NUL_END
     if checks & CHECK_HAS_CRC and not _has_record_crc(row) and \
             memchr(base + row.properties_position, 0, row.properties_size) != NULL:
         return SCAN_LOST_SECTOR

@@ -241,7 +241,7 @@ class QueueFiles:
         queue = self.queues[name]
         self._ground.log.refresh()
         for span in queue.spans:
-            if not span[3]:
+            if not span[3] and not _was_left_behind(queue, span[2]):
                 self._report_wrong(name, queue, span)
         extents = list(self._extents(queue))
         known = sorted((low, high) for low, high, _, _ in queue.spans)
@@ -360,6 +360,11 @@ class QueueFiles:
             return found.size, found.topic, found.queue_id, found.queue_offset
         finally:
             batch.release()
+
+
+def _was_left_behind(queue: Queue, phy_offset: int) -> bool:
+    """Whether the queue began at 0 again behind a record: a broker deleted its topic, and made it again."""
+    return any(is_right and low == 0 and begun > phy_offset for low, _, begun, is_right in queue.spans)
 
 
 def _goes_on(span: Span, low: int, is_right: bool) -> bool:

@@ -22,6 +22,7 @@ from rmq._core._record import (
     SCAN_FULL,
     SCAN_LIMIT,
     SCAN_LOST_SECTOR,
+    SCAN_NUL_END,
     SCAN_REASONS,
     SCAN_TRUNCATED,
     SCAN_ZERO,
@@ -42,7 +43,8 @@ from rmq.verification.queues import QueueFiles
 WINDOW_MEMORY = 32 * 1024 * 1024  # bytes of units in memory for each thread
 FIRST_UNITS, WINDOW_GROWTH, MOST_UNITS = 16, 4, 16384  # of a queue: a segment has few units of it, or many in a row
 STEP_BYTES = 8 * 1024 * 1024  # of the log: at least so often progress is told
-_PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector"}
+_PASSABLE = {SCAN_BAD_BODY_CRC: "crc", SCAN_BAD_RECORD_CRC: "crc", SCAN_LOST_SECTOR: "sector",
+             SCAN_NUL_END: "sector"}  # fmt: skip
 
 
 Range = tuple[int, int]  # phy offsets [begin, end)
@@ -206,7 +208,8 @@ class SegmentCheck:
                 retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue
             if is_settled or (stop in _PASSABLE and following >= 0):  # else a crash may have left the last one torn
-                self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
+                if stop != SCAN_NUL_END or self._ground.mark is not None:  # some releases store such properties
+                    self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
                 self._step(one, place, self._checks, 1)
                 place = one.next_phy_offset
                 continue
