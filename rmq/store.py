@@ -47,6 +47,7 @@ from rmq.marks import (
 from rmq.message import PutResult
 from rmq.overflow import Overflow
 from rmq.paths import StorePaths, store_root
+from rmq.preparing import weakly
 from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
@@ -216,7 +217,7 @@ class Store(StoreWriter):
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
-        self._log.check_place = self._lock.check_place
+        self._log.check_place = weakly(self._lock.check_place)  # the log must not keep it
         self._open_marks(is_known=meta is not None, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
