@@ -43,14 +43,17 @@ class CommitLog(LogFiles):
         self.appends_crc = self.judges_crc = False  # each record has its CRC: by our last writer; or by the config
         self.unsynced: list[Segment] = []
         self.unsynced_limit = max(1, room_for_maps(segment_size) // 2)  # above it, some should be synced
-        self.check_place: Callable[[], None] = lambda: None  # raises where the directory is no longer the store's
         self.following = FollowingSegment(self._new_segment)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         super().__init__(directories, segment_size, writable=writable, make_segment=make_segment,
                          stay_mapped=lambda: [*self.unsynced, *self.following.kept])  # fmt: skip
 
+    def watch(self, check_place: Callable[[], None]) -> None:
+        """Call it before a file is made or mapped: it raises where the directory is no longer the store's."""
+        self._maps.check_place = check_place
+
     def _new_segment(self, start: int) -> Segment:
-        self.check_place()
+        self._maps.check_place()
         return self.segment(self.directories[0] / segment_name(start), start)
 
     # ---- append ----

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.fastjson import count_on, document_bytes, read_document, write_document
 from rmq.keys import encoded
-from rmq.paths import LMQ_PREFIX, StorePaths, is_rocksdb
+from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, StorePaths, is_rocksdb
 from rmq.segment import file_size
 
 logger = logging.getLogger("rmq")
@@ -30,10 +31,12 @@ _INT = re.compile(r"-?\d{1,10}", re.ASCII)
 _LONGS = range(-(2**63), 2**63)
 
 
-def check_group(group: Any) -> None:
-    """TypeError or ValueError for what is no group's name."""
+def check_group(group: Any, topic: Any) -> None:
+    """TypeError or ValueError for what are no names of a group and a topic."""
     if not encoded(group, "group") or SEPARATOR in group:
         raise ValueError(f"group must be a name without {SEPARATOR!r}, got {group!r}")
+    if not encoded(topic, "topic"):
+        raise ValueError("topic must not be empty")
 
 
 def read_offsets(paths: StorePaths) -> Offsets:
@@ -67,8 +70,9 @@ def _kept_file(paths: StorePaths) -> Path:
 
 
 def _with_backup(path: Path) -> list[Path]:
-    """The file and its .bak, if they have any content."""
-    return [file for file in (path, path.with_name(path.name + ".bak")) if file_size(file)]
+    """The file and its .bak, but for those that are empty or not there."""
+    files = (path, path.with_name(path.name + ".bak"))
+    return [file for file in files if file_size(file) or not (file.is_file() or not os.path.lexists(file))]
 
 
 def _last_change(path: Path) -> int:
@@ -133,8 +137,8 @@ class ConsumerOffsets:
             queues = self._loaded()[1][_TABLE].setdefault(f"{topic}{SEPARATOR}{group}", {})
             places = {str(queue_id): place for queue_id, place in queue_offsets.items()}
             if places.items() - queues.items():
+                self._commits += 1  # first: what an interrupt leaves is written all the same
                 queues.update(places)
-                self._commits += 1
 
     def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
         """Where a queue ends before it, by a crash or a cleaning: what will be put there has not been consumed."""
@@ -153,9 +157,16 @@ class ConsumerOffsets:
                     logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
                                    topic, queue_id, place, end)  # fmt: skip
 
+    def begin_anew(self, queues: Collection[tuple[str, int]]) -> None:
+        """Of queues, by topic and queue id, that are about to go nothing has been consumed: they begin at 0 again."""
+        if queues:
+            self.cut_back(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
+
     def _loaded(self) -> tuple[Path, dict[str, Any]]:
         if self._file is None:
             path = _kept_file(self._paths)
+            if path.is_symlink():
+                raise CorruptFileError(path, 0, "is a symbolic link, which is not written through")
             files = _with_backup(path)
             document = _document(files[0]) if files else {_TABLE: {}}
             _by_group(path, document)

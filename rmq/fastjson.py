@@ -6,13 +6,14 @@ Source: RocketMQ ConfigManager, RemotingSerializable; its fastjson writes intege
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from rmq.segment import make_directory, read_file, write_atomically
+from rmq.segment import LOOKS, make_directory, read_file, write_atomically
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 CONFIG_LIMIT = 64 * 1024 * 1024  # bytes of one file
@@ -30,7 +31,12 @@ def read_document(path: Path, table: str) -> dict[str, Any]:
     """A file's object, which has or gets a member `table` that is one, too. Raises OSError, CorruptFileError (size),
     ValueError, RecursionError.
     """
-    document = parse_fastjson(read_file(path, CONFIG_LIMIT).decode())
+    data = read_file(path, CONFIG_LIMIT)
+    for _ in range(LOOKS):
+        before, data = data, read_file(path, CONFIG_LIMIT)
+        if data == before:
+            break  # else a broker is at it, which writes in place
+    document = parse_fastjson(data.decode())
     if not isinstance(document, dict) or not isinstance(document.setdefault(table, {}), dict):
         raise ValueError(f"no object with a {table}")
     return document
@@ -45,8 +51,10 @@ def count_on(document: dict[str, Any]) -> None:
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replace a file durably. Raises OSError; RecursionError before anything is written."""
+    """Replace a file durably. Raises OSError; EFBIG or RecursionError before anything is written."""
     data = document_bytes(document)
+    if len(data) > CONFIG_LIMIT:
+        raise OSError(errno.EFBIG, f"would have {len(data)} bytes, at most {CONFIG_LIMIT} are read", str(path))
     make_directory(path.parent)
     write_atomically(path, data)
 

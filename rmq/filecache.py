@@ -67,6 +67,7 @@ class FileCache:
         self._is_closed = False
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once
+        self.check_place: Callable[[], None] = lambda: None  # raises where these paths are no longer the store's
         self._lock = threading.Lock()
         _caches[id(self)] = weakref.ref(self)
 
@@ -83,6 +84,7 @@ class FileCache:
             return descriptor
         if self._is_closed:
             raise StoreClosedError(f"{path}: store is closed")
+        self.check_place()
         self._keep(self.limit - 1)
         self._open[name] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
         return descriptor

@@ -43,6 +43,7 @@ class Flusher:
         """lock: the store's, which must not go before who may write. known_queues: that many queues of the table stand
         in topics.json, or are not ours to add."""
         self._store, self._lock = store, lock
+        self.check_place, self.offsets = lock.check_place, store.offsets
         self._failure: OSError | None = None
         self._is_untold = False  # nobody was told of it yet
         self._marks = marks
@@ -81,7 +82,7 @@ class Flusher:
         with self._put_lock:
             self._check_open()
             if self._store.dispatcher.phy_offset < self._store.log.position:
-                self._lock.check_place()
+                self.check_place()
             self._store.dispatcher.advance(self._store.log.position)
             self._store.log.tail.followed(self._store.dispatcher.wanted, BATCH_BYTES)
             self._has_dispatch_failed = False
@@ -187,10 +188,10 @@ class Flusher:
         with self.flush_lock:
             self._check_open()
             self._raise_failure()
-            offsets = store.offsets.taken()  # first: what was consumed lies below the end that follows
+            offsets = self.offsets.taken()  # first: what was consumed lies below the end that follows
             with self._put_lock:
                 try:
-                    self._lock.check_place()
+                    self.check_place()
                     self.settle()
                     self.dispatch()
                 except OSError as error:
@@ -222,7 +223,7 @@ class Flusher:
                     self._written = version
                 merge_topics(store.paths.topics_json, topics)
                 self._known_queues = known
-                store.offsets.write(offsets)
+                self.offsets.write(offsets)
             except OSError as error:
                 self._note(error)
                 raise
@@ -370,7 +371,7 @@ class Flusher:
     def flush_if_due(self) -> None:
         """What was put since the last flush; when that is nothing, what it left behind."""
         has_more, owed = self._store.log.position != self._flushed, self._derived != self._flushed
-        if self.failure is not None or not (has_more or owed or self._store.offsets.is_behind):
+        if self.failure is not None or not (has_more or owed or self.offsets.is_behind):
             return
         try:
             self.flush(is_timed=has_more)

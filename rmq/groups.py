@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import Literal
 from rmq._core._message import to_ms
 from rmq.consumeroffsets import check_group
 from rmq.errors import CorruptFileError, RmqError
-from rmq.keys import checked_int, encoded, int64_offset
+from rmq.keys import checked_int
 from rmq.message import PullStatus, StoredMessage
 from rmq.pull import tag_set
 from rmq.store import Store
@@ -38,8 +39,7 @@ class Consumer:
                  consume_from: Literal["first", "last"] | int | datetime = "first") -> None:  # fmt: skip
         if not isinstance(store, Store):
             raise TypeError(f"store must be an open Store, got {type(store).__name__}")
-        check_group(group)
-        encoded(topic, "topic")
+        check_group(group, topic)
         tag_set(tags)
         if not isinstance(consume_from, str):
             consume_from = to_ms(consume_from, "consume_from", True)
@@ -48,6 +48,7 @@ class Consumer:
         self.store, self.group, self.topic = store, group, topic
         self._tags = tags
         self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
+        self._lives: dict[int, int] = {}  # of queues, when their places were told
         self._places = self._new_places({}, consume_from)
 
     @property
@@ -69,7 +70,7 @@ class Consumer:
             raise TypeError(f"timeout must be a number of seconds, got {type(timeout).__name__}")
         if not timeout >= 0:
             raise ValueError(f"timeout must not be negative, got {timeout}")
-        end = time.monotonic() + timeout
+        end = time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
         while not (messages := self._next(count)):
             left = end - time.monotonic()
             if left <= 0:
@@ -82,17 +83,30 @@ class Consumer:
 
         Raises StoreReadOnlyError in mode "r", and as Store.commit_offsets.
         """
+        self._begin_anew(self._places)
         self.store.commit_offsets(self.group, self.topic, self._places)
 
     def seek(self, queue_id: int, queue_offset: int) -> None:
         """The next polls give the messages of a queue from this offset on, such as Store.search_offset finds.
 
-        Raises TypeError, ValueError (negative, or a queue that is not one of queue_ids).
+        Raises TypeError, ValueError (negative, behind the queue's end, or a queue that is not one of queue_ids), and
+        as Store.topics. Cost: as that.
         """
         number = checked_int(queue_id, "queue_id", least=0)
         if self._chosen is not None and number not in self._chosen:
             raise ValueError(f"queue_id {number} is not one of this consumer's queue_ids")
-        self._places[number] = int64_offset(checked_int(queue_offset, "queue_offset", least=0), "queue_offset")
+        place = checked_int(queue_offset, "queue_offset", least=0)
+        _, end = self.store.topics().get(self.topic, {}).get(number, (0, 0))
+        if place > end:
+            raise ValueError(f"queue_offset {place} lies behind the end of {self.topic} queue {number}, {end}")
+        self._places[number] = place
+
+    def _begin_anew(self, places: dict[int, int]) -> None:
+        """Queues that were cleaned away whole, and began at 0 again, are consumed from there."""
+        lives = self.store._queue_lives(self.topic, places)
+        for queue_id, count in lives.items():
+            if self._lives.setdefault(queue_id, count) != count:
+                places[queue_id], self._lives[queue_id] = 0, count
 
     def _committed(self) -> dict[int, int]:
         return self.store.groups().get(self.group, {}).get(self.topic, {})
@@ -100,6 +114,7 @@ class Consumer:
     def _new_places(self, known: dict[int, int], consume_from: str | int = "first") -> dict[int, int]:
         """Where to begin in queues that are not known yet."""
         bounds = self.store.topics().get(self.topic, {})
+        self._lives |= self.store._queue_lives(self.topic, bounds.keys() - known.keys())
         fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
         places, committed = {}, self._committed() if fresh else {}
         for queue_id in fresh:
@@ -114,6 +129,7 @@ class Consumer:
 
     def _next(self, count: int) -> list[StoredMessage]:
         places = dict(self._places)
+        self._begin_anew(places)
         messages: list[StoredMessage] = []
         try:
             self._take(places, list(places), messages, count)
@@ -154,7 +170,8 @@ class Consumer:
             messages += page.messages
             at, place = place, page.next_queue_offset
             if page.status is PullStatus.OFFSET_OVERFLOW_BADLY:  # the queue was cut, or began anew
-                place = min(place, self._committed().get(queue_id, page.min_queue_offset))
+                committed = self._committed().get(queue_id, place + 1)
+                place = committed if committed <= place else page.min_queue_offset
             elif place in (at, page.max_queue_offset):
                 break
         return messages, place

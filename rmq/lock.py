@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class StoreLock:
     def __init__(self, path: Path, holder: Callable[[], int | None]) -> None:
         """holder: tells the pid that a StoreLockedError names, when the kernel does not."""
         self._path, self._descriptor = path, open_regular(path, os.O_RDWR | os.O_CREAT)
+        self._watched: dict[Path, os.stat_result] = {}
         try:
             self._take(path, holder)
             if os.pread(self._descriptor, 4, 0) != b"lock":
@@ -74,17 +75,22 @@ class StoreLock:
             # The kernel does not tell the pid of a holder such as ours.
             raise StoreLockedError(path, pid if pid is not None else holder()) from None
 
+    def watch(self, directories: Iterable[Path]) -> None:
+        """check_place looks at these, too: they lie elsewhere."""
+        self._watched = {path: os.stat(path) for path in directories}
+
     def check_place(self) -> None:
-        """OSError (ESTALE) when the path leads to no lock, or another one than is held: the store's directory was
-        moved or replaced, and what is made by name from here on would be made elsewhere, maybe in another store.
+        """OSError (ESTALE) when the path leads to no lock, or another one than is held: the store's directory was moved
+        or replaced, and what is made, opened or removed by name from here on would be another store's.
         """
-        held = os.fstat(self._descriptor)
-        try:
-            found = os.stat(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            found = None
-        if found is None or not os.path.samestat(held, found):
-            raise OSError(errno.ESTALE, "the store was moved or replaced since it was opened", str(self._path.parent))
+        for path, held in ((self._path, os.fstat(self._descriptor)), *self._watched.items()):
+            try:
+                found = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                found = None
+            if found is None or not os.path.samestat(held, found):
+                place = path.parent if path == self._path else path
+                raise OSError(errno.ESTALE, "the store was moved or replaced since it was opened", str(place))
 
     def close(self) -> None:
         """Let go of the lock, also where a fork's child that came about elsewhere than in Python still has the file."""

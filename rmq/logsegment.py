@@ -86,6 +86,7 @@ class Segment:
                 raise StoreClosedError(f"{self.path}: store is closed")
             if file is None or file is old:
                 self._maps.make_room(self)
+                self._maps.check_place()
                 try:
                     file = MappedFile(self.path, size=self._size, writable=self._writable, start=self.start)
                 except OSError as error:
@@ -345,6 +346,7 @@ class SegmentMaps:
         self._kept = kept
         self._mapped: list[Segment] = []
         self._lock = threading.Lock()
+        self.check_place: Callable[[], None] = lambda: None  # raises where files of these names are no longer the log's
 
     def make_room(self, segment: Segment, limit: int | None = None) -> int:
         """Before a segment is mapped: let go of those mapped longest ago; returns of how many."""

@@ -20,7 +20,7 @@ from rmq.chunks import batch_items, put_chunks
 from rmq.consumeroffsets import check_group
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
-from rmq.keys import check_bools, checked_int, encoded
+from rmq.keys import check_bools, checked_int
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
 from rmq.openstore import while_open
@@ -193,25 +193,20 @@ class StoreWriter(StoreReader):
         each queue; a flush writes those of all groups. Source: RocketMQ ConsumerOffsetManager#commitOffset.
         """
         self._check_writable()
-        encoded(topic, "topic")
-        check_group(group)
+        check_group(group, topic)
         if not isinstance(queue_offsets, Mapping):
             raise TypeError(f"queue_offsets must be a mapping of queue ids, got {type(queue_offsets).__name__}")
-        places = {checked_int(queue_id, "queue_id"): checked_int(place, "queue_offset", least=0)
+        places = {checked_int(queue_id, "queue_id", least=0): checked_int(place, "queue_offset", least=0)
                   for queue_id, place in queue_offsets.items()}  # fmt: skip
-        self._derive()
+        if max(places, default=0) >= 2**31:  # a broker would read no offset of any group then
+            raise ValueError(f"queue_id must be an int of Java's, got {max(places)}")
+        queues = self._derive().queues  # not the files' alone: a full disk may keep them behind
         for queue_id, place in places.items():
-            if place > (end := self._queue_end(topic, queue_id)):
+            queue = queues.get((topic, queue_id))
+            if place > (end := 0 if queue is None else queue.max_offset):
                 raise ValueError(f"queue_offset {place} lies behind the end of {topic} queue {queue_id}, {end}")
         if places:
             self._offsets.commit(group, topic, places)
-
-    def _queue_end(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.queues.get((topic, queue_id))
-        return 0 if queue is None else queue.max_offset
-
-    def _cut_offsets_back(self) -> None:
-        self._offsets.cut_back(self._queue_end)
 
     # ---- cleaning ----
 
@@ -245,8 +240,6 @@ class StoreWriter(StoreReader):
             retention = Retention(self._log, self._queues, self._index, rules)
             found = retention.clean(end, self._table, self._put_lock, self._flusher)
             self._low = self._log.min_phy_offset
-            if expired_queues:
-                self._cut_offsets_back()
             return found
 
 

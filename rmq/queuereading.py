@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -64,6 +64,11 @@ class QueueReader(OpenStore):
         queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
                                                 self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
         return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
+
+    def _queue_lives(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
+        """How often each queue has begun at 0 again."""
+        queues = self._derive().queues
+        return {number: queue.lives for number in queue_ids if (queue := queues.get((topic, number))) is not None}
 
     def _ask_queue(self, topic: str, queue_id: int,
                    ask: Callable[[ConsumeQueue | BatchConsumeQueue | None], _Answer]) -> _Answer:  # fmt: skip

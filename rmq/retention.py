@@ -21,6 +21,7 @@ from rmq._core._queuetable import QueueTable
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
+from rmq.consumeroffsets import ConsumerOffsets
 from rmq.errors import RmqError
 from rmq.index import Index
 from rmq.keys import checked_int, checked_limit
@@ -131,6 +132,15 @@ class Flushing(Protocol):
     def dispatch(self) -> None: ...
     def flush(self) -> None: ...
     def sync_names(self, descriptor: int) -> None: ...
+    def check_place(self) -> None: ...
+    @property
+    def offsets(self) -> ConsumerOffsets: ...
+
+
+def _remove(path: Path, flusher: Flushing) -> None:
+    """Remove a file of the store's, durably; OSError when the path is no longer the store's."""
+    flusher.check_place()
+    remove_file(path, flusher.sync_names)
 
 
 class Retention:
@@ -169,7 +179,7 @@ class Retention:
             for segment in segments:
                 segment.detach()
                 try:
-                    remove_file(segment.path, flusher.sync_names)
+                    _remove(segment.path, flusher)
                 finally:
                     if not segment.path.exists():  # gone, though maybe not for good: its sync failed
                         with put_lock:
@@ -182,6 +192,7 @@ class Retention:
         leaving: list[tuple[ConsumeQueue, int]] = []
         try:
             paths = self._choose(low, put_lock, flusher, leaving)
+            flusher.offsets.begin_anew({(queue.topic, queue.queue_id) for queue, _ in leaving})
             if self._removed:
                 flusher.flush()
             for queue, following in leaving:
@@ -189,7 +200,7 @@ class Retention:
                     flusher.dispatch()
                     self._remove_queue(queue, following, table, flusher)
             for path in paths:
-                remove_file(path, flusher.sync_names)
+                _remove(path, flusher)
         except OSError:
             self._queues.leave()
             with suppress(OSError, RmqError):  # the manifest names what stays, again
@@ -236,10 +247,10 @@ class Retention:
             self._removed = [file for file in self._removed if Path(file.path) not in files]
             return
         for path in _left_over(files):
-            remove_file(path, flusher.sync_names)
+            _remove(path, flusher)
         for path in files:  # up to the last one the queue goes on where it ends
             try:
-                remove_file(path, flusher.sync_names)
+                _remove(path, flusher)
             finally:
                 if not path.exists():
                     queue.forget_first(1)

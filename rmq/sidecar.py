@@ -60,6 +60,7 @@ def make_sidecar(index: Path, hash_slot_num: int, index_num: int,
     target = sidecar_path(index)
     if target is None:
         return "it is no store's index file"
+    os.stat(index)  # FileNotFoundError before anything is made: the store may have been moved
     make_directory(target.parent)
     size = sidecar_size(hash_slot_num, index_num)
     disk = os.statvfs(target.parent)

@@ -217,15 +217,20 @@ class Store(StoreWriter):
             undo.callback(restorer(path))
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
-        self._log.check_place = weakly(self._lock.check_place)  # the log must not keep it
+        if self._paths.is_log_elsewhere:
+            self._lock.watch(self._paths.commit_logs)
+        check_place = weakly(self._lock.check_place)  # the parts must not keep it
+        self._log.watch(check_place)
+        self._queues.cache.check_place = check_place
         self._open_marks(is_known=meta is not None, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
         parts = self._assemble()
         recover(parts, mark, manifest, crashed=crashed, repair=repair)
-        if crashed is not None or repair:
-            self._cut_offsets_back()
+        if crashed is not None or repair or self._checkpoint.is_withdrawn:  # queues were derived again
+            queues = self._queues.queues
+            self._offsets.cut_back(lambda *name: queue.max_offset if (queue := queues.get(name)) is not None else 0)
         if not is_own and not config.is_explicit("enabled_append_prop_crc") and self.config.version >= CRC_SINCE and \
                 has_record_crc(self._log, self._log.tail.last_phy_offset):  # its broker may cut off records without
             self.config = dataclasses.replace(self.config, enabled_append_prop_crc=True)

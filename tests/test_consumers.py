@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from conftest import SIZES
 from test_groups import CONFIG, filled, keep
 
 import rmq
+
+SLOW = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
 
 
 def bodies(messages: list[rmq.StoredMessage]) -> list[int]:
@@ -153,6 +156,7 @@ def test_a_poll_waits_for_the_first_message_and_no_longer_than_told(tmp_path: Pa
         timer.start()
         assert bodies(consumer.poll(timeout=600)) == [7]
         timer.join()
+        assert bodies(consumer.poll(timeout=10**400)) == [7] if store.put(rmq.Message("T", b"7")) else []
         for wrong, kind in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (True, TypeError)):
             with pytest.raises(kind, match="timeout"):
                 consumer.poll(timeout=wrong)  # type: ignore[arg-type]
@@ -228,6 +232,63 @@ def test_what_was_cleaned_is_passed_over_and_a_queue_that_begins_anew_begins_at_
         assert bodies(slow.poll()) == [7, 8]
         assert bodies(quick.poll()) == [7, 8]
         assert bodies(rmq.Consumer(store, "quick", "Orders").poll()) == [7, 8]
+
+
+def expired(store: rmq.Store) -> None:
+    for _ in range(300):
+        store.put(rmq.Message("Other", b"x" * 200))
+    store.clean(time.time_ns() // 10**6 + 10**9, limit=None, expired_queues=True)
+    assert "Orders" not in store.topics()
+
+
+def put(store: rmq.Store, *numbers: int) -> None:
+    for number in numbers:
+        store.put(rmq.Message("Orders", b"%d" % number))
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_consumer_misses_nothing_of_a_queue_that_began_anew_and_grew(tmp_path: Path, commits: bool) -> None:
+    with rmq.open(filled(tmp_path / "s", 20, 1), "r+", config=SLOW) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        consumer.poll(5)
+        expired(store)
+        put(store, *range(100, 108))
+        if commits:
+            consumer.commit()
+            consumer = rmq.Consumer(store, "g", "Orders")
+        assert bodies(consumer.poll()) == [*range(100, 108)]
+
+
+def test_a_commit_after_a_queue_went_is_no_error(tmp_path: Path) -> None:
+    with rmq.open(filled(tmp_path / "s", 20, 1), "r+", config=SLOW) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        consumer.poll(5)
+        expired(store)
+        consumer.commit()
+
+
+def test_a_kill_after_a_queue_went_leaves_nothing_unseen(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 20, 1)
+    with rmq.open(path, "r+", config=SLOW) as store:
+        store.commit_offsets("g", "Orders", {0: 20})
+        expired(store)
+        put(store, *range(100, 130))
+        shutil.copytree(path, tmp_path / "killed")
+    with rmq.open(tmp_path / "killed", "r+") as store:
+        assert bodies(rmq.Consumer(store, "g", "Orders").poll(100)) == [*range(100, 130)]
+
+
+def test_queues_that_were_lost_and_begin_at_0_are_consumed_from_there(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 20, 1)
+    with rmq.open(path, "r+", config=SLOW) as store:
+        store.commit_offsets("g", "Orders", {0: 20})
+        for _ in range(300):
+            store.put(rmq.Message("Other", b"x" * 200))
+        store.clean(time.time_ns() // 10**6 + 10**9, limit=None)
+    shutil.rmtree(path / "consumequeue")
+    with rmq.open(path, "r+") as store:
+        put(store, *range(100, 108))
+        assert bodies(rmq.Consumer(store, "g", "Orders").poll()) == [*range(100, 108)]
 
 
 def test_after_a_crash_nobody_has_consumed_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from commandline import assert_error, call, good
 from conftest import SIZES
 
 import rmq
+from rmq import fastjson
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.fastjson import parse_fastjson
 from rmq.paths import StorePaths
@@ -132,6 +134,67 @@ def test_a_file_that_a_broker_could_not_read_is_not_written_over(tmp_path: Path)
     assert file.read_bytes() == b"{"
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("elsewhere")], ids=["pipe", "link"])
+def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = filled(tmp_path / "s")
+    (path / "config" / "elsewhere").write_text(OF_5_3)
+    file = path / "config" / "consumerOffset.json"
+    make(file)
+    before = file.lstat()
+    with rmq.open(path, "r+") as store, pytest.raises(rmq.CorruptFileError):
+        store.commit_offsets("g", "Orders", {0: 1})
+    assert file.lstat() == before
+    assert (path / "config" / "elsewhere").read_text() == OF_5_3
+
+
+def test_a_file_that_a_broker_writes_over_is_read_until_it_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, texts = filled(tmp_path / "s"), ['{"offsetTable":{"T@g":{0:11', OF_5_3[:100], OF_5_3, OF_5_3]
+    keep(path, OF_4_9)
+    monkeypatch.setattr(fastjson, "read_file", lambda file, limit: texts.pop(0).encode())
+    with rmq.open(path) as store:
+        assert store.groups() == OFFSETS
+    assert texts == []
+
+
+def test_more_than_is_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path / "s")
+    with rmq.open(path, "r+") as store:
+        store.commit_offsets("g", "Orders", {0: 1})
+        store.flush()
+        before = (path / "config" / "consumerOffset.json").read_bytes()
+        monkeypatch.setattr(fastjson, "CONFIG_LIMIT", 300)
+        store.commit_offsets("g" * 300, "Orders", {0: 1})
+        with pytest.raises(OSError, match="at most 300 are read"):
+            store.flush()
+        assert (path / "config" / "consumerOffset.json").read_bytes() == before
+        monkeypatch.undo()
+    with rmq.open(path) as store:
+        assert sorted(store.groups()) == ["g", "g" * 300]
+
+
+def test_a_commit_that_was_interrupted_and_made_again_is_written(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s")
+
+    class Queues(dict[str, int]):
+        def update(self, *items: Any, **more: Any) -> None:
+            super().update(*items, **more)
+            raise KeyboardInterrupt
+
+    with rmq.open(path, "r+", config=rmq.StoreConfig(flush_interval_commit_log=10**9)) as store:
+        store.commit_offsets("g", "Orders", {0: 1})
+        store.flush()
+        table = store._offsets._loaded()[1]["offsetTable"]
+        table["Orders@g"] = Queues(table["Orders@g"])
+        with pytest.raises(KeyboardInterrupt):
+            store.commit_offsets("g", "Orders", {0: 2})
+        table["Orders@g"] = dict(table["Orders@g"])
+        store.commit_offsets("g", "Orders", {0: 2})
+    with rmq.open(path) as store:
+        assert store.groups() == {"g": {"Orders": {0: 2}}}
+
+
 @pytest.mark.parametrize("place", ["consumerOffsets", "rdb"])
 def test_offsets_in_rocksdb_are_an_error_that_says_what_reads_them(tmp_path: Path, place: str) -> None:
     path = filled(tmp_path / "s")
@@ -212,6 +275,9 @@ BAD = [
     (("g", "Orders", {0: True}), TypeError, "queue_offset must be int"),
     (("g", "Orders", {0: -1}), ValueError, "queue_offset must not be negative"),
     (("g", "Orders", {0: 1, 1: 11}), ValueError, "queue_offset 11 lies behind the end of Orders queue 1, 10"),
+    (("g", "Orders", {2**31: 0}), ValueError, "queue_id must be an int of Java's, got 2147483648"),
+    (("g", "Orders", {-1: 0}), ValueError, "queue_id must not be negative"),
+    (("g", "", {0: 0}), ValueError, "topic must not be empty"),
     (("g", "Orders", {7: 1}), ValueError, "the end of Orders queue 7, 0"),
     (("g", "New", {0: 1}), ValueError, "the end of New queue 0, 0"),
 ]  # fmt: skip

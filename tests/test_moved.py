@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import SIZES
+from test_groups import filled
 
 import rmq
+from rmq.sidecar import make_sidecar
 
 CONFIG = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
 MOVED = "the store was moved or replaced since it was opened"
@@ -95,4 +99,69 @@ def test_a_writer_whose_directory_was_removed_makes_none_anew(tmp_path: Path) ->
     with pytest.raises(rmq.StoreReadOnlyError, match=MOVED):
         store.put(rmq.Message("T", b""))
     store.close()
+    assert not path.exists()
+
+
+def test_a_writer_whose_directory_was_moved_reads_nothing_of_another_store(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 2000, 1)
+    old = rmq.open(path, "r+", config=CONFIG)
+    path.rename(tmp_path / "moved")
+    with rmq.open(path, "x", config=CONFIG) as new:
+        new.put_many([rmq.Message("Orders", b"-%d" % (number % 9)) for number in range(2000)])
+    with pytest.raises(OSError, match="moved or replaced"):
+        old.scan().read_all()
+    with pytest.raises(OSError, match="moved or replaced"):
+        old.close()
+
+
+def test_a_cleaning_whose_directory_is_moved_removes_nothing_of_another_store(tmp_path: Path) -> None:
+    path, old = tmp_path / "s", rmq.open(filled(tmp_path / "s", 2000, 1), "r+", config=CONFIG)
+
+    def moving(place: str | os.PathLike[str]) -> object:
+        if not (tmp_path / "moved").exists():
+            path.rename(tmp_path / "moved")
+            filled(path, 2000, 1)
+        return shutil.disk_usage(place)
+
+    with pytest.raises(OSError, match="moved or replaced"):
+        old.clean(time.time_ns() // 10**6 + 10**9, limit=None, disk_usage=moving)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="moved or replaced"):
+        old.close()
+    with rmq.open(path) as store:
+        assert store.scan().read_all().num_rows == 2000
+
+
+def test_a_writer_whose_directory_was_moved_reads_no_queue_of_another_store(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 2000, 1)
+    old = rmq.open(path, "r+", config=CONFIG)
+    path.rename(tmp_path / "moved")
+    filled(path, 2000, 1)
+    old._queues.cache._keep(0)  # as when other files took their place
+    with pytest.raises(OSError, match=MOVED):
+        old.units("Orders", 0, 0, 10)
+    with suppress(OSError):
+        old.close()
+
+
+def test_a_log_that_lies_elsewhere_may_be_moved_too(tmp_path: Path) -> None:
+    path, log = tmp_path / "s", tmp_path / "log"
+    config = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9, store_path_commit_log=str(log))
+    old = rmq.open(path, "x", config=config)
+    assert put(old, "old", 10) == 10
+    log.rename(tmp_path / "log.1")
+    with rmq.open(tmp_path / "next", "x", config=config) as new:
+        assert put(new, "new", 100) == 100
+        assert put(old, "still", 500) < 500
+        with suppress(OSError):
+            old.close()
+        assert new.scan().read_all().num_rows == 100
+    assert rmq.verify(tmp_path / "next", config=config) == []
+
+
+def test_no_sidecar_is_made_where_a_store_was(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 200, 1)
+    index = next((path / "index").iterdir())
+    path.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError):
+        make_sidecar(index, SIZES["max_hash_slot_num"], SIZES["max_index_num"])
     assert not path.exists()
