@@ -27,7 +27,7 @@ Offsets = dict[str, dict[str, dict[int, int]]]  # group -> topic -> queue id -> 
 
 SEPARATOR = "@"  # "topic@group" is the key of what a group has consumed of a topic
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
-_INT = re.compile(r"-?\d{1,10}", re.ASCII)
+_INT = re.compile(r"0|-?[1-9]\d{0,9}", re.ASCII)
 _LONGS = range(-(2**63), 2**63)
 
 

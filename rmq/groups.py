@@ -48,8 +48,9 @@ class Consumer:
         self.store, self.group, self.topic = store, group, topic
         self._tags = tags
         self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
-        self._lives: dict[int, int] = {}  # of queues, when their places were told
-        self._places = self._new_places({}, consume_from)
+        self._places: dict[int, int] = {}
+        self._lives: dict[int, int] = {}  # of the queues, when their places were told
+        self._places |= self._new_places(self._places, self._lives, consume_from)
 
     @property
     def positions(self) -> dict[int, int]:
@@ -83,7 +84,7 @@ class Consumer:
 
         Raises StoreReadOnlyError in mode "r", and as Store.commit_offsets.
         """
-        self._begin_anew(self._places)
+        self._begin_anew(self._places, self._lives)
         self.store.commit_offsets(self.group, self.topic, self._places)
 
     def seek(self, queue_id: int, queue_offset: int) -> None:
@@ -101,20 +102,20 @@ class Consumer:
             raise ValueError(f"queue_offset {place} lies behind the end of {self.topic} queue {number}, {end}")
         self._places[number] = place
 
-    def _begin_anew(self, places: dict[int, int]) -> None:
+    def _begin_anew(self, places: dict[int, int], lives: dict[int, int]) -> None:
         """Queues that were cleaned away whole, and began at 0 again, are consumed from there."""
-        lives = self.store._queue_lives(self.topic, places)
-        for queue_id, count in lives.items():
-            if self._lives.setdefault(queue_id, count) != count:
-                places[queue_id], self._lives[queue_id] = 0, count
+        for queue_id, count in self.store._queue_lives(self.topic, places).items():
+            if lives.setdefault(queue_id, count) != count:
+                places[queue_id], lives[queue_id] = 0, count
 
     def _committed(self) -> dict[int, int]:
         return self.store.groups().get(self.group, {}).get(self.topic, {})
 
-    def _new_places(self, known: dict[int, int], consume_from: str | int = "first") -> dict[int, int]:
-        """Where to begin in queues that are not known yet."""
+    def _new_places(self, known: dict[int, int], lives: dict[int, int],
+                    consume_from: str | int = "first") -> dict[int, int]:  # fmt: skip
+        """Where to begin in queues that are not known yet; their lives are noted."""
         bounds = self.store.topics().get(self.topic, {})
-        self._lives |= self.store._queue_lives(self.topic, bounds.keys() - known.keys())
+        lives |= self.store._queue_lives(self.topic, bounds.keys() - known.keys())
         fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
         places, committed = {}, self._committed() if fresh else {}
         for queue_id in fresh:
@@ -128,18 +129,19 @@ class Consumer:
         return places
 
     def _next(self, count: int) -> list[StoredMessage]:
-        places = dict(self._places)
-        self._begin_anew(places)
+        places, lives = dict(self._places), dict(self._lives)
+        self._begin_anew(places, lives)
         messages: list[StoredMessage] = []
         try:
             self._take(places, list(places), messages, count)
-            if len(messages) < count and (fresh := self._new_places(places)):
+            if len(messages) < count and (fresh := self._new_places(places, lives)):
                 places |= fresh
                 self._take(places, list(fresh), messages, count)
         except (RmqError, OSError):
             if not messages:
                 raise  # else the next poll comes to it
-        self._places = places  # last: what an exception kept from the caller was not polled
+        self._places = places  # last, and before the lives: what an exception kept from the caller was not polled
+        self._lives = lives
         return messages
 
     def _take(self, places: dict[int, int], queue_ids: list[int], messages: list[StoredMessage], count: int) -> None:

@@ -259,6 +259,19 @@ def test_a_consumer_misses_nothing_of_a_queue_that_began_anew_and_grew(tmp_path:
         assert bodies(consumer.poll()) == [*range(100, 108)]
 
 
+def test_a_poll_that_failed_forgets_no_queue_that_began_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(filled(tmp_path / "s", 20, 1), "r+", config=SLOW) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        consumer.poll(5)
+        expired(store)
+        put(store, *range(100, 108))
+        with monkeypatch.context() as patch:
+            patch.setattr(rmq.Store, "pull", lambda *arguments, **options: exec("raise OSError('once')"))
+            with pytest.raises(OSError, match="once"):
+                consumer.poll()
+        assert bodies(consumer.poll()) == [*range(100, 108)]
+
+
 def test_a_commit_after_a_queue_went_is_no_error(tmp_path: Path) -> None:
     with rmq.open(filled(tmp_path / "s", 20, 1), "r+", config=SLOW) as store:
         consumer = rmq.Consumer(store, "g", "Orders")

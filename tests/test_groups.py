@@ -104,6 +104,7 @@ WRONG = {
     "deep": (b'{"offsetTable":' * 50_000, "no table of consumer offsets"),
     "no group": (b'{"offsetTable":{"Orders":{0:1}}}', "topic@group: 'Orders'"),
     "a queue id": (b'{"offsetTable":{"Orders@g":{"x":1}}}', "'Orders@g': 'x'"),
+    "a queue id twice": (b'{"offsetTable":{"Orders@g":{0:1,"00":9}}}', "'Orders@g': '00'"),
     "a float": (b'{"offsetTable":{"Orders@g":{0:1.5}}}', "no queue's consumer offset"),
     "a bool": (b'{"offsetTable":{"Orders@g":{0:true}}}', "no queue's consumer offset"),
     "no long": (b'{"offsetTable":{"Orders@g":{0:9223372036854775808}}}', "no queue's consumer offset"),
