@@ -56,7 +56,7 @@ def live(place: Path, records: Records, source: Any) -> Round:
 
 def apart(place: Path, records: Records, source: Any, number: int) -> float:
     """Both, one after the other, ns per message."""
-    place.mkdir()
+    (place / "commitlog").mkdir(parents=True)
     log = CommitLog([place / "commitlog"], SEGMENT, writable=True)
     queues = QueueSet(place / "consumequeue", CONFIG.mapped_file_size_consume_queue, writable=True, is_exact=True)
     index = Index(place / "index", CONFIG, writable=True)

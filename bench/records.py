@@ -82,6 +82,7 @@ class WarmLog:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / f"{0:020d}"
+        directory.mkdir(exist_ok=True)
         self._log = CommitLog([directory], SEGMENT, writable=True)
         self._batch = PutBatch(put_rules(CONFIG))
         self.queues = QueueTable()

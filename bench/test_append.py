@@ -32,6 +32,7 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.mkdir(exist_ok=True)
         self._log = CommitLog([path], SEGMENT, writable=True)
         self._batch = PutBatch(RULES)
 
