@@ -148,6 +148,7 @@ class Flusher:
     def sync_log(self, end: int) -> None:
         """The log is on disk up to `end`. One thread syncs for all that wait. Raises OSError when it failed."""
         self._group.sync(end, self._sync_log)
+        self._store.log.writer.is_alone = not self._group.is_shared
 
     def _sync_log(self) -> int:
         with self._log_lock:

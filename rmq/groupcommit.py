@@ -32,6 +32,7 @@ class GroupCommit:
         # `with` on a lock of C lets no signal in between taking and holding; a Condition's own `with` and wait do.
         self._lock = OwnedLock()
         self._waiting: list[Waiter] = []
+        self.is_shared = False  # whether others waited when the last sync ended
         self._sync_s = 0.0  # how long the last sync took, 0: it failed
         self._served: set[int] = set()  # threads that it served and that have not come back
         self._awaited = 0  # of these, those waited for
@@ -124,6 +125,7 @@ class GroupCommit:
 
     def _await(self, syncer: int, woken: list[Waiter]) -> None:
         """Who may come back soon. Call under the lock."""
+        self.is_shared = bool(woken or self._waiting)
         self._awaited, soon_s = 0, min(self._sync_s * SOON, MOST_SOON_S)
         self._served = {syncer, *(thread for _, _, thread in woken)} if soon_s >= LEAST_SOON_S else set()
         if self._served:

@@ -33,7 +33,7 @@ BLANK_HEADER = struct.Struct(">ii")
 RECORD_MAGICS = (L.RECORD_MAGIC_V1, L.RECORD_MAGIC_V2)
 RESERVE_AHEAD = 64 * 1024 * 1024
 WRITTEN_FROM = 256 * 1024  # bytes of a batch that is not small
-WRITE_OUT_FROM = 64 * 1024  # bytes; less takes the sync as long without it, and others that write meanwhile longer
+WRITE_OUT_FROM = 64 * 1024  # bytes; with less of them others that write meanwhile take longer
 WRITE_SIZE = 2 * 1024 * 1024  # bytes of records that are encoded before they are written; of a file copied
 ZEROS_AT_END = 128 * 1024  # more than a record may end with: its topic and its properties
 
@@ -249,6 +249,7 @@ class RecordWriter:
     def __init__(self) -> None:
         self.is_small = True  # the last batch
         self.is_synced = False  # after each batch
+        self.is_alone = False  # nobody else waited for the last sync
         self.has_written = False  # a large batch, since the preparer looked
         self._buffer = bytearray()
 
@@ -268,7 +269,7 @@ class RecordWriter:
             rows = min(rows, stop - first)
             size = batch.encode(self._buffer, start + position, 0, first, first + rows, store_timestamp, queues)
             file.write(position, memoryview(self._buffer)[:size])
-            if self.is_synced and batch.waits and size >= WRITE_OUT_FROM:  # the disk is at work meanwhile
+            if self.is_synced and batch.waits and (self.is_alone or size >= WRITE_OUT_FROM):  # the disk begins
                 file.begin_write_out(position, size)
             position += size
             first += rows

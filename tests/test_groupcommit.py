@@ -86,6 +86,27 @@ def test_threads_that_put_in_turn_share_each_sync(unheard: None, patience: None)
     assert log.syncs < 0.4 * 4 * 50
 
 
+def test_a_sync_is_shared_when_others_waited_for_it(unheard: None) -> None:
+    log, begun = Log(), threading.Event()
+    log.put()
+    assert not log.group.is_shared
+    log.end += 1
+    end = log.end
+
+    def work() -> int:
+        begun.set()
+        while not log.group._waiting:
+            time.sleep(0.001)
+        return log.work()
+
+    with running(lambda: log.group.sync(end, work)):
+        assert begun.wait(20)
+        log.put()
+        assert log.group.is_shared
+    log.put()
+    assert not log.group.is_shared
+
+
 class Unopened:
     """Stands in for a lock that nobody releases: a wait for it takes all the time it may."""
 

@@ -138,7 +138,9 @@ def test_the_disk_begins_with_what_is_written_before_its_sync(tmp_path: Path, mo
         store.put_many([message(i, 1000) for i in range(5)])
         end = store.max_phy_offset
         store.put(rmq.Message("T", b"x" * 5000, properties={"WAIT": "false"}))  # nobody waits for its sync
-    assert begun == [(begin, end - begin)]
+        assert begun == [(begin, end - begin)]
+        small = store.put(message(6))  # less, too, of who is alone
+    assert begun[1:] == [(small.phy_offset, small.size)]
 
 
 def test_a_system_that_cannot_begin_leaves_all_to_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
