@@ -82,6 +82,11 @@ class BatchConsumeQueue:
         number = int(np.searchsorted(self.units[:, 4] + self.units[:, 5], queue_offset, side="right"))
         return number if number < len(self.units) else None
 
+    def phy_offset_below(self, queue_offset: int) -> int:
+        """Of the batch that holds the last message below a queue offset; -1 where there is none."""
+        number = int(np.searchsorted(self.units[:, 4], queue_offset)) - 1
+        return int(self.units[number, 0]) if number >= 0 else -1
+
 
 def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
     """The units of a file from a position on, as far as they are valid, in parts."""

@@ -6,29 +6,35 @@ Source: RocketMQ ConsumerOffsetManager; LmqConsumerOffsetManager, which takes it
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import errno
+import fcntl
 import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.fastjson import count_on, document_bytes, read_document, write_document
 from rmq.keys import encoded
-from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, StorePaths, is_rocksdb
-from rmq.segment import file_size
+from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, FileVersion, StorePaths, is_rocksdb, version_of
+from rmq.segment import file_size, make_directory, open_regular
 
 logger = logging.getLogger("rmq")
 
 Offsets = dict[str, dict[str, dict[int, int]]]  # group -> topic -> queue id -> queue offset
+_Table = dict[str, dict[str, int]]  # as the file has it; what a commit replaces is never changed in place
 
 SEPARATOR = "@"  # "topic@group" is the key of what a group has consumed of a topic
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
 _INT = re.compile(r"0|-?[1-9]\d{0,9}", re.ASCII)
 _LONGS = range(-(2**63), 2**63)
+LOOK_S, WAIT_S = 0.002, 10  # while another process commits, which takes a sync of the disk
 
 
 def check_group(group: Any, topic: Any) -> None:
@@ -113,36 +119,49 @@ def _rows(path: Path, document: dict[str, Any]) -> Iterator[tuple[str, str, int,
 
 
 class ConsumerOffsets:
-    """Those of a store that this process writes, kept in memory between flushes. Thread-safe."""
+    """Those of a store, to which several processes commit. Thread-safe.
+
+    The one that writes the store keeps its commits in memory between flushes: `commit`, `taken`, `write`. A reader's go
+    to the file at once: `commit_now`.
+    """
 
     def __init__(self, paths: StorePaths) -> None:
         self._paths = paths
-        self._lock = threading.RLock()
-        self._file: tuple[Path, dict[str, Any]] | None = None  # once it was read
-        self._commits = self._written = 0
+        self._lock = threading.RLock()  # behind `alone`, when both are held
+        self._file: tuple[Path, FileVersion | None, dict[str, Any]] | None = None  # as it was, once it was read
+        self._commits: _Table = {}  # which the file lacks
 
     @property
     def is_behind(self) -> bool:
         """Whether the file lacks a commit."""
-        return self._commits != self._written
+        return bool(self._commits)
 
     def groups(self) -> Offsets:
         """read_offsets, with what was committed since."""
         with self._lock:
-            return read_offsets(self._paths) if self._file is None else _by_group(*self._file)
+            if self._file is None:
+                return read_offsets(self._paths)
+            path, document = self._loaded()
+            return _by_group(path, _with(document, self._commits))
 
-    def commit(self, group: str, topic: str, queue_offsets: Mapping[int, int]) -> None:
-        """In memory. Raises as read_offsets; where a broker would go by the .bak, CorruptFileError."""
+    def commit(self, group: str, topic: str, tell: Callable[[], Mapping[int, int]]) -> None:
+        """In memory. tell: the queue offsets, asked while no queue begins anew. Raises as read_offsets and what it
+        raises; where a broker would go by the .bak, CorruptFileError.
+        """
         with self._lock:
-            queues = self._loaded()[1][_TABLE].setdefault(f"{topic}{SEPARATOR}{group}", {})
-            places = {str(queue_id): place for queue_id, place in queue_offsets.items()}
-            if places.items() - queues.items():
-                self._commits += 1  # first: what an interrupt leaves is written all the same
-                queues.update(places)
+            self._keep(*_row_of(group, topic, tell()))
+
+    def _keep(self, key: str, places: dict[str, int]) -> None:
+        kept = self._commits.get(key, {})
+        if places.items() - {**self._loaded()[1][_TABLE].get(key, {}), **kept}.items():
+            self._commits[key] = {**kept, **places}
 
     def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
         """Where a queue ends before it, by a crash or a cleaning: what will be put there has not been consumed."""
-        with self._lock:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, CorruptFileError):
+                stack.enter_context(self._alone(makes_lock=False))  # without one no reader has committed yet
+            stack.enter_context(self._lock)
             try:
                 path, document = self._loaded()
             except UnsupportedFormatError:
@@ -150,21 +169,83 @@ class ConsumerOffsets:
             except (CorruptFileError, OSError) as error:
                 logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
                 return
-            for group, topic, queue_id, place in list(_rows(path, {_TABLE: document[_TABLE]})):
+            table = _with(document, self._commits)[_TABLE]
+            for group, topic, queue_id, place in list(_rows(path, {_TABLE: table})):
                 if not topic.startswith(LMQ_PREFIX) and place > (end := max_offset_of(topic, queue_id)):
-                    document[_TABLE][f"{topic}{SEPARATOR}{group}"][str(queue_id)] = end
-                    self._commits += 1
+                    self._keep(*_row_of(group, topic, {queue_id: end}))
                     logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
                                    topic, queue_id, place, end)  # fmt: skip
 
     def begin_anew(self, queues: Collection[tuple[str, int]]) -> None:
-        """Of queues, by topic and queue id, that are about to go nothing has been consumed: they begin at 0 again."""
+        """Of queues, by topic and queue id, that go nothing has been consumed: they begin at 0 again."""
         if queues:
             self.cut_back(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
 
+    def taken(self) -> _Table:
+        """What a flush writes. Before the flush asks where the log ends."""
+        with self._lock:
+            return dict(self._commits)
+
+    def write(self, commits: _Table) -> None:
+        """On disk, beside what others have committed meanwhile. Raises as commit, and OSError: BlockingIOError (passes)
+        where another process has been at it for WAIT_S seconds.
+        """
+        if commits:
+            with self._alone():
+                self._write(commits)
+
+    def commit_now(self, group: str, topic: str, tell: Callable[[], Mapping[int, int]]) -> None:
+        """On disk. tell: as of commit. Raises as write, and what it raises."""
+        with self._alone():
+            key, places = _row_of(group, topic, tell())
+            with self._lock:
+                queues = self._loaded()[1][_TABLE].get(key, {})
+            if places.items() - queues.items():
+                self._write({key: places})
+        with self._lock:
+            self._file = None  # a broker may come, which writes in place
+
+    def _write(self, commits: _Table) -> None:
+        with self._lock:
+            path, document = self._loaded()
+        count_on(document)
+        document = _with(document, commits)
+        write_document(path, document)
+        with self._lock:
+            self._file = path, version_of(str(path)), document
+            left = {key: dict(places.items() - commits.get(key, {}).items()) for key, places in self._commits.items()}
+            self._commits = {key: places for key, places in left.items() if places}
+
+    @contextmanager
+    def _alone(self, *, makes_lock: bool = True) -> Iterator[None]:
+        """No other process or thread changes the file meanwhile, but a broker."""
+        path = self._paths.offsets_lock
+        if makes_lock:
+            make_directory(path.parent)
+        descriptor = open_regular(path, os.O_RDWR | (os.O_CREAT if makes_lock else 0))
+        try:
+            end = time.monotonic() + WAIT_S
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        held = f"held by another process for {WAIT_S} s"
+                        raise BlockingIOError(errno.EAGAIN, held, str(path)) from None
+                time.sleep(LOOK_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a fork's child has the file
+        finally:
+            os.close(descriptor)
+
     def _loaded(self) -> tuple[Path, dict[str, Any]]:
-        if self._file is None:
-            path = _kept_file(self._paths)
+        """The file that commits go to, as it is now."""
+        path = _kept_file(self._paths)
+        version = version_of(str(path))
+        if self._file is None or self._file[:2] != (path, version):
             if path.is_symlink():
                 raise CorruptFileError(path, 0, "is a symbolic link, which is not written through")
             files = _with_backup(path)
@@ -174,21 +255,16 @@ class ConsumerOffsets:
                 document_bytes(document)
             except RecursionError as error:
                 raise CorruptFileError(path, 0, f"nests too deep: {error}") from None
-            self._file = path, document
-        return self._file
+            self._file = path, version, document
+        return path, self._file[2]
 
-    def taken(self) -> tuple[int, dict[str, Any]] | None:
-        """What a flush writes; None when the file has it. Before the flush asks where the log ends."""
-        with self._lock:
-            if self._file is None or not self.is_behind:
-                return None
-            document = self._file[1]
-            count_on(document)
-            table = {key: dict(queues) for key, queues in [*document[_TABLE].items()]}
-            return self._commits, {**document, "dataVersion": copy.copy(document["dataVersion"]), _TABLE: table}
 
-    def write(self, taken: tuple[int, dict[str, Any]] | None) -> None:
-        """On disk. Raises OSError."""
-        if taken is not None and self._file is not None:
-            write_document(self._file[0], taken[1])
-            self._written = taken[0]
+def _row_of(group: str, topic: str, queue_offsets: Mapping[int, int]) -> tuple[str, dict[str, int]]:
+    """What the file has for it."""
+    return f"{topic}{SEPARATOR}{group}", {str(queue_id): place for queue_id, place in queue_offsets.items()}
+
+
+def _with(document: dict[str, Any], commits: _Table) -> dict[str, Any]:
+    """A document that has these commits, too."""
+    table = document[_TABLE]
+    return {**document, _TABLE: {**table, **{key: {**table.get(key, {}), **commits[key]} for key in commits}}}

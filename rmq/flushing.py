@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
@@ -191,13 +191,10 @@ class Flusher:
             self._raise_failure()
             offsets = self.offsets.taken()  # first: what was consumed lies below the end that follows
             with self._put_lock:
-                try:
+                with self._noting():
                     self.check_place()
                     self.settle()
                     self.dispatch()
-                except OSError as error:
-                    self._note(error)
-                    raise
                 end, timestamp = store.log.position, store.log.tail.last_timestamp
                 owed.take()
                 files = [segment.file for segment in owed.segments]
@@ -208,7 +205,7 @@ class Flusher:
                 self._fill_checkpoint(end, timestamp)
                 mark, last_unit = self._mark(end, derived), store.dispatcher.last_unit_timestamp
                 known, topics = len(store.table), topics_from(store.table, self._known_queues)
-            try:
+            with self._noting():
                 self._sync_segments(files)
                 if derived == end:
                     self._sync_queues(end, last_unit)
@@ -224,10 +221,6 @@ class Flusher:
                     self._written = version
                 merge_topics(store.paths.topics_json, topics)
                 self._known_queues = known
-                self.offsets.write(offsets)
-            except OSError as error:
-                self._note(error)
-                raise
             if closing:
                 store.log.following.remove()
             self._flushed = end
@@ -235,6 +228,8 @@ class Flusher:
             for index_file in index_files:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
+            with self._noting():
+                self.offsets.write(offsets)
 
     def _sync_queues(self, end: int, last_unit: int) -> None:
         """Units of all records below `end` are on disk, the last one stored at `last_unit` ms. Call amid a flush."""
@@ -245,11 +240,9 @@ class Flusher:
 
     def _catch_up(self) -> None:
         """Sync queues that the last flush left behind; a full disk keeps what came since from them."""
-        try:
+        with suppress(OSError), self._noting():
             self._owed.sync_queues()
             self._derived = max(self._derived, self._flushed)
-        except OSError as error:
-            self._note(error)
 
     def _may_stay_behind(self, end: int) -> bool:
         """Whether queues need no sync yet: there are many of them, and little to derive again after a crash."""
@@ -286,6 +279,14 @@ class Flusher:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
         if not passes(error):
             self.failure = error
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._note(error)
+            raise
 
     def _distrust(self, error: OSError) -> None:
         """A sync off the put path failed: the next put or close tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -13,8 +13,9 @@ from rmq._core._message import to_ms
 from rmq.consumeroffsets import check_group
 from rmq.errors import CorruptFileError, RmqError
 from rmq.keys import checked_int
-from rmq.message import PullStatus, StoredMessage
+from rmq.message import StoredMessage
 from rmq.pull import tag_set
+from rmq.queuereading import QueuePlace
 from rmq.store import Store
 
 LOOK_S = 0.05  # while a poll waits
@@ -25,7 +26,7 @@ class Consumer:
 
     Each message comes at least once: again, when it was polled and its commit is not on disk (`Store.commit_offsets`).
     Those of a queue come in its order. A broker that takes over the store goes on where the group stands, and the other
-    way round. In mode "r" messages are polled, and not committed.
+    way round. Consumers of a group take different queues; they may be in other processes, which open the store "r".
 
     queue_ids: None for all, those to come too; others for consumers that share a group. tags: as of `Store.pull`.
     consume_from: where queues begin of which the group has committed nothing: at their "first" message, behind their
@@ -40,22 +41,21 @@ class Consumer:
         if not isinstance(store, Store):
             raise TypeError(f"store must be an open Store, got {type(store).__name__}")
         check_group(group, topic)
-        tag_set(tags)
+        wanted = tag_set(tags)
         if not isinstance(consume_from, str):
             consume_from = to_ms(consume_from, "consume_from", True)
         elif consume_from not in ("first", "last"):
             raise ValueError(f"consume_from must be first, last or a time, got {consume_from!r}")
         self.store, self.group, self.topic = store, group, topic
-        self._tags = tags
+        self._wanted = wanted
         self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
-        self._places: dict[int, int] = {}
-        self._lives: dict[int, int] = {}  # of the queues, when their places were told
-        self._places |= self._new_places(self._places, self._lives, consume_from)
+        self._places: dict[int, QueuePlace] = {}
+        self._places |= self._new_places(self._places, consume_from)
 
     @property
     def positions(self) -> dict[int, int]:
         """{queue_id: queue_offset} of what the next polls give, by queue id; what a commit commits."""
-        return dict(sorted(self._places.items()))
+        return {queue_id: place.queue_offset for queue_id, place in sorted(self._places.items())}
 
     def poll(self, limit: int = 32, timeout: float = 0.0) -> list[StoredMessage]:
         """Up to `limit` messages that were not polled yet, of one queue after the other; [] when there are none.
@@ -82,10 +82,9 @@ class Consumer:
     def commit(self) -> None:
         """All that was polled is consumed: the group goes on behind it. When it is on disk: as Store.commit_offsets.
 
-        Raises StoreReadOnlyError in mode "r", and as Store.commit_offsets.
+        Raises as that, but no ValueError: of a queue that began at 0 again, or was cut, that is consumed.
         """
-        self._begin_anew(self._places, self._lives)
-        self.store.commit_offsets(self.group, self.topic, self._places)
+        self.store._commit(self.group, self.topic, lambda: self.store._places_now(self.topic, self._places))
 
     def seek(self, queue_id: int, queue_offset: int) -> None:
         """The next polls give the messages of a queue from this offset on, such as Store.search_offset finds.
@@ -100,51 +99,39 @@ class Consumer:
         _, end = self.store.topics().get(self.topic, {}).get(number, (0, 0))
         if place > end:
             raise ValueError(f"queue_offset {place} lies behind the end of {self.topic} queue {number}, {end}")
-        self._places[number] = place
+        self._places |= self.store._places(self.topic, {number: place})
 
-    def _begin_anew(self, places: dict[int, int], lives: dict[int, int]) -> None:
-        """Queues that were cleaned away whole, and began at 0 again, are consumed from there."""
-        for queue_id, count in self.store._queue_lives(self.topic, places).items():
-            if lives.setdefault(queue_id, count) != count:
-                places[queue_id], lives[queue_id] = 0, count
-
-    def _committed(self) -> dict[int, int]:
-        return self.store.groups().get(self.group, {}).get(self.topic, {})
-
-    def _new_places(self, known: dict[int, int], lives: dict[int, int],
-                    consume_from: str | int = "first") -> dict[int, int]:  # fmt: skip
-        """Where to begin in queues that are not known yet; their lives are noted."""
+    def _new_places(self, known: Container[int], consume_from: str | int = "first") -> dict[int, QueuePlace]:
+        """Where to begin in queues that are not known yet."""
         bounds = self.store.topics().get(self.topic, {})
-        lives |= self.store._queue_lives(self.topic, bounds.keys() - known.keys())
         fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
-        places, committed = {}, self._committed() if fresh else {}
+        places = self.store.groups().get(self.group, {}).get(self.topic, {}) if fresh else {}
         for queue_id in fresh:
             low, high = bounds[queue_id]
-            if queue_id in committed:
-                places[queue_id] = committed[queue_id]
-            elif isinstance(consume_from, str):
+            if queue_id in places:
+                continue
+            if isinstance(consume_from, str):
                 places[queue_id] = high if consume_from == "last" else low
             else:
                 places[queue_id] = self.store.search_offset(self.topic, queue_id, consume_from)
-        return places
+        return self.store._places(self.topic, {queue_id: places[queue_id] for queue_id in fresh})
 
     def _next(self, count: int) -> list[StoredMessage]:
-        places, lives = dict(self._places), dict(self._lives)
-        self._begin_anew(places, lives)
+        places = dict(self._places)
         messages: list[StoredMessage] = []
         try:
             self._take(places, list(places), messages, count)
-            if len(messages) < count and (fresh := self._new_places(places, lives)):
+            if len(messages) < count and (fresh := self._new_places(places)):
                 places |= fresh
                 self._take(places, list(fresh), messages, count)
         except (RmqError, OSError):
             if not messages:
                 raise  # else the next poll comes to it
-        self._places = places  # last, and before the lives: what an exception kept from the caller was not polled
-        self._lives = lives
+        self._places = places  # last: what an exception kept from the caller was not polled
         return messages
 
-    def _take(self, places: dict[int, int], queue_ids: list[int], messages: list[StoredMessage], count: int) -> None:
+    def _take(self, places: dict[int, QueuePlace], queue_ids: list[int], messages: list[StoredMessage],
+              count: int) -> None:  # fmt: skip
         """Fill `messages` up to `count`; queues that were asked go to the end of `places`, others have their turn."""
         for queue_id in queue_ids:
             if len(messages) == count:
@@ -154,26 +141,23 @@ class Consumer:
             del places[queue_id]
             places[queue_id] = place
 
-    def _pulled(self, queue_id: int, place: int, count: int) -> tuple[list[StoredMessage], int]:
+    def _pulled(self, queue_id: int, place: QueuePlace, count: int) -> tuple[list[StoredMessage], QueuePlace]:
         """Up to `count` messages of a queue, and the place behind them; fewer where one cannot be read."""
         messages: list[StoredMessage] = []
         size = count
         while len(messages) < count:
             try:
-                page = self.store.pull(self.topic, queue_id, place, min(size, count - len(messages)), tags=self._tags)
-            except CorruptFileError as error:
+                page, following = self.store._pull_behind(self.topic, queue_id, place,
+                                                          min(size, count - len(messages)), self._wanted)  # fmt: skip
+            except CorruptFileError:
                 if size > 1:
                     size = 1  # those before it
                     continue
                 if messages:
                     break
-                error.add_note(f"{self.topic} queue {queue_id}, queue offset {place}")
                 raise
             messages += page.messages
-            at, place = place, page.next_queue_offset
-            if page.status is PullStatus.OFFSET_OVERFLOW_BADLY:  # the queue was cut, or began anew
-                committed = self._committed().get(queue_id, place + 1)
-                place = committed if committed <= place else page.min_queue_offset
-            elif place in (at, page.max_queue_offset):
+            at, place = place.queue_offset, following
+            if place.queue_offset in (at, page.max_queue_offset):
                 break
         return messages, place

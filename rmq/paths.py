@@ -67,6 +67,7 @@ class StorePaths:
         self.manifest = self.own / "manifest.json"
         self.owner = self.own / "owner"
         self.spare = self.own / "spare"
+        self.offsets_lock = self.own / "offsets.lock"  # of who changes the file of consumer offsets
         self.cut = self.own / "cut"
         self.rebuilt, self.replaced = self.own / "rebuild", self.own / "replaced"  # while a rebuild is at work
         self.sidecars = self.own / "sidecar"

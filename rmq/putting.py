@@ -21,6 +21,7 @@ from rmq.consumeroffsets import check_group
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
 from rmq.keys import check_bools, checked_int
+from rmq.lock import Holder, lock_holder
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
 from rmq.openstore import while_open
@@ -182,17 +183,18 @@ class StoreWriter(StoreReader):
 
     # ---- consumer groups ----
 
-    @while_open
     def commit_offsets(self, group: str, topic: str, queue_offsets: Mapping[int, int]) -> None:
         """From where a consumer group goes on in queues of a topic: {queue_id: queue_offset}, behind what it consumed.
 
         At once for `groups` of this store; on disk with the next flush, timed ones too, for a broker as well. A killed
-        process loses what was not flushed: the group gets these messages again, never fewer. Raises ValueError (an
-        offset behind the queue's end, a group with "@"), TypeError, CorruptFileError (a file of offsets that is none),
-        UnsupportedFormatError (offsets in RocksDB), StoreReadOnlyError, StoreClosedError. Cost: an entry in memory for
-        each queue; a flush writes those of all groups. Source: RocketMQ ConsumerOffsetManager#commitOffset.
+        process loses what was not flushed: the group gets these messages again, never fewer. In mode "r" it is on disk
+        when the call returns, the only thing that a reader writes; beside a broker, which keeps the offsets itself, a
+        StoreReadOnlyError. Of two commits for a queue the later one to be written counts. Raises ValueError (an offset
+        behind the queue's end, a group with "@"), TypeError, CorruptFileError (a file of offsets that is none),
+        UnsupportedFormatError (offsets in RocksDB; in mode "r" stores that are not written), StoreReadOnlyError,
+        StoreClosedError, and in mode "r" OSError. Cost: an entry in memory for each queue; a flush writes those of all
+        groups. In mode "r" that, and two syncs. Source: RocketMQ ConsumerOffsetManager#commitOffset.
         """
-        self._check_writable()
         check_group(group, topic)
         if not isinstance(queue_offsets, Mapping):
             raise TypeError(f"queue_offsets must be a mapping of queue ids, got {type(queue_offsets).__name__}")
@@ -200,13 +202,28 @@ class StoreWriter(StoreReader):
                   for queue_id, place in queue_offsets.items()}  # fmt: skip
         if max(places, default=0) >= 2**31:  # a broker would read no offset of any group then
             raise ValueError(f"queue_id must be an int of Java's, got {max(places)}")
-        queues = self._derive().queues  # not the files' alone: a full disk may keep them behind
-        for queue_id, place in places.items():
-            queue = queues.get((topic, queue_id))
-            if place > (end := 0 if queue is None else queue.max_offset):
-                raise ValueError(f"queue_offset {place} lies behind the end of {topic} queue {queue_id}, {end}")
-        if places:
-            self._offsets.commit(group, topic, places)
+
+        def checked() -> dict[int, int]:
+            queues = self._derive().queues  # not the files' alone: a full disk may keep them behind
+            for queue_id, place in places.items():
+                queue = queues.get((topic, queue_id))
+                if place > (end := 0 if queue is None else queue.max_offset):
+                    raise ValueError(f"queue_offset {place} lies behind the end of {topic} queue {queue_id}, {end}")
+            return places
+
+        self._commit(group, topic, checked)
+
+    @while_open
+    def _commit(self, group: str, topic: str, tell: Callable[[], dict[int, int]]) -> None:
+        """tell: the queue offsets, asked while no queue begins anew."""
+        if self.mode == "r":
+            check_writable(self._paths)
+            if lock_holder(self._paths.lock) is Holder.OTHER:
+                raise StoreReadOnlyError(f"{self.path}: a broker has the store, which keeps its groups' offsets itself")
+            self._offsets.commit_now(group, topic, tell)
+            return
+        self._check_writable()
+        self._offsets.commit(group, topic, tell)
 
     # ---- cleaning ----
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,10 +17,38 @@ from rmq.keys import checked_int, encoded, int64_offset
 from rmq.message import PullResult
 from rmq.openstore import OpenStore, while_open
 from rmq.pull import pull_from, search_from, tag_set
+from rmq.queueset import QueueSet
 from rmq.queueunits import Units
 from rmq.scan import teller
 
 _Answer = TypeVar("_Answer")
+_Queue = ConsumeQueue | BatchConsumeQueue | None
+
+
+class QueuePlace(NamedTuple):
+    """A queue offset, and by what the queue is known again that it was noted in."""
+
+    queue_offset: int
+    min_offset: int
+    phy_offset: int  # of the last message below it; -1: it is not there
+
+    @classmethod
+    def of(cls, queue: _Queue, queue_offset: int) -> QueuePlace:
+        if queue is None:
+            return cls(queue_offset, 0, -1)
+        return cls(queue_offset, queue.min_offset, queue.phy_offset_below(queue_offset))
+
+    def now(self, queue: _Queue) -> int:
+        """Where the place is: 0 in a queue that was cleaned away whole, and began at 0 again; the end of one that was
+        cut below it.
+        """
+        end = 0 if queue is None else queue.max_offset
+        found = QueuePlace.of(queue, self.queue_offset)
+        if found.phy_offset < 0 or self.phy_offset < 0:
+            return min(self.queue_offset, end) if found.min_offset >= self.min_offset else 0
+        if self.queue_offset > end:
+            return end if found.phy_offset < self.phy_offset else 0
+        return self.queue_offset if found.phy_offset == self.phy_offset else 0
 
 
 class QueueReader(OpenStore):
@@ -50,28 +78,23 @@ class QueueReader(OpenStore):
 
         Beside a broker as it wrote them last (each 5 s). An offset may lie outside of its queue's bounds, and the topic
         may be gone. Raises StoreClosedError, CorruptFileError (neither the file nor its .bak tells),
-        UnsupportedFormatError (offsets in RocksDB). Cost: the file is read; a writing store reads it once.
+        UnsupportedFormatError (offsets in RocksDB). Cost: the file is read; by a writing store when others changed it.
         Source: RocketMQ ConsumerOffsetManager.
         """
         return self._offsets.groups()
 
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
+    def _queue(self, topic: str, queue_id: int, derived: QueueSet | None = None) -> _Queue:
+        """derived: what was derived just now."""
         encoded(topic, "topic")
         number = checked_int(queue_id, "queue_id")
         self._check_queues()
-        queues = self._derive()
+        queues = self._derive() if derived is None else derived
         # A topic of inner batches has its single messages in the same queue.
         queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
                                                 self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
         return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 
-    def _queue_lives(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
-        """How often each queue has begun at 0 again."""
-        queues = self._derive().queues
-        return {number: queue.lives for number in queue_ids if (queue := queues.get((topic, number))) is not None}
-
-    def _ask_queue(self, topic: str, queue_id: int,
-                   ask: Callable[[ConsumeQueue | BatchConsumeQueue | None], _Answer]) -> _Answer:  # fmt: skip
+    def _ask_queue(self, topic: str, queue_id: int, ask: Callable[[_Queue], _Answer]) -> _Answer:
         """ask(queue), again when the queue was cleaned meanwhile, and maybe began anew."""
         while True:
             begun = self._log.min_phy_offset
@@ -85,7 +108,7 @@ class QueueReader(OpenStore):
                 if self._log.min_phy_offset == begun and is_same:
                     raise
 
-    def _end_for(self, queue: ConsumeQueue | BatchConsumeQueue | None) -> int:
+    def _end_for(self, queue: _Queue) -> int:
         """End of the log, not older than the queue's bounds."""
         return self._log_end() if isinstance(queue, BatchConsumeQueue) else self._derived_end()
 
@@ -104,6 +127,35 @@ class QueueReader(OpenStore):
         wanted = tag_set(tags)
         return self._ask_queue(topic, queue_id, lambda queue: pull_from(
             self._log, queue, self._end_for(queue), place, limit, wanted))  # fmt: skip
+
+    @while_open
+    def _pull_behind(self, topic: str, queue_id: int, place: QueuePlace, limit: int,
+                     wanted: set[str] | None) -> tuple[PullResult, QueuePlace]:  # fmt: skip
+        """pull from where a place is now, at the queue's first message if that lies behind it, and the next place."""
+        def ask(queue: _Queue) -> tuple[PullResult, QueuePlace]:
+            at = max(place.now(queue), 0 if queue is None else queue.min_offset)
+            try:
+                page = pull_from(self._log, queue, self._end_for(queue), at, limit, wanted)
+            except CorruptFileError as error:
+                error.add_note(f"{topic} queue {queue_id}, queue offset {at}")
+                raise
+            return page, QueuePlace.of(queue, page.next_queue_offset)
+
+        return self._ask_queue(topic, queue_id, ask)
+
+    @while_open
+    def _places(self, topic: str, queue_offsets: Mapping[int, int]) -> dict[int, QueuePlace]:
+        """Places of queue offsets; those behind a queue's end are at its end, as for a broker's consumers."""
+        derived = self._derive()
+        queues = {queue_id: self._queue(topic, queue_id, derived) for queue_id in queue_offsets}
+        return {queue_id: QueuePlace.of(queue, min(queue_offsets[queue_id], queue.max_offset if queue else 0))
+                for queue_id, queue in queues.items()}  # fmt: skip
+
+    @while_open
+    def _places_now(self, topic: str, places: Mapping[int, QueuePlace]) -> dict[int, int]:
+        """Where places are now, by queue id."""
+        derived = self._derive()
+        return {queue_id: place.now(self._queue(topic, queue_id, derived)) for queue_id, place in places.items()}
 
     @while_open
     def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:

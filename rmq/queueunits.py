@@ -120,6 +120,11 @@ class QueueUnits:
         phy_offset, size, _ = self.read(self.max_offset - place, 1)
         return int(phy_offset[0]) + int(size[0]) if len(size) and size[0] != UNIT_PRE_BLANK_SIZE else 0
 
+    def phy_offset_below(self, queue_offset: int) -> int:
+        """Of the record of the last unit below a queue offset; -1 where there is none, or a pre-blank one."""
+        phy_offset, size, _ = self.read(min(queue_offset, self.max_offset) - 1, 1)
+        return int(phy_offset[0]) if len(size) and size[0] != UNIT_PRE_BLANK_SIZE else -1
+
     def correct_min_offset(self, min_phy_offset: int) -> None:
         """Move min_offset to the first unit, not a pre-blank one, of a record in the log. Source: #correctMinOffset."""
         def in_log(queue_offset: int) -> bool:

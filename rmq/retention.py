@@ -198,7 +198,12 @@ class Retention:
             for queue, following in leaving:
                 with put_lock:  # a put could begin a queue again whose files are about to go
                     flusher.dispatch()
-                    self._remove_queue(queue, following, table, flusher)
+                    if queue.max_offset != following:  # it got messages
+                        files = queue.files.first()
+                        self._removed = [file for file in self._removed if Path(file.path) not in files]
+                        continue
+                    self._remove_queue(queue, table, flusher)
+                flusher.offsets.begin_anew({(queue.topic, queue.queue_id)})  # again: others committed meanwhile
             for path in paths:
                 _remove(path, flusher)
         except OSError:
@@ -241,11 +246,8 @@ class Retention:
             self._index.forget_first(count)
         return paths
 
-    def _remove_queue(self, queue: ConsumeQueue, following: int, table: QueueTable, flusher: Flushing) -> None:
+    def _remove_queue(self, queue: ConsumeQueue, table: QueueTable, flusher: Flushing) -> None:
         files = queue.files.first()
-        if queue.max_offset != following:  # it got messages
-            self._removed = [file for file in self._removed if Path(file.path) not in files]
-            return
         for path in _left_over(files):
             _remove(path, flusher)
         for path in files:  # up to the last one the queue goes on where it ends

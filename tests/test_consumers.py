@@ -272,7 +272,7 @@ def test_a_poll_that_failed_forgets_no_queue_that_began_anew(tmp_path: Path, mon
             raise OSError("once")
 
         with monkeypatch.context() as patch:
-            patch.setattr(rmq.Store, "pull", failing)
+            patch.setattr(rmq.Store, "_pull_behind", failing)
             with pytest.raises(OSError, match="once"):
                 consumer.poll()
         assert bodies(consumer.poll()) == [*range(100, 108)]

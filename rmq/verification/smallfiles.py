@@ -33,7 +33,8 @@ _ROOT_NAMES = frozenset({
 })  # fmt: skip
 _ROOT_PREFIXES = ("consumequeue_r", "indexRocksDB", "dledger-", "tiered", "epochFileCheckpoint", "checkpoint.",
                   "timer")  # fmt: skip
-_OWN_NAMES = frozenset({"meta.json", "marks", "manifest.json", "owner", "cut", "sidecar", "spark", "spare"})
+_OWN_NAMES = frozenset({"meta.json", "marks", "manifest.json", "owner", "cut", "sidecar", "spark", "spare",
+                        "offsets.lock"})  # fmt: skip
 
 
 def _is_there(path: Path, report: Report, severity: str = DERIVED) -> bool:
