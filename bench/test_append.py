@@ -22,8 +22,9 @@ from rmq.commitlog import CommitLog
 
 COUNTS = {100: 20_000, 1024: 20_000, 4096: 10_000}
 RULES = PutRules(max_message_size=CONFIG.max_message_size, max_record_size=CONFIG.max_record_size,
-                 allow_v2=CONFIG.allows_v2_records, append_crc=CONFIG.enabled_append_prop_crc,
-                 drop_last_separator=CONFIG.drops_last_separator, store_host=CONFIG.store_host)  # fmt: skip
+                 allow_v2=CONFIG.allows_v2_records, allow_ipv6=CONFIG.allows_ipv6_hosts,
+                 append_crc=CONFIG.enabled_append_prop_crc, drop_last_separator=CONFIG.drops_last_separator,
+                 store_host=CONFIG.store_host)  # fmt: skip
 WARM = 3  # lmdb fills pages that it knows from the third time on
 
 

@@ -33,6 +33,13 @@ def number_array(numbers: npt.NDArray[np.integer[Any]]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
+def flag_array(flags: npt.NDArray[np.bool_]) -> pa.BooleanArray:
+    """Of booleans. pa.array would import pandas."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(np.packbits(flags, bitorder="little"))])
+
+
 def integers(array: pa.Array) -> npt.NDArray[Any]:
     """Signed integers without nulls, borrowed. to_numpy would import pandas."""
     size, data = array.type.bit_width // 8, array.buffers()[1]

@@ -37,8 +37,9 @@ _PLAIN_FLAGS = ~(L.SYS_FLAG_COMPRESSED | L.SYS_FLAG_COMPRESSION_MASK)
 def put_rules(config: StoreConfig) -> PutRules:
     """What a store of this config takes. ValueError for a store_host that is none."""
     return PutRules(max_message_size=config.max_message_size, max_record_size=config.max_record_size,
-                    allow_v2=config.allows_v2_records, append_crc=config.enabled_append_prop_crc,
-                    drop_last_separator=config.drops_last_separator, store_host=config.store_host)  # fmt: skip
+                    allow_v2=config.allows_v2_records, allow_ipv6=config.allows_ipv6_hosts,
+                    append_crc=config.enabled_append_prop_crc, drop_last_separator=config.drops_last_separator,
+                    store_host=config.store_host)  # fmt: skip
 
 
 def check_queue_id(queue_id: int | None) -> None:

@@ -223,6 +223,10 @@ class StoreConfig:
         return self.version >= (5, 1, 0) and self.auto_message_version_on_topic_len
 
     @property
+    def allows_ipv6_hosts(self) -> bool:
+        return self.version >= (4, 6, 0)
+
+    @property
     def abort_holds_pid(self) -> bool:
         return self.version >= (5, 0, 0)
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
-from rmq.fastjson import count_on, document_bytes, read_document, write_document
+from rmq.fastjson import count_on, document_bytes, read_document, with_backup, write_document
 from rmq.keys import encoded
 from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, FileVersion, StorePaths, is_rocksdb, version_of
-from rmq.segment import file_size, make_directory, open_regular
+from rmq.segment import make_directory, open_regular
 
 logger = logging.getLogger("rmq")
 
@@ -51,7 +51,7 @@ def read_offsets(paths: StorePaths) -> Offsets:
     Raises CorruptFileError, UnsupportedFormatError (RocksDB), OSError.
     """
     damage: CorruptFileError | None = None
-    for path in _with_backup(_kept_file(paths)):
+    for path in with_backup(_kept_file(paths)):
         try:
             found = _by_group(path, _document(path))
         except FileNotFoundError:  # a broker renames it
@@ -73,12 +73,6 @@ def _kept_file(paths: StorePaths) -> Path:
         if is_rocksdb(path):
             raise UnsupportedFormatError(path, "consumer offsets in RocksDB", "mqadmin rocksDBConfigToJson shows them")
     return max((paths.consumer_offsets, paths.lmq_consumer_offsets), key=_last_change)
-
-
-def _with_backup(path: Path) -> list[Path]:
-    """The file and its .bak, but for those that are empty or not there."""
-    files = (path, path.with_name(path.name + ".bak"))
-    return [file for file in files if file_size(file) or not (file.is_file() or not os.path.lexists(file))]
 
 
 def _last_change(path: Path) -> int:
@@ -248,7 +242,7 @@ class ConsumerOffsets:
         if self._file is None or self._file[:2] != (path, version):
             if path.is_symlink():
                 raise CorruptFileError(path, 0, "is a symbolic link, which is not written through")
-            files = _with_backup(path)
+            files = with_backup(path)
             document = _document(files[0]) if files else {_TABLE: {}}
             _by_group(path, document)
             try:

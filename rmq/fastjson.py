@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from rmq.segment import LOOKS, make_directory, read_file, write_atomically
+from rmq.segment import LOOKS, file_size, make_directory, read_file, write_atomically
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 CONFIG_LIMIT = 64 * 1024 * 1024  # bytes of one file
@@ -40,6 +41,14 @@ def read_document(path: Path, table: str) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.setdefault(table, {}), dict):
         raise ValueError(f"no object with a {table}")
     return document
+
+
+def with_backup(path: Path) -> list[Path]:
+    """The files that a broker would read, one after the other: the file and its .bak, but for those that are empty or
+    not there. Source: ConfigManager#load.
+    """
+    files = (path, path.with_name(path.name + ".bak"))
+    return [file for file in files if file_size(file) or not (file.is_file() or not os.path.lexists(file))]
 
 
 def count_on(document: dict[str, Any]) -> None:

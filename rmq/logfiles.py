@@ -63,6 +63,8 @@ class LogFiles:
                 try:
                     size, start = entry.stat().st_size, int(entry.name)
                 except FileNotFoundError:
+                    if entry.is_symlink():
+                        raise CorruptFileError(path, 0, "a symbolic link to nothing") from None
                     continue  # removed by a writer meanwhile
                 if size == 0:
                     empty.append(start)

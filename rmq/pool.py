@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import wait
 from numbers import Integral
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -63,9 +63,11 @@ def _here(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Ans
 
 
 def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+    # Pickled here: where the pool's own thread fails at it, a shutdown may wait for ever.
+    pickled = pickle.dumps(task)
     mine, its = socket.socketpair()
     with mine:
-        crew = _Crew(workers, task, items, its)
+        crew: _Crew[Item, Answer] = _Crew(workers, pickled, items, its)
         crew.start()
         try:
             for _ in range(len(items)):
@@ -85,9 +87,9 @@ class _Crew(threading.Thread, Generic[Item, Answer]):
     locks taken. Gives an answer for each byte that it gets, and a byte for each answer.
     """
 
-    def __init__(self, workers: int, task: Callable[[Item], Answer], items: Sequence[Item],
-                 asked: socket.socket) -> None:  # fmt: skip
-        """asked: closed by who wants no more; amid an answer when it was interrupted, and waits for no task then."""
+    def __init__(self, workers: int, task: bytes, items: Sequence[Item], asked: socket.socket) -> None:
+        """task: pickled. asked: closed by who wants no more; amid an answer when it was interrupted, and waits for no
+        task then."""
         super().__init__(name="rmq-pool", daemon=True)
         self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
         self._ahead, self._task, self._items = workers * AHEAD, task, iter(items)
@@ -107,7 +109,7 @@ class _Crew(threading.Thread, Generic[Item, Answer]):
     def _next(self) -> tuple[Answer | None, BaseException | None]:
         try:
             while len(self._running) < self._ahead and (item := next(self._items, _NOTHING)) is not _NOTHING:
-                self._running.append(self._pool.submit(_told, self._task, item))  # type: ignore[arg-type]
+                self._running.append(self._pool.submit(_told, self._task, pickle.dumps(item)))
             future = self._running.popleft()
             while not wait_for([future], SOON).done:
                 if self._is_left():
@@ -135,10 +137,10 @@ class _Crew(threading.Thread, Generic[Item, Answer]):
             process.kill()
 
 
-def _told(task: Callable[[Item], Answer], item: Item) -> Answer:
-    """Of an exception that does not survive the way to the parent, its name and text do."""
+def _told(task: bytes, item: bytes) -> Any:
+    """Of a pickled task. Of an exception that does not survive the way to the parent, its name and text do."""
     try:
-        return task(item)
+        return pickle.loads(task)(pickle.loads(item))
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

@@ -30,6 +30,7 @@ PULL_BYTES = 1024 * 1024  # of messages whose tags are looked at together where 
 NEAR = 256 * 1024  # bytes of the log that are walked rather than searched for in queues
 QUEUES_ASKED = 64
 LOOKS = 32  # an end where times do nothing but fall
+_JAVA_TRIMS = "".join(map(chr, range(0x21)))  # String#trim; Python's strip() takes U+00A0 and U+3000, too
 STEP_BACK = 32  # messages of a queue among which the clock may have gone back and come up again
 
 
@@ -39,8 +40,8 @@ def tag_set(tags: str | None) -> set[str] | None:
         return None
     if not isinstance(tags, str):
         raise TypeError(f"tags must be str, got {type(tags).__name__}")
-    wanted = {tag.strip() for tag in tags.split("||")} - {""}
-    return None if not wanted or tags.strip() == "*" else wanted
+    wanted = {tag.strip(_JAVA_TRIMS) for tag in tags.split("||")} - {""}
+    return None if not wanted or tags.strip(_JAVA_TRIMS) == "*" else wanted
 
 
 def pull_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, log_end: int, place: int, limit: int,

@@ -47,6 +47,14 @@ def require_log(paths: StorePaths) -> None:
         raise CorruptFileError(paths.commit_logs[0], 0, NO_LOG)
 
 
+def check_log_place(paths: StorePaths) -> None:
+    """ValueError where the log is said to lie elsewhere, and lies in the store's own directory."""
+    own = paths.root / "commitlog"
+    if own not in paths.commit_logs and not has_segments(paths) and next(segments_in([own]), None) is not None:
+        named = f"store_path_commit_log names {paths.commit_logs[0]}, where no segment lies"
+        raise ValueError(f"{named}; the store's lie in {own}")
+
+
 def is_own_store(paths: StorePaths, meta: dict[str, Any] | None) -> bool:
     """Whether we made the store, or make it now. require_log, before a file of ours says anything of it."""
     if meta is not None:
@@ -134,6 +142,7 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         check_writable(paths)  # before anything is made
         make_directory(path)
         return
+    check_log_place(paths)
     is_empty = not _names(path)
     if mode == "x" and not is_empty:
         raise FileExistsError(errno.EEXIST, "exists and is not empty", str(path))
@@ -164,10 +173,13 @@ def check_beginning(path: Path, paths: StorePaths, *, by_spark: bool) -> None:
 
 
 def require_store(path: Path, paths: StorePaths) -> None:
-    """require_directory; FileNotFoundError also when directories of the log were named and none of them is there."""
+    """require_directory, FileNotFoundError also when directories of the log were named and none of them is there, and
+    check_log_place.
+    """
     require_directory(path)
     if paths.is_log_elsewhere and not any(path.is_dir() for path in paths.commit_logs):
         raise FileNotFoundError(errno.ENOENT, "no such commit-log directory", ", ".join(map(str, paths.commit_logs)))
+    check_log_place(paths)
 
 
 def require_directory(path: Path) -> None:

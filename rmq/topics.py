@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rmq._core._queuetable import QueueTable
 from rmq.errors import CorruptFileError
-from rmq.fastjson import count_on, read_document, write_document
+from rmq.fastjson import count_on, read_document, with_backup, write_document
 
 logger = logging.getLogger("rmq")
 
@@ -44,15 +44,15 @@ def topics_from(table: QueueTable, first: int) -> dict[str, int]:
 def merge_topics(path: Path, queues: dict[str, int]) -> None:
     """Make sure that each topic stands in topics.json with at least that many queues; everything else stays.
 
-    A file that is no JSON is left alone, with a warning: a broker would fall back to its .bak.
+    Where a broker died while it wrote the file there is its .bak alone, which it would read. A file that is no JSON is
+    left alone, with a warning: a broker would fall back to its .bak.
     """
     wanted = {topic: min(count, _MOST_QUEUES) for topic, count in queues.items() if not is_system_topic(topic)}
     if not wanted:
         return
+    files = with_backup(path)
     try:
-        document = read_document(path, _TABLE)
-    except FileNotFoundError:
-        document = {_TABLE: {}}
+        document = read_document(files[0], _TABLE) if files else {_TABLE: {}}
     except (CorruptFileError, ValueError, RecursionError) as error:
         _warn(path, error)
         return

@@ -306,6 +306,24 @@ def test_a_store_without_the_log_directories_that_were_named_is_no_empty_one(tmp
     assert digests(path, ".") == before
 
 
+def test_a_log_that_is_said_to_lie_where_it_does_not_is_a_contradiction_and_makes_nothing(tmp_path: Path) -> None:
+    path, named = tmp_path / "store", tmp_path / "log"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put(rmq.Message("T", b"body"))
+    config, before = rmq.StoreConfig(store_path_commit_log=str(named)), digests(path, ".")
+    for mode in ("r+", "a"):
+        with pytest.raises(ValueError, match=f"{named}, where no segment lies; the store's lie in {path}/commitlog"):
+            rmq.open(path, mode, config=config)
+        assert not named.exists()
+    named.mkdir()
+    calls: list[Callable[[], Any]] = [lambda: rmq.open(path, config=config), lambda: rmq.verify(path, config=config),
+                                      lambda: rmq.rebuild(path, config=config)]  # fmt: skip
+    for refused in calls:
+        with pytest.raises(ValueError, match="store_path_commit_log names"):
+            refused()
+    assert (digests(path, "."), list(named.iterdir())) == (before, [])
+
+
 def test_a_store_whose_log_lies_elsewhere_is_refused_without_it_from_its_first_put_on(tmp_path: Path) -> None:
     """Nothing is flushed: no queue file, no mark tells yet. Edges: a reader from before, the writer alive, killed."""
     path = tmp_path / "store"

@@ -279,7 +279,7 @@ def test_tags_that_match_nothing_are_looked_for_to_the_end(queue: rmq.Store) -> 
 
 @pytest.mark.parametrize(("text", "tags"), [
     (None, None), ("*", None), (" * ", None), ("", None), ("A", {"A"}), ("A || B", {"A", "B"}), ("A||B||", {"A", "B"}),
-    (" A  ", {"A"}), ("||", None), ("A | B", {"A | B"}),
+    (" A  ", {"A"}), ("||", None), ("A | B", {"A | B"}), ("A\u00a0 ||\u3000B", {"A\u00a0", "\u3000B"}),
 ])  # fmt: skip
 def test_a_subscription_is_split_at_double_bars(text: str | None, tags: set[str] | None) -> None:
     assert tag_set(text) == tags

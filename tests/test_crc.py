@@ -49,7 +49,8 @@ COPIED = """
     nothing = np.zeros(0, np.uint8)
     topics = TextColumn(np.arange(len(sizes) + 1), b"T" * len(sizes), nothing)
     for append_crc in (False, True):
-        rules = PutRules(max_message_size=10_000, max_record_size=20_000, allow_v2=True, append_crc=append_crc,
+        rules = PutRules(max_message_size=10_000, max_record_size=20_000, allow_v2=True, allow_ipv6=True,
+                         append_crc=append_crc,
                          drop_last_separator=False, store_host="1.2.3.4:5")
         batch = PutBatch(rules)
         batch.load_columns(len(sizes), topic=topics, body=TextColumn(starts, data, nothing), keys=None, key_lists=None,

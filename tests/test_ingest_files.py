@@ -47,6 +47,17 @@ def test_of_many_files_one_is_open_at_a_time(tmp_path: Path, form: str) -> None:
     assert keys_of(tmp_path / "s") == [(f"k{number}",) for number in range(60)]
 
 
+@pytest.mark.parametrize("name", [b"s3:x.parquet", b"file:x.parquet", b"a%20b.parquet", b"\xff.parquet"])
+def test_the_name_of_a_parquet_file_is_a_path_and_no_uri(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pa.parquet.write_table(pa.table({"k": ["k1"]}), "plain")
+    os.rename("plain", name)
+    good("ingest", "s", os.fsdecode(name), *TOPIC, "--key-column", "k")
+    assert keys_of(tmp_path / "s") == [("k1",)]
+
+
 def test_every_file_is_looked_at_before_the_first_is_put(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("k\n1\n")
     (tmp_path / "b.csv").write_text("other\n1\n")

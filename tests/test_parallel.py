@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -156,6 +159,13 @@ def test_a_strange_number_of_processes_is_an_error(count: object, error: type[Ex
 def test_one_process_needs_no_pickling() -> None:
     assert list(in_processes(1)(lambda number: number + 1, [1, 2])) == [2, 3]
     assert list(in_processes(4)(double, [])) == []
+
+
+@pytest.mark.parametrize(("task", "item"), [(lambda number: number, 2), (double, threading.Lock())])
+def test_what_cannot_be_pickled_is_an_error_at_once(task: Callable[[Any], int], item: object) -> None:
+    for _ in range(8):
+        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
+            list(in_processes(2)(task, [1, item, 3]))
 
 
 def first_row(batches: Iterator[pa.RecordBatch]) -> int:

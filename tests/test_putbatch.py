@@ -28,7 +28,8 @@ GUARD = 0xAA
 
 def put_batch(**changes: Any) -> PutBatch:
     options: dict[str, Any] = {"max_message_size": 100_000, "max_record_size": 200_000, "allow_v2": True,
-                               "append_crc": False, "drop_last_separator": False, "store_host": HOSTS[0]}  # fmt: skip
+                               "allow_ipv6": True, "append_crc": False, "drop_last_separator": False,
+                               "store_host": HOSTS[0]}  # fmt: skip
     return PutBatch(PutRules(**options | changes))
 
 

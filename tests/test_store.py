@@ -293,10 +293,12 @@ FOREIGN = (
 )
 
 
-def test_a_foreign_topics_json_is_kept_and_only_grows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["topics.json", "topics.json.bak"])  # the second alone is a broker's that died at it
+def test_a_foreign_topics_json_is_kept_and_only_grows(tmp_path: Path, name: str) -> None:
     put_to(tmp_path / "s", ("Orders", 0))
     path = tmp_path / "s/config/topics.json"
-    path.write_text(FOREIGN)
+    path.write_bytes(b"")
+    path.with_name(name).write_text(FOREIGN)
     put_to(tmp_path / "s", ("Orders", 4), ("New", 0))
     document = json.loads(path.read_text())
     orders = {"attributes": {"queue.type": "SimpleCQ"}, "order": True, "perm": 4, "readQueueNums": 8,
@@ -309,7 +311,7 @@ def test_a_foreign_topics_json_is_kept_and_only_grows(tmp_path: Path) -> None:
     assert document["dataVersion"]["counter"] > 7
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{'a': 1}", b"\xff\xfe", b'{"topicConfigTable": 5}', b"null"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{'a': 1}", b"\xff\xfe", b'{"topicConfigTable": 5}', b"null"])
 def test_a_topics_json_that_is_none_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
@@ -478,3 +480,18 @@ def test_an_arrow_stream_that_fails_raises_its_own_error(tmp_path: Path) -> None
 def test_a_message_shows_the_beginning_of_a_long_body(size: int, more: str) -> None:
     shown = repr(rmq.Message("T", b"x" * size, keys="k", tags="a", queue_id=2))
     assert shown == f"Message('T', {b'x' * min(size, 64)!r}{more}, keys=('k',), tags='a', queue_id=2)"
+
+
+@pytest.mark.parametrize("host", ["born_host", "store_host"])
+def test_a_version_without_ipv6_hosts_takes_none(tmp_path: Path, host: str) -> None:
+    """Its brokers read such a record as broken, and drop the log from there on."""
+    message = rmq.Message("T", b"0", **{host: "[::1]:5"})
+    config = rmq.StoreConfig(rocketmq_version="4.5.2", mapped_file_size_commit_log=1 << 16)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        for put in (store.put, lambda one: store.put_many([one]), lambda one: store.put_batch([one])):
+            with pytest.raises(rmq.IllegalMessageError, match="IPv6"):
+                put(message)
+        assert store.max_phy_offset == 0
+    with pytest.raises(ValueError, match="store_host"):
+        rmq.open(tmp_path / "t", "x", config=rmq.StoreConfig(rocketmq_version="4.5.2", store_host="[::1]:5"))
+    assert not (tmp_path / "t").exists()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import SIZES
 
 import rmq
 from rmq.marks import keep_cut
@@ -194,6 +195,18 @@ def test_a_link_to_anything_is_an_error_or_does_not_show(store: Path, name: str,
     place.symlink_to({"self": place.name, "log": str(store / LOG)}.get(target, target))
     for mode in ("r", "r+"):
         ask_all(store, mode)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+def test_a_first_segment_that_is_a_link_to_nothing_was_not_cleaned_away(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(**SIZES)) as opened:
+        opened.put_many([rmq.Message("T", b"x" * 100) for _ in range(100)])
+    first = path / "commitlog" / f"{0:020d}"
+    first.unlink()
+    first.symlink_to(tmp_path / "not mounted")
+    with pytest.raises(rmq.CorruptFileError, match="a symbolic link to nothing"):
+        rmq.open(path, mode)
 
 
 @pytest.mark.parametrize("place", ["consumequeue/loop", "consumequeue/T/1", "index/loop", "rmq/loop", "config/loop",

@@ -35,6 +35,7 @@ cdef class PutRules:
         readonly int64_t max_message_size
         readonly int64_t max_record_size    # of one record, properties and header included
         readonly bint allow_v2
+        readonly bint allow_ipv6            # RocketMQ 4.6.0 and later
         readonly bint append_crc
         readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
         readonly bytes store_host

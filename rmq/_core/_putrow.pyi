@@ -9,6 +9,7 @@ class PutRules:
         max_message_size: int,
         max_record_size: int,
         allow_v2: bool,
+        allow_ipv6: bool,
         append_crc: bool,
         drop_last_separator: bool,
         store_host: str,
@@ -19,6 +20,8 @@ class PutRules:
     def max_record_size(self) -> int: ...
     @property
     def allow_v2(self) -> bool: ...
+    @property
+    def allow_ipv6(self) -> bool: ...
     @property
     def append_crc(self) -> bool: ...
     @property

@@ -33,14 +33,17 @@ cdef enum:
 
 @cython.final
 cdef class PutRules:
-    def __cinit__(self, *, int64_t max_message_size, int64_t max_record_size, bint allow_v2, bint append_crc,
-                  bint drop_last_separator, str store_host not None):
+    def __cinit__(self, *, int64_t max_message_size, int64_t max_record_size, bint allow_v2, bint allow_ipv6,
+                  bint append_crc, bint drop_last_separator, str store_host not None):
         self.max_message_size = max_message_size
         self.max_record_size = max_record_size
         self.allow_v2 = allow_v2
+        self.allow_ipv6 = allow_ipv6
         self.append_crc = append_crc
         self.drop_last_separator = drop_last_separator
         self.store_host = parse_host(store_host, "store_host")
+        if not allow_ipv6 and len(self.store_host) > L.HOST_IPV4_SIZE:
+            raise ValueError(f"store_host {store_host!r} is of IPv6, which RocketMQ has from 4.6.0 on")
 
 
 cdef object fault(Py_ssize_t row, str text, kind=IllegalMessageError):
@@ -153,6 +156,9 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
         row.sys_flag |= L.SYS_FLAG_BORN_HOST_IPV6
     if row.store_host_size == L.HOST_IPV6_SIZE:
         row.sys_flag |= L.SYS_FLAG_STORE_HOST_IPV6
+    if row.sys_flag & HOST_FLAGS and not rules.allow_ipv6:
+        with gil:
+            raise fault(i, "born_host or store_host is of IPv6, which RocketMQ has from 4.6.0 on")
     size = L.RECORD_FIXED_SIZE + <int64_t>row.body_size + row.topic_size + row.properties_size + \
         (row.born_host_size - L.HOST_IPV4_SIZE) + (row.store_host_size - L.HOST_IPV4_SIZE) + \
         (L.RECORD_TOPIC_SIZE_V2_SIZE - L.RECORD_TOPIC_SIZE_V1_SIZE if row.is_v2 else 0)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.arrays import flags
+from rmq.arrays import flag_array, flags
 from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects, key_texts, plain_text
 from rmq.cli.inputs import END, MASK, Blocks, Input
@@ -91,8 +91,8 @@ class Source:
                 import pyarrow.parquet
 
                 is_plain = self._input.is_there and not self._is_packed
-                self._file = pyarrow.parquet.ParquetFile(
-                    self.path if is_plain else io.BytesIO(self._input.stream.read()),
+                self._file = pyarrow.parquet.ParquetFile(  # a path as text might be the URI of something else
+                    pa.OSFile(bytes(Path(self.path))) if is_plain else io.BytesIO(self._input.stream.read()),
                     buffer_size=BUFFER_SIZE, pre_buffer=False)  # fmt: skip
                 self._names = self._file.schema_arrow.names
                 self.size = self._file.metadata.num_rows
@@ -394,7 +394,7 @@ class Source:
             kept = np.ones(len(numbers), np.bool_)
             kept[list(broken)] = False
             bad = sorted([*bad, *((int(numbers[row]), why) for row, why in broken.items())])
-            mask = pa.array(kept)
+            mask = flag_array(kept)
             numbers, bodies = numbers[kept], bodies.filter(mask)
             texts = {name: column.filter(mask) for name, column in texts.items()}
         return Rows(numbers, bodies, texts, bad)
