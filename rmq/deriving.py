@@ -116,7 +116,7 @@ class _Units:
 
 def _make_file(path: Path, size: int) -> None:
     """A file of zeros, unless another task made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent, lambda parent: None)  # all of them are synced together
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
     try:
         os.ftruncate(descriptor, size)

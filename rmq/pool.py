@@ -41,8 +41,8 @@ def in_processes(count: int | None = None) -> Runner:
     """A Runner of `count` processes, None: one for each core this process may use. One process: this one.
 
     They are spawned: a script that calls this at its top level needs `if __name__ == "__main__":`, and task and items
-    must be importable there. Raises what a task raises, RuntimeError with its text where that cannot be pickled, and
-    ChildProcessError when a process died.
+    must be importable there. Raises what a task raises, RuntimeError with its text where that cannot be pickled, or of
+    an answer that cannot be unpickled, and ChildProcessError when a process died.
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, Integral)):
         raise TypeError(f"processes must be int, got {type(count).__name__}")
@@ -74,7 +74,9 @@ def _spawned(workers: int, task: Callable[[Item], Answer], items: Sequence[Item]
                 mine.send(_MORE)
                 mine.recv(1)
                 yield crew.take()
-        except BrokenProcessPool:
+        except BrokenProcessPool as error:
+            if error.__cause__ is not None:  # the pool gives up where it cannot unpickle what a worker sent
+                raise RuntimeError("an answer of the task cannot be unpickled") from error.__cause__
             raise ChildProcessError("a worker process died: it was killed, or the script that started it lacks "
                                     "`if __name__ == \"__main__\":`") from None  # fmt: skip
         finally:

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 from conftest import SIZES
+from forks import error_in_child
 from test_groups import CONFIG, filled, keep
 
 import rmq
+from rmq.consumeroffsets import ConsumerOffsets
 
 SLOW = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
 
@@ -183,6 +185,30 @@ def test_wrong_arguments_of_a_consumer(tmp_path: Path) -> None:
         rmq.Consumer(store, "g", "Orders")
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_consumer_of_a_closed_store_says_so(tmp_path: Path, mode: rmq.store.Mode) -> None:
+    with rmq.open(filled(tmp_path / "s"), mode) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        consumer.poll(1)
+    for call in (consumer.poll, consumer.commit, lambda: consumer.seek(0, 1)):
+        with pytest.raises(rmq.StoreClosedError):
+            call()
+
+
+def test_a_childs_consumer_waits_for_no_lock_of_the_parents(tmp_path: Path) -> None:
+    with rmq.open(filled(tmp_path / "s"), "r+") as store:
+        consumer, answers = rmq.Consumer(store, "g", "Orders"), []
+
+        def ask() -> None:
+            answers.extend(error_in_child(call) for call in (consumer.poll, consumer.commit))
+
+        thread = threading.Thread(target=ask)
+        with store._put_lock:
+            thread.start()
+            thread.join()
+    assert answers == ["StoreClosedError"] * 2
+
+
 # ---- damage, cleaning, crashes -----------------------------------------------------------------------------
 
 
@@ -284,6 +310,27 @@ def test_a_commit_after_a_queue_went_is_no_error(tmp_path: Path) -> None:
         consumer.poll(5)
         expired(store)
         consumer.commit()
+
+
+def test_what_is_committed_while_a_queue_goes_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begin_anew = filled(tmp_path / "s", 40, 2), ConsumerOffsets.begin_anew
+    with rmq.open(path, "r+", config=SLOW) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        assert len(consumer.poll(100)) == 40
+
+        def then_commit(offsets: ConsumerOffsets, queues: set[tuple[str, int]]) -> None:
+            begin_anew(offsets, queues)
+            thread = threading.Thread(target=consumer.commit)
+            thread.start()
+            thread.join()
+
+        monkeypatch.setattr(ConsumerOffsets, "begin_anew", then_commit)
+        expired(store)
+    with rmq.open(path, "r+") as store:
+        put(store, *range(100, 130))
+        assert bodies(rmq.Consumer(store, "g", "Orders").poll(100)) == [*range(100, 130)]
 
 
 def test_a_kill_after_a_queue_went_leaves_nothing_unseen(tmp_path: Path) -> None:

@@ -318,15 +318,19 @@ def test_nobody_else_may_write_what_is_made(tmp_path: Path) -> None:
     try:
         store = rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES))
         store.put_many([message(i) for i in range(300)])
+        store.commit_offsets("g", "T0", {0: 1})
         store.flush()
         made = [tmp_path / "s", *(tmp_path / "s").rglob("*")]
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
         store.close()
+        rmq.rebuild(tmp_path / "s", processes=1)
+        modes |= {str(path): stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "s").rglob("*")}
         rmq.IndexFile(tmp_path / "index", "x", max_hash_slot_num=10, max_index_num=30).close()
         modes["index"] = stat.S_IMODE((tmp_path / "index").stat().st_mode)
     finally:
         os.umask(before)
-    assert {"lock", "abort", "abort.bak", "checkpoint", "owner", "marks", "meta.json", "topics.json"} <= modes.keys()
+    assert {"lock", "abort", "abort.bak", "checkpoint", "owner", "marks", "meta.json", "topics.json", "offsets.lock",
+            "consumerOffset.json"} <= modes.keys()
     assert [name for name, mode in modes.items() if mode & 0o022] == []
 
 

@@ -163,9 +163,28 @@ def test_one_process_needs_no_pickling() -> None:
 
 @pytest.mark.parametrize(("task", "item"), [(lambda number: number, 2), (double, threading.Lock())])
 def test_what_cannot_be_pickled_is_an_error_at_once(task: Callable[[Any], int], item: object) -> None:
-    for _ in range(8):
-        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
-            list(in_processes(2)(task, [1, item, 3]))
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
+        list(in_processes(2)(task, [1, item, 3]))
+
+
+class Forgetful:
+    """Is pickled, and not unpickled."""
+
+    def __init__(self, *, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Forgetful, (self.number,)
+
+
+def forgetful(number: int) -> Forgetful:
+    return Forgetful(number=number)
+
+
+def test_an_answer_that_cannot_be_unpickled_is_no_dead_process() -> None:
+    with pytest.raises(RuntimeError, match="cannot be unpickled") as caught:
+        list(in_processes(2)(forgetful, [1, 2]))
+    assert "takes 1 positional argument" in str(caught.value.__cause__)
 
 
 def first_row(batches: Iterator[pa.RecordBatch]) -> int:

@@ -27,7 +27,7 @@ from rmq.lock import StoreLock, holder_pid
 from rmq.logpart import Part, PartWriter, Queue, place_part
 from rmq.marks import write_meta
 from rmq.paths import BEGUN_BY_SPARK, StorePaths, segment_name
-from rmq.segment import make_directory, sync_directory
+from rmq.segment import DIRECTORY_MODE, make_directory, sync_directory
 from rmq.spark.staging import Staging
 from rmq.store import open as open_store
 
@@ -93,7 +93,7 @@ def _made(directory: Path, partition: int, attempt: int) -> Iterator[Path]:
     """A new directory for one attempt; it loses its `.tmp` when all in it is there, and goes with an error."""
     make_directory(directory)
     place = directory / f"{partition:05d}.{attempt}.{uuid.uuid4().hex[:12]}.tmp"
-    place.mkdir()
+    place.mkdir(DIRECTORY_MODE)
     try:
         yield place
         os.rename(place, place.with_suffix(""))

@@ -143,7 +143,8 @@ def _times(name: str, value: str) -> Offsets:
 
 OPTIONS = (
     Option("path", None, "root directory of a store; load(path) sets it", _text),
-    Option("paths", (), "several roots, one for each broker; load([...]) sets it; adds the column `store`", _list),
+    Option("paths", (), "several roots, one for each broker; load([...]) of a batch sets it; adds the column `store`",
+           _list),
     Option("table", "messages", "messages, queues, index, topics or segments",
            _chosen("messages", "queues", "index", "topics", "segments")),
     Option("schemaMode", "native", "native: rmq's columns; kafka: those of Spark's Kafka source",
