@@ -121,7 +121,7 @@ class ConsumerOffsets:
 
     def __init__(self, paths: StorePaths) -> None:
         self._paths = paths
-        self._lock = threading.RLock()  # behind `alone`, when both are held
+        self._lock = threading.RLock()  # behind `_alone`, where both are held
         self._file: tuple[Path, FileVersion | None, dict[str, Any]] | None = None  # as it was, once it was read
         self._commits: _Table = {}  # which the file lacks
 
@@ -192,12 +192,14 @@ class ConsumerOffsets:
         """On disk. tell: as of commit. Raises as write, and what it raises."""
         with self._alone():
             key, places = _row_of(group, topic, tell())
-            with self._lock:
-                queues = self._loaded()[1][_TABLE].get(key, {})
-            if places.items() - queues.items():
-                self._write({key: places})
-        with self._lock:
-            self._file = None  # a broker may come, which writes in place
+            try:
+                with self._lock:
+                    queues = self._loaded()[1][_TABLE].get(key, {})
+                if places.items() - queues.items():
+                    self._write({key: places})
+            finally:
+                with self._lock:
+                    self._file = None  # a broker may come, which writes in place
 
     def _write(self, commits: _Table) -> None:
         with self._lock:

@@ -105,7 +105,9 @@ class Consumer:
         """Where to begin in queues that are not known yet."""
         bounds = self.store.topics().get(self.topic, {})
         fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
-        places = self.store.groups().get(self.group, {}).get(self.topic, {}) if fresh else {}
+        if not fresh:
+            return {}
+        places = self.store.groups().get(self.group, {}).get(self.topic, {})
         for queue_id in fresh:
             low, high = bounds[queue_id]
             if queue_id in places:

@@ -145,10 +145,10 @@ class QueueReader(OpenStore):
 
     @while_open
     def _places(self, topic: str, queue_offsets: Mapping[int, int]) -> dict[int, QueuePlace]:
-        """Places of queue offsets; those behind a queue's end are at its end, as for a broker's consumers."""
+        """Places of queue offsets; those outside of a queue are at 0 or its end, as for a broker's consumers."""
         derived = self._derive()
         queues = {queue_id: self._queue(topic, queue_id, derived) for queue_id in queue_offsets}
-        return {queue_id: QueuePlace.of(queue, min(queue_offsets[queue_id], queue.max_offset if queue else 0))
+        return {queue_id: QueuePlace.of(queue, max(0, min(queue_offsets[queue_id], queue.max_offset if queue else 0)))
                 for queue_id, queue in queues.items()}  # fmt: skip
 
     @while_open

@@ -302,6 +302,20 @@ def test_power_that_takes_messages_takes_what_a_reader_had_consumed_of_them(tmp_
             assert bodies(consumer.poll()) == [100]
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_brokers_offsets_outside_of_a_queue_are_at_its_front_and_its_end(
+    tmp_path: Path, mode: rmq.store.Mode
+) -> None:
+    path = filled(tmp_path / "s")
+    keep(path, '{"offsetTable":{"Orders@g":{0:-1,1:9223372036854775807,2:3,7:5}}}')
+    with rmq.open(path, mode) as store:
+        consumer = rmq.Consumer(store, "g", "Orders")
+        assert consumer.positions == {0: 0, 1: 10, 2: 3}
+        assert len(consumer.poll(100)) == 17
+        consumer.commit()
+        assert store.groups() == {"g": {"Orders": {0: 10, 1: 10, 2: 10, 7: 5}}}
+
+
 def test_a_repair_below_a_readers_place_is_where_it_goes_on(tmp_path: Path) -> None:
     path = filled(tmp_path / "s", 30, 1)
     with rmq.open(path) as reader:
