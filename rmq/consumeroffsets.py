@@ -34,7 +34,7 @@ SEPARATOR = "@"  # "topic@group" is the key of what a group has consumed of a to
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
 _INT = re.compile(r"0|-?[1-9]\d{0,9}", re.ASCII)
 _LONGS = range(-(2**63), 2**63)
-LOOK_S, WAIT_S = 0.002, 10  # while another process commits, which takes a sync of the disk
+LOOK_S, SOON_S, WAIT_S = 0.002, 0.1, 10  # while another process commits, which takes a sync of the disk
 
 
 def check_group(group: Any, topic: Any) -> None:
@@ -124,6 +124,8 @@ class ConsumerOffsets:
         self._lock = threading.RLock()  # behind `_alone`, where both are held
         self._file: tuple[Path, FileVersion | None, dict[str, Any]] | None = None  # as it was, once it was read
         self._commits: _Table = {}  # which the file lacks
+        self._leaving: Collection[tuple[str, int]] = ()
+        self._at_work = 0  # the thread that is alone
 
     @property
     def is_behind(self) -> bool:
@@ -143,54 +145,11 @@ class ConsumerOffsets:
         raises; where a broker would go by the .bak, CorruptFileError.
         """
         with self._lock:
-            self._keep(*_row_of(group, topic, tell()))
-
-    def _keep(self, key: str, places: dict[str, int]) -> None:
-        kept = self._commits.get(key, {})
-        if places.items() - {**self._loaded()[1][_TABLE].get(key, {}), **kept}.items():
-            self._commits[key] = {**kept, **places}
-
-    def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
-        """Where a queue ends before it, by a crash or a cleaning: what will be put there has not been consumed."""
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError, CorruptFileError):
-                stack.enter_context(self._alone(makes_lock=False))  # without one no reader has committed yet
-            stack.enter_context(self._lock)
-            try:
-                path, document = self._loaded()
-            except UnsupportedFormatError:
-                return  # who commits is told
-            except (CorruptFileError, OSError) as error:
-                logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
-                return
-            table = _with(document, self._commits)[_TABLE]
-            for group, topic, queue_id, place in list(_rows(path, {_TABLE: table})):
-                if not topic.startswith(LMQ_PREFIX) and place > (end := max_offset_of(topic, queue_id)):
-                    self._keep(*_row_of(group, topic, {queue_id: end}))
-                    logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
-                                   topic, queue_id, place, end)  # fmt: skip
-
-    def begin_anew(self, queues: Collection[tuple[str, int]]) -> None:
-        """Of queues, by topic and queue id, that go nothing has been consumed: they begin at 0 again."""
-        if queues:
-            self.cut_back(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
-
-    def taken(self) -> _Table:
-        """What a flush writes. Before the flush asks where the log ends."""
-        with self._lock:
-            return dict(self._commits)
-
-    def write(self, commits: _Table) -> None:
-        """On disk, beside what others have committed meanwhile. Raises as commit, and OSError: BlockingIOError (passes)
-        where another process has been at it for WAIT_S seconds.
-        """
-        if commits:
-            with self._alone():
-                self._write(commits)
+            self._keep(group, topic, tell())
 
     def commit_now(self, group: str, topic: str, tell: Callable[[], Mapping[int, int]]) -> None:
         """On disk. tell: as of commit. Raises as write, and what it raises."""
-        with self._alone():
+        with self._alone(WAIT_S):
             key, places = _row_of(group, topic, tell())
             try:
                 with self._lock:
@@ -200,6 +159,66 @@ class ConsumerOffsets:
             finally:
                 with self._lock:
                     self._file = None  # a broker may come, which writes in place
+
+    def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
+        """Where a queue ends before it, by a crash or lost files: what will be put there has not been consumed."""
+        with self._lock:
+            try:
+                self._cut(max_offset_of)
+            except UnsupportedFormatError:
+                pass  # who commits is told
+            except (CorruptFileError, OSError) as error:
+                logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
+
+    @contextmanager
+    def leaving(self, queues: Collection[tuple[str, int]]) -> Iterator[None]:
+        """While whole queues go, by topic and queue id, which begin at 0 again: nothing of them is consumed, on disk
+        before they go, and nobody commits otherwise meanwhile. Raises as write; of offsets in RocksDB nothing is known.
+        """
+        with self._alone(WAIT_S):
+            with self._lock, contextlib.suppress(UnsupportedFormatError):
+                self._leaving = queues
+                self._cut(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
+            try:
+                if self._commits:
+                    self._write(self.taken())
+                yield
+            finally:
+                self._leaving = ()
+
+    def taken(self) -> _Table:
+        """What a flush writes. Before the flush asks where the log ends."""
+        with self._lock:
+            return dict(self._commits)
+
+    def write(self, commits: _Table, *, waits: bool = True) -> None:
+        """On disk, beside what others have committed meanwhile. Raises as commit, and OSError: BlockingIOError (passes)
+        where another process has been at it for WAIT_S seconds; not waits: they are left to the next time, soon.
+        """
+        if commits:
+            try:
+                with self._alone(WAIT_S if waits else SOON_S):
+                    self._write(commits)
+            except BlockingIOError:
+                if waits:
+                    raise
+
+    def _keep(self, group: str, topic: str, queue_offsets: Mapping[int, int]) -> None:
+        places = {queue_id: 0 if (topic, queue_id) in self._leaving else place
+                  for queue_id, place in queue_offsets.items()}  # fmt: skip
+        key, row = _row_of(group, topic, places)
+        kept = self._commits.get(key, {})
+        if row.items() - {**self._loaded()[1][_TABLE].get(key, {}), **kept}.items():
+            self._commits[key] = {**kept, **row}
+
+    def _cut(self, max_offset_of: Callable[[str, int], int]) -> None:
+        path, document = self._loaded()
+        table = _with(document, self._commits)[_TABLE]
+        for group, topic, queue_id, place in list(_rows(path, {_TABLE: table})):
+            if not topic.startswith(LMQ_PREFIX) and place > (end := max_offset_of(topic, queue_id)):
+                self._keep(group, topic, {queue_id: end})
+                logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
+                               topic, queue_id, place, end)  # fmt: skip
 
     def _write(self, commits: _Table) -> None:
         with self._lock:
@@ -213,28 +232,33 @@ class ConsumerOffsets:
             self._commits = {key: places for key, places in left.items() if places}
 
     @contextmanager
-    def _alone(self, *, makes_lock: bool = True) -> Iterator[None]:
-        """No other process or thread changes the file meanwhile, but a broker."""
+    def _alone(self, wait_s: float) -> Iterator[None]:
+        """No other process or thread changes the file meanwhile, but a broker. RuntimeError: this thread is at it."""
         path = self._paths.offsets_lock
-        if makes_lock:
-            make_directory(path.parent)
-        descriptor = open_regular(path, os.O_RDWR | (os.O_CREAT if makes_lock else 0))
+        if self._at_work == threading.get_ident():
+            raise RuntimeError(f"{path}: called in the middle of another call of its thread, as by a signal handler")
+        make_directory(path.parent)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        _held.add(descriptor)
         try:
-            end = time.monotonic() + WAIT_S
+            end = time.monotonic() + wait_s
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if time.monotonic() >= end:
-                        held = f"held by another process for {WAIT_S} s"
+                        held = f"held by another process for {wait_s} s"
                         raise BlockingIOError(errno.EAGAIN, held, str(path)) from None
                 time.sleep(LOOK_S)
+            self._at_work = threading.get_ident()
             try:
                 yield
             finally:
+                self._at_work = 0
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a fork's child has the file
         finally:
+            _held.discard(descriptor)
             os.close(descriptor)
 
     def _loaded(self) -> tuple[Path, dict[str, Any]]:
@@ -253,6 +277,19 @@ class ConsumerOffsets:
                 raise CorruptFileError(path, 0, f"nests too deep: {error}") from None
             self._file = path, version, document
         return path, self._file[2]
+
+
+_held: set[int] = set()
+
+
+def _drop_in_child() -> None:
+    """A child that kept the parent's descriptors would hold its locks when the parent has died."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
 
 
 def _row_of(group: str, topic: str, queue_offsets: Mapping[int, int]) -> tuple[str, dict[str, int]]:

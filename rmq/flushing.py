@@ -183,8 +183,8 @@ class Flusher:
                 self._is_untold = True
                 logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
-    def flush(self, *, closing: bool = False, is_timed: bool = False) -> None:
-        """All that was put is on disk, derived files and marks too; is_timed: but for many queues. Raises OSError."""
+    def flush(self, *, closing: bool = False, is_timed: bool = False, waits: bool = True) -> None:
+        """All that was put is on disk, and marks; is_timed: but for many queues; waits: for who commits. OSError."""
         store, owed = self._store, self._owed
         with self.flush_lock:
             self._check_open()
@@ -229,7 +229,7 @@ class Flusher:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
             with self._noting():
-                self.offsets.write(offsets)
+                self.offsets.write(offsets, waits=waits)
 
     def _sync_queues(self, end: int, last_unit: int) -> None:
         """Units of all records below `end` are on disk, the last one stored at `last_unit` ms. Call amid a flush."""
@@ -376,7 +376,7 @@ class Flusher:
         if self.failure is not None or not (has_more or owed or self.offsets.is_behind):
             return
         try:
-            self.flush(is_timed=has_more)
+            self.flush(is_timed=has_more, waits=False)
         except Exception as error:  # the next one tries again
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %r", self._store.paths.root, error)

@@ -107,6 +107,8 @@ class Consumer:
         fresh = [item for item in bounds if item not in known and (self._chosen is None or item in self._chosen)]
         if not fresh:
             return {}
+        ends = {queue_id: bounds[queue_id][1] for queue_id in fresh}
+        noted = self.store._places(self.topic, ends)  # first: what is committed may be of a queue that began anew since
         places = self.store.groups().get(self.group, {}).get(self.topic, {})
         for queue_id in fresh:
             low, high = bounds[queue_id]
@@ -116,7 +118,10 @@ class Consumer:
                 places[queue_id] = high if consume_from == "last" else low
             else:
                 places[queue_id] = self.store.search_offset(self.topic, queue_id, consume_from)
-        return self.store._places(self.topic, {queue_id: places[queue_id] for queue_id in fresh})
+        found = self.store._places(self.topic, {queue_id: places[queue_id] for queue_id in fresh})
+        if self.store._places_now(self.topic, noted) != ends:
+            return self._new_places(known, consume_from)
+        return found
 
     def _next(self, count: int) -> list[StoredMessage]:
         places = dict(self._places)

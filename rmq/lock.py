@@ -35,6 +35,16 @@ from rmq.segment import (
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
+def check_same(path: Path, held: os.stat_result, place: Path) -> None:
+    """OSError (ESTALE), which names `place`, when a path leads to nothing or something else than it did."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        found = None
+    if found is None or not os.path.samestat(held, found):
+        raise OSError(errno.ESTALE, "the store was moved or replaced since it was opened", str(place))
+
+
 class StoreLock:
     """Exclusive lock on byte 0 of <store>/lock, as a broker's JVM takes it; held until close.
 
@@ -84,13 +94,7 @@ class StoreLock:
         or replaced, and what is made, opened or removed by name from here on would be another store's.
         """
         for path, held in ((self._path, os.fstat(self._descriptor)), *self._watched.items()):
-            try:
-                found = os.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                found = None
-            if found is None or not os.path.samestat(held, found):
-                place = path.parent if path == self._path else path
-                raise OSError(errno.ESTALE, "the store was moved or replaced since it was opened", str(place))
+            check_same(path, held, path.parent if path == self._path else path)
 
     def close(self) -> None:
         """Let go of the lock, also where a fork's child that came about elsewhere than in Python still has the file."""

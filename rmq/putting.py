@@ -21,7 +21,7 @@ from rmq.consumeroffsets import check_group
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
 from rmq.keys import check_bools, checked_int
-from rmq.lock import Holder, lock_holder
+from rmq.lock import Holder, check_same, lock_holder
 from rmq.marks import Marks
 from rmq.message import PutResult, PutResults
 from rmq.openstore import while_open
@@ -50,6 +50,7 @@ class StoreWriter(StoreReader):
     _putter: Putter[PutResult] | None
     _table: QueueTable
     _visible: Visible
+    _root: os.stat_result  # of a reader's store
 
     # ---- putting ----
 
@@ -218,6 +219,7 @@ class StoreWriter(StoreReader):
         """tell: the queue offsets, asked while no queue begins anew."""
         if self.mode == "r":
             check_writable(self._paths)
+            check_same(self._paths.root, self._root, self._paths.root)
             if lock_holder(self._paths.lock) is Holder.OTHER:
                 raise StoreReadOnlyError(f"{self.path}: a broker has the store, which keeps its groups' offsets itself")
             self._offsets.commit_now(group, topic, tell)

@@ -10,16 +10,19 @@ import numpy as np
 
 from rmq._core._message import to_ms
 from rmq.batchconsumequeue import BatchConsumeQueue, batch_queue, batch_queues
+from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.keys import checked_int, encoded, int64_offset
+from rmq.logend import Proof
 from rmq.message import PullResult
 from rmq.openstore import OpenStore, while_open
 from rmq.pull import pull_from, search_from, tag_set
 from rmq.queueset import QueueSet
 from rmq.queueunits import Units
 from rmq.scan import teller
+from rmq.segment import LOOKS
 
 _Answer = TypeVar("_Answer")
 _Queue = ConsumeQueue | BatchConsumeQueue | None
@@ -31,24 +34,28 @@ class QueuePlace(NamedTuple):
     queue_offset: int
     min_offset: int
     phy_offset: int  # of the last message below it; -1: it is not there
+    proof: Proof | None  # of that message; None: it cannot be read
 
     @classmethod
-    def of(cls, queue: _Queue, queue_offset: int) -> QueuePlace:
+    def of(cls, log: CommitLog, queue: _Queue, queue_offset: int) -> QueuePlace:
         if queue is None:
-            return cls(queue_offset, 0, -1)
-        return cls(queue_offset, queue.min_offset, queue.phy_offset_below(queue_offset))
+            return cls(queue_offset, 0, -1, None)
+        place = queue.phy_offset_below(queue_offset)
+        return cls(queue_offset, queue.min_offset, place, Proof.of(log, place) if place >= 0 else None)
 
-    def now(self, queue: _Queue) -> int:
+    def now(self, log: CommitLog, queue: _Queue) -> int:
         """Where the place is: 0 in a queue that was cleaned away whole, and began at 0 again; the end of one that was
-        cut below it.
+        cut below it, 0 when it has grown since.
         """
-        end = 0 if queue is None else queue.max_offset
-        found = QueuePlace.of(queue, self.queue_offset)
-        if found.phy_offset < 0 or self.phy_offset < 0:
-            return min(self.queue_offset, end) if found.min_offset >= self.min_offset else 0
+        end, before, low = 0, -1, 0
+        if queue is not None:
+            end, before, low = queue.max_offset, queue.phy_offset_below(self.queue_offset), queue.min_offset
+        if before < 0 or self.phy_offset < 0:
+            return min(self.queue_offset, end) if low >= self.min_offset else 0
         if self.queue_offset > end:
-            return end if found.phy_offset < self.phy_offset else 0
-        return self.queue_offset if found.phy_offset == self.phy_offset else 0
+            return end if before < self.phy_offset else 0
+        is_same = before == self.phy_offset and not (self.proof is not None and self.proof.is_cut(log))
+        return self.queue_offset if is_same else 0
 
 
 class QueueReader(OpenStore):
@@ -132,30 +139,39 @@ class QueueReader(OpenStore):
     def _pull_behind(self, topic: str, queue_id: int, place: QueuePlace, limit: int,
                      wanted: set[str] | None) -> tuple[PullResult, QueuePlace]:  # fmt: skip
         """pull from where a place is now, at the queue's first message if that lies behind it, and the next place."""
-        def ask(queue: _Queue) -> tuple[PullResult, QueuePlace]:
-            at = max(place.now(queue), 0 if queue is None else queue.min_offset)
+        def ask(queue: _Queue) -> tuple[PullResult, QueuePlace] | None:
+            lives, begin = 0 if queue is None else queue.lives, place.now(self._log, queue)
+            at = max(begin, 0 if queue is None else queue.min_offset)
             try:
                 page = pull_from(self._log, queue, self._end_for(queue), at, limit, wanted)
             except CorruptFileError as error:
                 error.add_note(f"{topic} queue {queue_id}, queue offset {at}")
                 raise
-            return page, QueuePlace.of(queue, page.next_queue_offset)
+            following = QueuePlace.of(self._log, queue, page.next_queue_offset)
+            is_gone = queue is not None and (queue.lives != lives or place.now(self._log, queue) != begin or
+                                             bool(page.messages and following.phy_offset < 0))  # fmt: skip
+            return None if is_gone else (page, following)
 
-        return self._ask_queue(topic, queue_id, ask)
+        for _ in range(LOOKS):  # the queue may begin anew meanwhile
+            if (answer := self._ask_queue(topic, queue_id, ask)) is not None:
+                return answer
+        raise CorruptFileError(self.path, 0, f"{topic} queue {queue_id} loses its messages while they are read")
 
     @while_open
     def _places(self, topic: str, queue_offsets: Mapping[int, int]) -> dict[int, QueuePlace]:
         """Places of queue offsets; those outside of a queue are at 0 or its end, as for a broker's consumers."""
         derived = self._derive()
         queues = {queue_id: self._queue(topic, queue_id, derived) for queue_id in queue_offsets}
-        return {queue_id: QueuePlace.of(queue, max(0, min(queue_offsets[queue_id], queue.max_offset if queue else 0)))
+        return {queue_id: QueuePlace.of(self._log, queue, max(0, min(queue_offsets[queue_id],
+                                                                     queue.max_offset if queue else 0)))
                 for queue_id, queue in queues.items()}  # fmt: skip
 
     @while_open
     def _places_now(self, topic: str, places: Mapping[int, QueuePlace]) -> dict[int, int]:
         """Where places are now, by queue id."""
         derived = self._derive()
-        return {queue_id: place.now(self._queue(topic, queue_id, derived)) for queue_id, place in places.items()}
+        return {queue_id: place.now(self._log, self._queue(topic, queue_id, derived))
+                for queue_id, place in places.items()}  # fmt: skip
 
     @while_open
     def units(self, topic: str, queue_id: int, queue_offset: int, limit: int) -> Units:

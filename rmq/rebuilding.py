@@ -20,6 +20,7 @@ from rmq._core._sidecar import sidecar_size
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
+from rmq.consumeroffsets import ConsumerOffsets
 from rmq.deriving import Derived, derive
 from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import settle_config
@@ -151,6 +152,9 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
         _check_replaceable(paths, parts)
         source.refuse_light()
         derived = source.derive(run, staged)
+        offsets = ConsumerOffsets(paths)
+        offsets.cut_back(lambda *queue: derived.extents.get(queue, (0, 0))[1])
+        offsets.write(offsets.taken())
         make_directory(replaced)
         _replace(paths, parts)
         source.write_marks(derived)

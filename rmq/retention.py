@@ -192,18 +192,10 @@ class Retention:
         leaving: list[tuple[ConsumeQueue, int]] = []
         try:
             paths = self._choose(low, put_lock, flusher, leaving)
-            flusher.offsets.begin_anew({(queue.topic, queue.queue_id) for queue, _ in leaving})
             if self._removed:
                 flusher.flush()
-            for queue, following in leaving:
-                with put_lock:  # a put could begin a queue again whose files are about to go
-                    flusher.dispatch()
-                    if queue.max_offset != following:  # it got messages
-                        files = queue.files.first()
-                        self._removed = [file for file in self._removed if Path(file.path) not in files]
-                        continue
-                    self._remove_queue(queue, table, flusher)
-                flusher.offsets.begin_anew({(queue.topic, queue.queue_id)})  # again: others committed meanwhile
+            if leaving:
+                self._remove_queues(leaving, table, put_lock, flusher)
             for path in paths:
                 _remove(path, flusher)
         except OSError:
@@ -245,6 +237,18 @@ class Retention:
             paths += self._note_index_files(count)
             self._index.forget_first(count)
         return paths
+
+    def _remove_queues(self, leaving: list[tuple[ConsumeQueue, int]], table: QueueTable, put_lock: OwnedLock,
+                       flusher: Flushing) -> None:  # fmt: skip
+        with flusher.offsets.leaving({(queue.topic, queue.queue_id) for queue, _ in leaving}):
+            for queue, following in leaving:
+                with put_lock:  # a put could begin a queue again whose files are about to go
+                    flusher.dispatch()
+                    if queue.max_offset == following:
+                        self._remove_queue(queue, table, flusher)
+                        continue
+                files = queue.files.first()  # it got messages
+                self._removed = [file for file in self._removed if Path(file.path) not in files]
 
     def _remove_queue(self, queue: ConsumeQueue, table: QueueTable, flusher: Flushing) -> None:
         files = queue.files.first()

@@ -134,6 +134,7 @@ class Store(StoreWriter):
 
     def _open_to_read(self, config: StoreConfig) -> None:
         require_store(self.path, self._paths)
+        self._root = os.stat(self._paths.root)
         check_readable(self._paths)
         check_is_store(self._paths)
         is_begun = has_segments(self._paths)  # asked before meta.json, which our writer makes first
@@ -237,7 +238,7 @@ class Store(StoreWriter):
             rules, new_meta["enabled_append_prop_crc"], is_told = put_rules(self.config), True, False
         self._prepare_puts(parts, PutBatch(rules), known_queues=0 if is_own else len(self._table))
         self._marks.show(self._log.position)
-        self._flusher.flush()  # first: records behind the mark must have the CRC that meta.json tells of
+        self._flusher.flush(waits=False)  # first: records behind the mark must have the CRC that meta.json tells of
         if not is_told:
             write_meta(self._paths, new_meta)
         keep_spare(self._paths)

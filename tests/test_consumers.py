@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from forks import error_in_child
 from test_groups import CONFIG, filled, keep
 
 import rmq
-from rmq.consumeroffsets import ConsumerOffsets
+from rmq import queuereading
+from rmq.pull import pull_from
+from rmq.retention import Retention
 
 SLOW = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
 
@@ -312,25 +315,77 @@ def test_a_commit_after_a_queue_went_is_no_error(tmp_path: Path) -> None:
         consumer.commit()
 
 
+def amid_removal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """A cleaning is about to remove a queue when another thread does this."""
+    remove = Retention._remove_queue
+
+    def acted(*arguments: Any) -> None:
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join(1)  # it may need what the cleaning holds
+        remove(*arguments)
+        threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(Retention, "_remove_queue", acted)
+    monkeypatch.setattr(Retention, "threads", threads, raising=False)
+
+
 def test_what_is_committed_while_a_queue_goes_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, begin_anew = filled(tmp_path / "s", 40, 2), ConsumerOffsets.begin_anew
+    path, done = filled(tmp_path / "s", 40, 2), []
     with rmq.open(path, "r+", config=SLOW) as store:
         consumer = rmq.Consumer(store, "g", "Orders")
         assert len(consumer.poll(100)) == 40
 
-        def then_commit(offsets: ConsumerOffsets, queues: set[tuple[str, int]]) -> None:
-            begin_anew(offsets, queues)
-            thread = threading.Thread(target=consumer.commit)
-            thread.start()
-            thread.join()
+        def commit() -> None:
+            store._offsets.commit("g", "Orders", lambda: {0: 20, 1: 20})  # as a commit that looked before
+            done.append(store.groups())
 
-        monkeypatch.setattr(ConsumerOffsets, "begin_anew", then_commit)
+        amid_removal(monkeypatch, commit)
         expired(store)
+        assert done == [{"g": {"Orders": {0: 0, 1: 0}}}] * 2
     with rmq.open(path, "r+") as store:
         put(store, *range(100, 130))
         assert bodies(rmq.Consumer(store, "g", "Orders").poll(100)) == [*range(100, 130)]
+
+
+def test_a_queue_that_begins_anew_amid_a_poll_is_polled_from_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(filled(tmp_path / "s", 20, 1), "r+", config=SLOW) as store:
+        for moment in ("before", "behind"):
+            consumer, begun = rmq.Consumer(store, moment, "Orders"), []
+            old = bodies(consumer.poll(5))
+
+            def pull(*arguments: Any, moment: str = moment, begun: list[int] = begun) -> Any:
+                page = pull_from(*arguments) if moment == "behind" else None
+                if not begun:
+                    begun.append(store.topics()["Orders"][0][1])
+                    expired(store)
+                    put(store, *range(100, 130))
+                return page if moment == "behind" else pull_from(*arguments)
+
+            monkeypatch.setattr(queuereading, "pull_from", pull)
+            assert bodies(consumer.poll(7)) == [*range(100, 107)], (moment, old)
+            assert bodies(consumer.poll(100)) == [*range(107, 130)]
+            monkeypatch.undo()
+
+
+def test_no_queue_goes_whose_offsets_cannot_be_taken_back(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 20, 1)
+    with rmq.open(path, "r+", config=SLOW) as store:
+        store.commit_offsets("g", "Orders", {0: 20})
+        store.flush()
+        file = path / "config/consumerOffset.json"
+        shutil.copy(file, file.with_name(file.name + ".bak"))  # a broker's that died while it wrote
+        file.write_bytes(b"{")
+        with pytest.raises(rmq.CorruptFileError, match="consumerOffset"):
+            expired(store)
+        assert store.topics()["Orders"][0][1] == 20
+        file.unlink()
+        expired(store)
+        put(store, *range(100, 108))
+        assert bodies(rmq.Consumer(store, "g", "Orders").poll()) == [*range(100, 108)]
 
 
 def test_a_kill_after_a_queue_went_leaves_nothing_unseen(tmp_path: Path) -> None:
@@ -344,7 +399,8 @@ def test_a_kill_after_a_queue_went_leaves_nothing_unseen(tmp_path: Path) -> None
         assert bodies(rmq.Consumer(store, "g", "Orders").poll(100)) == [*range(100, 130)]
 
 
-def test_queues_that_were_lost_and_begin_at_0_are_consumed_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_queues_that_were_lost_and_begin_at_0_are_consumed_from_there(tmp_path: Path, is_rebuilt: bool) -> None:
     path = filled(tmp_path / "s", 20, 1)
     with rmq.open(path, "r+", config=SLOW) as store:
         store.commit_offsets("g", "Orders", {0: 20})
@@ -352,6 +408,8 @@ def test_queues_that_were_lost_and_begin_at_0_are_consumed_from_there(tmp_path: 
             store.put(rmq.Message("Other", b"x" * 200))
         store.clean(time.time_ns() // 10**6 + 10**9, limit=None)
     shutil.rmtree(path / "consumequeue")
+    if is_rebuilt:
+        rmq.rebuild(path, processes=1)
     with rmq.open(path, "r+") as store:
         put(store, *range(100, 108))
         assert bodies(rmq.Consumer(store, "g", "Orders").poll()) == [*range(100, 108)]

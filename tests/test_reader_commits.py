@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 import random
 import shutil
 import signal
@@ -13,16 +14,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Golden, copy_store
-from forks import error_in_child, in_child, lock_of_a_broker
-from test_consumers import SLOW, bodies, break_crc, expired, put
+from forks import error_in_child, fork, in_child, lock_of_a_broker
+from test_consumers import SLOW, amid_removal, bodies, break_crc, expired, put
 from test_groups import OF_5_3, filled, keep
 
 import rmq
 from rmq import consumeroffsets
-from rmq.queuereading import QueuePlace
 
 LOCK = "rmq/offsets.lock"
 
@@ -264,26 +265,141 @@ def test_a_readers_consumer_misses_nothing_of_a_queue_that_began_anew_and_grew_o
             assert bodies(consumer.poll()) == [*range(100, 108)]
 
 
-def test_a_cleaning_takes_back_what_a_reader_commits_of_a_queue_that_goes(
+def test_while_queues_go_no_reader_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, answers = filled(tmp_path / "s", 20, 1), []
+    with rmq.open(path, "r+", config=SLOW) as writer, rmq.open(path) as reader:
+        consumer = rmq.Consumer(reader, "g", "Orders")
+        consumer.poll(100)
+        consumer.commit()
+
+        def commit() -> None:
+            try:
+                consumer.commit()
+            except BlockingIOError:
+                answers.append(offsets_of(path))
+
+        monkeypatch.setattr(consumeroffsets, "WAIT_S", 0.05)
+        amid_removal(monkeypatch, commit)
+        expired(writer)
+        assert answers == [{"Orders@g": {"0": 0}}]
+        consumer.commit()
+        put(writer, *range(100, 130))
+        assert bodies(rmq.Consumer(reader, "g", "Orders").poll(100)) == [*range(100, 130)]
+
+
+def test_who_stops_amid_a_commit_keeps_queues_from_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumeroffsets, "WAIT_S", 0.05)
+    path = filled(tmp_path / "s", 20, 1)
+    with rmq.open(path, "r+", config=SLOW) as writer:
+        writer.commit_offsets("g", "Orders", {0: 20})
+        writer.flush()
+        with open(path / LOCK, "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(BlockingIOError):
+                expired(writer)
+        assert writer.topics()["Orders"][0][1] == 20
+        expired(writer)
+    assert offsets_of(path) == {"Orders@g": {"0": 0}}
+
+
+def test_timed_flushes_wait_for_nobody_that_commits(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", 20, 1)
+    with rmq.open(path, "r+", config=rmq.StoreConfig(flush_interval_commit_log=1)) as writer:
+        writer.commit_offsets("g", "Orders", {0: 1})
+        writer.flush()
+        with open(path / LOCK, "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            writer.commit_offsets("g", "Orders", {0: 2})
+            put(writer, 20)
+            began = time.monotonic()
+            while writer._flusher._flushed < writer.max_phy_offset:
+                time.sleep(0.01)
+            assert time.monotonic() - began < consumeroffsets.WAIT_S
+            assert offsets_of(path) == {"Orders@g": {"0": 1}}
+        for _ in range(1000):
+            if offsets_of(path) == {"Orders@g": {"0": 2}}:
+                break
+            time.sleep(0.01)
+        assert offsets_of(path) == {"Orders@g": {"0": 2}}
+
+
+def test_a_queue_that_begins_anew_while_a_consumer_is_made_is_consumed_from_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(tmp_path / "s", 20, 1)
-    begin_anew = consumeroffsets.ConsumerOffsets.begin_anew
     with rmq.open(path, "r+", config=SLOW) as writer, rmq.open(path) as reader:
-        times = []
+        reader.commit_offsets("g", "Orders", {0: 20})
+        groups, asked = rmq.Store.groups, []
 
-        def first(offsets: consumeroffsets.ConsumerOffsets, queues: set[tuple[str, int]]) -> None:
-            begin_anew(offsets, queues)
-            if not times:
-                reader.commit_offsets("g", "Orders", {0: 20})
-            times.append(queues)
+        def then_begun_anew(store: rmq.Store) -> Any:
+            found = groups(store)
+            if not asked:
+                asked.append(found)
+                expired(writer)
+                put(writer, *range(100, 130))
+            return found
 
-        monkeypatch.setattr(consumeroffsets.ConsumerOffsets, "begin_anew", first)
-        expired(writer)
-        put(writer, *range(100, 130))
-    assert times[1:] == [{("Orders", 0)}]
-    with rmq.open(path) as reader:
+        monkeypatch.setattr(rmq.Store, "groups", then_begun_anew)
         assert bodies(rmq.Consumer(reader, "g", "Orders").poll(100)) == [*range(100, 130)]
+
+
+def test_a_reader_writes_nothing_where_its_store_was(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s")
+    with rmq.open(path) as reader:
+        consumer = rmq.Consumer(reader, "g", "Orders")
+        consumer.poll(5)
+        path.rename(tmp_path / "old")
+        for begun in (False, True):
+            if begun:
+                filled(path)
+            for commit in (consumer.commit, lambda: reader.commit_offsets("g", "Orders", {0: 1})):
+                with pytest.raises(OSError, match="moved or replaced") as caught:
+                    commit()
+                assert caught.value.errno == errno.ESTALE
+            assert path.exists() == begun
+    assert not (path / "config/consumerOffset.json").exists()
+
+
+def test_a_signal_handler_that_commits_amid_a_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(filled(tmp_path / "s")) as reader:
+        write, nested = consumeroffsets.write_document, []
+
+        def interrupted(*arguments: Any) -> None:
+            with pytest.raises(RuntimeError, match="signal handler"):
+                reader.commit_offsets("h", "Orders", {0: 1})
+            nested.append(arguments)
+            write(*arguments)
+
+        monkeypatch.setattr(consumeroffsets, "write_document", interrupted)
+        reader.commit_offsets("g", "Orders", {0: 1})
+        assert (len(nested), reader.groups()) == (1, {"g": {"Orders": {0: 1}}})
+
+
+def test_a_child_of_a_process_that_died_amid_a_commit_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled(tmp_path / "s")
+    monkeypatch.setattr(consumeroffsets, "WAIT_S", 0.5)
+    (is_done, done) = os.pipe()
+
+    def fork_and_die(*arguments: Any) -> None:
+        child = fork(lambda: os.read(is_done, 1))
+        print(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        os.close(done)
+        with rmq.open(path) as reader:
+            consumeroffsets.write_document = fork_and_die  # type: ignore[assignment]
+            reader.commit_offsets("g", "Orders", {0: 1})
+
+    pid = fork(work)
+    os.waitpid(pid, 0)
+    with rmq.open(path) as reader:
+        reader.commit_offsets("g", "Orders", {0: 2})
+        assert reader.groups() == {"g": {"Orders": {0: 2}}}
+    os.close(done)
+    os.close(is_done)
 
 
 def test_power_that_takes_messages_takes_what_a_reader_had_consumed_of_them(tmp_path: Path) -> None:
@@ -333,39 +449,18 @@ def test_a_repair_below_a_readers_place_is_where_it_goes_on(tmp_path: Path) -> N
             assert bodies(consumer.poll()) == [100]
 
 
-class Queue:
-    """As much of a queue as a place looks at: the phy offsets of its units from a first offset on."""
-
-    def __init__(self, min_offset: int, phy_offsets: list[int]) -> None:
-        self.min_offset, self._phy_offsets = min_offset, phy_offsets
-        self.max_offset = min_offset + len(phy_offsets)
-
-    def phy_offset_below(self, queue_offset: int) -> int:
-        number = min(queue_offset, self.max_offset) - 1 - self.min_offset
-        return self._phy_offsets[number] if number >= 0 else -1
-
-
-PLACES = {
-    "it grew": (Queue(0, [7, 8]), 2, Queue(0, [7, 8, 9]), 2),
-    "nothing was consumed": (Queue(0, [7]), 0, Queue(0, [9]), 0),
-    "its front was cleaned": (Queue(0, [5, 6, 7, 8]), 3, Queue(2, [7, 8]), 3),
-    "cleaned over the place": (Queue(0, [5, 6, 7, 8]), 2, Queue(3, [8, 9]), 2),
-    "begun at the first message": (Queue(3, [5, 6]), 3, Queue(3, [5, 6, 7]), 3),
-    "anew, shorter": (Queue(0, [5, 6, 7]), 3, Queue(0, [8]), 0),
-    "anew, as long": (Queue(0, [5, 6, 7]), 3, Queue(0, [8, 9, 10]), 0),
-    "anew, longer": (Queue(0, [5, 6, 7]), 3, Queue(0, [8, 9, 10, 11]), 0),
-    "anew, begun at the first message": (Queue(3, [5, 6]), 3, Queue(0, [8, 9, 10, 11]), 0),
-    "gone": (Queue(0, [5, 6, 7]), 3, None, 0),
-    "gone, begun at the first message": (Queue(3, [5, 6]), 3, None, 0),
-    "cut": (Queue(0, [5, 6, 7]), 3, Queue(0, [5]), 1),
-    "cut to nothing": (Queue(0, [5, 6, 7]), 3, Queue(0, []), 0),
-    "not there yet": (None, 0, Queue(0, [5, 6, 7]), 0),
-}
-
-
-@pytest.mark.parametrize(("noted", "place", "queue", "expected"), PLACES.values(), ids=PLACES)
-def test_where_a_place_is_now(noted: Queue | None, place: int, queue: Queue | None, expected: int) -> None:
-    assert QueuePlace.of(noted, place).now(queue) == expected  # type: ignore[arg-type]
+def test_messages_that_took_the_place_of_those_that_a_repair_cut_off_are_polled(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "a", config=SLOW) as writer:
+        put(writer, *range(10, 40))
+    with rmq.open(path) as reader:
+        place = reader.lookup(("Orders", 0, 20)).phy_offset
+        consumer = rmq.Consumer(reader, "g", "Orders")
+        assert len(consumer.poll(25)) == 25
+        break_crc(path, place)
+        with rmq.open(path, "r+", repair=True) as writer:
+            put(writer, *range(70, 80))  # of the same sizes
+        assert {*range(70, 80)} <= {*bodies(consumer.poll(100))}
 
 
 def test_the_lock_of_offsets_is_nobodys_file_to_follow(tmp_path: Path) -> None:
