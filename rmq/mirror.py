@@ -26,7 +26,7 @@ from rmq.errors import CorruptFileError, RmqError, StoreClosedError, Unsupported
 from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.objectcache import CacheFullError, ObjectCache, default_directory
-from rmq.objects import Listed, ObjectChangedError, Objects, ObjectStoreError
+from rmq.objects import Listed, ObjectRemovedError, Objects, ObjectStoreError
 from rmq.paths import LARGEST_OFFSET
 from rmq.putting import system_clock
 from rmq.snapshot import FILES, MANIFEST, Snapshot
@@ -206,7 +206,7 @@ class FetchedSegment(Segment):
         descriptor, file = self._mirror.file(self._listed.size)
         try:
             self._mirror.fetch(self._listed, [(first, last)] if first < last else [], descriptor)
-        except ObjectChangedError as error:
+        except ObjectRemovedError as error:  # a replaced one is no damage: loaded anew, it reads
             file.close()
             raise CorruptFileError(self.path, 0, error.reason) from None
         except OSError as error:  # of this disk, no damage of the object

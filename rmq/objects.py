@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rmq.errors import RmqError
+from rmq.paths import is_elsewhere
 from rmq.segment import write_fully
 
 CACHE_BYTES = 10 * 1024**3
@@ -52,6 +53,10 @@ class ObjectChangedError(ObjectStoreError):
     """An object was removed or replaced since its store was listed."""
 
 
+class ObjectRemovedError(ObjectChangedError):
+    """An object is not there any more."""
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a store lies, and how its files are reached. Picklable; holds no secret."""
@@ -69,7 +74,8 @@ class Location:
         parts = urlsplit(text)
         asked = dict(parse_qsl(parts.query, keep_blank_values=True)) | dict(settings or {})
         user = parts.netloc.rpartition("@")[0]  # of abfs:// a container
-        if (user and parts.scheme in S3) or ":" in user or any(map(is_secret, asked)):
+        endpoint = asked.get("endpoint", "")
+        if (user and parts.scheme in S3) or ":" in user or "@" in endpoint or any(map(is_secret, asked)):
             raise ValueError(f"{parts.scheme}://...: {NO_CREDENTIALS}")
         unknown = sorted(set(asked) - set(SETTINGS))
         if unknown or parts.fragment:
@@ -116,6 +122,13 @@ class Listed:
     mtime_ns: int
 
 
+def refuse_elsewhere(path: str) -> None:
+    """ValueError for an object store's path, which shows no credentials of it: nothing is written there."""
+    if is_elsewhere(path):
+        Location.parse(path)
+        raise ValueError(f"{path}: stores on object stores are read only; write to a mounted disk")
+
+
 class Objects:
     """The objects below a location. Thread-safe. requests, bytes_read: so far."""
 
@@ -141,7 +154,7 @@ class Objects:
             system, root = self._connected
             yield system, f"{root}/{name}" if name else root
         except FileNotFoundError:
-            raise ObjectChangedError(self.uri(name), "is not there, or was removed since it was listed") from None
+            raise ObjectRemovedError(self.uri(name), "is not there, or was removed since it was listed") from None
         except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are of these
             raise ObjectStoreError(self.uri(name), str(error)) from error
 

@@ -66,12 +66,12 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
     return queue.is_light and queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 
-def refuse_light(log: CommitLog, queues: QueueSet) -> None:
-    """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name; where no
-    queue is left, when a record had a unit in one that is not made here.
+def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None) -> None:
+    """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name, or when a
+    record from `begin` on (None: behind all units), which is to get its units, has one in a queue not made here.
     """
-    if not queues.queues and not queues.is_exact:
-        _refuse_others_units(log)
+    if not queues.is_exact:
+        _refuse_others_units(log, queues.end_phy_offset() if begin is None else begin)
     for queue in queues.queues.values():
         last = max(queue.min_offset, queue.max_offset - LOOKED_AT)
         places = np.concatenate([queue.read(at, count)[0] for at, count in ((queue.min_offset, 1), (last, LOOKED_AT))])
@@ -80,8 +80,9 @@ def refuse_light(log: CommitLog, queues: QueueSet) -> None:
                 raise UnsupportedFormatError(queue.directory, "light queue, of messages of other topics", READS_IT)
 
 
-def _refuse_others_units(log: CommitLog) -> None:
-    for batch in log.scan(log.min_phy_offset, log.max_phy_offset, checks=PARSE_PROPERTIES, byte_limit=SEARCHED):
+def _refuse_others_units(log: CommitLog, begin: int) -> None:
+    begin = max(log.min_phy_offset, begin)
+    for batch in log.scan(begin, log.max_phy_offset, checks=PARSE_PROPERTIES, byte_limit=SEARCHED):
         offsets, sizes = batch.numbers("phy_offset"), batch.numbers("size")
         segment = log.segment_at(int(offsets[0]))
         assert segment is not None

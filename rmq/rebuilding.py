@@ -243,7 +243,7 @@ class _Source:
         """UnsupportedFormatError for queues that no log gives again."""
         with closing(self._queues()) as queues:
             queues.load()
-            refuse_light(self.log, queues)
+            refuse_light(self.log, queues, 0)
 
     def _queues(self) -> QueueSet:
         """Those that are there."""

@@ -232,7 +232,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _set_damaged_aside(store.paths, store.index)
         return
     if repair:
-        refuse_light(log, store.queues)
+        refuse_light(log, store.queues, 0)
         _repair(store, mark, crashed)
         return
     gap = log.first_gap()

@@ -15,6 +15,7 @@ from rmq.lock import lock_holder
 from rmq.marks import shown_end
 from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb
 from rmq.segment import directories_in, make_directory, segments_in, sync_directory
+from rmq.topics import unwritten_topic
 
 BEGUN = "a write of Spark began here and has not committed"
 EMPTY_OR_NEW = "choose an empty or new directory"
@@ -127,6 +128,8 @@ def check_writable(paths: StorePaths) -> None:
                                      "extended consume queues (consumequeue_ext)", READS_IT)  # fmt: skip
     if directories_in(paths.batch_consume_queue):
         raise UnsupportedFormatError(paths.batch_consume_queue, "queues of inner batches (BatchCQ)", READS_IT)
+    if what := unwritten_topic(paths.topics_json):
+        raise UnsupportedFormatError(paths.topics_json, what, READS_IT)
     for path in directories_in(paths.consume_queue):
         if path.name.startswith(LMQ_PREFIX):
             raise UnsupportedFormatError(path, "light message queue (LMQ)", READS_IT)

@@ -23,12 +23,31 @@ _SYSTEM_TOPICS = frozenset({
 })  # fmt: skip
 _TABLE = "topicConfigTable"
 _READ_WRITE = 6
+_UNWRITTEN = {"queue.type": ("BatchCQ", "with queues of inner batches (BatchCQ)"),
+              "cleanup.policy": ("COMPACTION", "that is compacted")}  # fmt: skip
 _MOST_QUEUES = 2**31 - 1  # a Java int
 
 
 def is_system_topic(topic: str) -> bool:
     """Topics that a broker sets up itself. Source: TopicValidator#isSystemTopic."""
     return topic.startswith("rmq_sys_") or topic in _SYSTEM_TOPICS
+
+
+def unwritten_topic(path: Path) -> str | None:
+    """What a topics.json has of topics whose messages a broker keeps in more than is written here, None: nothing. It
+    would not load such a queue, or never see what is put. Source: ConsumeQueueStore#queueTypeShouldBe, CompactionStore.
+    """
+    files = with_backup(path)
+    try:
+        table = read_document(files[0], _TABLE)[_TABLE] if files else {}
+    except (CorruptFileError, ValueError, RecursionError):
+        return None  # a broker begins without any
+    for topic, entry in table.items():
+        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+        for name, (value, what) in _UNWRITTEN.items():
+            if isinstance(attributes, dict) and attributes.get(name) == value:
+                return f"topic {topic!r} {what}"
+    return None
 
 
 def topics_from(table: QueueTable, first: int) -> dict[str, int]:

@@ -339,7 +339,7 @@ class Visible:
     def _follow_cleaning(self, low: int) -> None:
         """The writer removed segments, maybe ones that we had not derived: then the units are in its files by now."""
         self._read_mark()
-        derived, self._derived = max(min(self._in_files(low), self.end), low), False
+        derived, self._derived, self._judged_manifest = max(min(self._in_files(low), self.end), low), False, None
         derived = low if self._queues.follow_files(derived, low, is_whole=self._holder is Holder.RMQ) else derived
         if self._cuts:  # the files still have the units that were left behind
             cut_queues(self._log, self._queues, self.end, level=logging.DEBUG)

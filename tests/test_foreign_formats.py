@@ -369,3 +369,35 @@ def test_a_store_of_4_0_has_neither_lock_nor_checkpoint(tmp_path: Path) -> None:
     assert (path / "lock").read_bytes() == b"lock"
     assert (path / "checkpoint").stat().st_size == 4096
     assert oracle.check_store(path, 10, 20, "4.0.0") == []
+
+
+TOPICS = '{"topicConfigTable": {"B": {"attributes": {"%s": "%s"}, "topicName": "B"}}}'
+LIGHT = b"INNER_MULTI_QUEUE_OFFSET\x010\x02INNER_MULTI_DISPATCH\x01%LMQ%a\x02"
+BATCH = b"INNER_BASE\x010\x02INNER_NUM\x011\x02"
+
+
+@pytest.mark.parametrize(("raw", "sys_flag"), [(LIGHT, 0), (BATCH, 0xC0)])
+def test_a_tail_with_messages_of_queues_not_written_is_left_to_a_broker(tmp_path: Path, raw: bytes,
+                                                                        sys_flag: int) -> None:  # fmt: skip
+    builder = Builder(tmp_path / "store")
+    place = builder.record()
+    builder.record(topic="U", body=b"", raw_properties=raw, sys_flag=sys_flag)  # its units are not there yet
+    builder.units("T", 0, [(*place, 0)])
+    builder.file("abort", b"1", 1)
+    for repair in (False, True):
+        with pytest.raises(rmq.UnsupportedFormatError):
+            rmq.open(builder.finish(), "r+", config=CONFIG, repair=repair)
+    with pytest.raises(rmq.UnsupportedFormatError):
+        rmq.rebuild(builder.path, config=CONFIG)
+
+
+@pytest.mark.parametrize(("name", "value", "what"), [
+    ("queue.type", "BatchCQ", "topic 'B' with queues of inner batches"),
+    ("cleanup.policy", "COMPACTION", "topic 'B' that is compacted")])  # fmt: skip
+def test_a_store_with_topics_that_a_broker_keeps_otherwise_is_not_written(
+    tmp_path: Path, name: str, value: str, what: str
+) -> None:
+    builder = Builder(tmp_path / "store")
+    builder.units("T", 0, [(*builder.record(), 0)])
+    builder.file("config/topics.json", (TOPICS % (name, value)).encode(), 0)
+    refused(builder.finish(), what, CONFIG)

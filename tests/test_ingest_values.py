@@ -389,3 +389,17 @@ def test_a_csv_that_is_left_unread_is_read_no_more(file: Put, monkeypatch: pytes
         is_left = True
         time.sleep(0.1)
     assert late == []
+
+
+@pytest.mark.parametrize(("zone", "text"), [
+    ("Africa/Monrovia", "1971-06-01T11:15:30.000000-00:44:30"),
+    ("Europe/Amsterdam", "1971-06-01T13:00:00.000000+01:00"), ("Asia/Tokyo", "1971-06-01T21:00:00.000000+09:00"),
+])  # fmt: skip
+def test_an_offset_that_is_no_whole_minutes_keeps_its_seconds(zone: str, text: str) -> None:
+    """Else the text names another moment."""
+    from rmq.cli.values import written
+
+    moment = dt.datetime(1971, 6, 1, 12, tzinfo=dt.UTC)
+    texts, _ = written(pa.array([None, moment, moment], pa.timestamp("us", zone))[1:], "at", {})
+    assert texts.to_pylist() == [text, text]
+    assert dt.datetime.fromisoformat(text) == moment

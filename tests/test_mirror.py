@@ -215,10 +215,14 @@ def test_an_object_that_is_not_what_was_listed_is_an_error(bucket: Bucket, chang
         change(bucket.root / "commitlog" / f"{SEGMENT:020d}")
         with pytest.raises(ObjectChangedError, match=rf"host .*: test://bucket/commitlog/{SEGMENT:020d}: "):
             store.scan().read_all()
-        lost: list[rmq.LostRange] = []
-        found = store.scan(on_damage="skip", lost=lost).read_all()
-        assert 0 < len(found) < COUNT
-        assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(SEGMENT, 2 * SEGMENT)]
+        if not (bucket.root / "commitlog" / f"{SEGMENT:020d}").exists():  # else it is there to be read, loaded anew
+            lost: list[rmq.LostRange] = []
+            found = store.scan(on_damage="skip", lost=lost).read_all()
+            assert 0 < len(found) < COUNT
+            assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(SEGMENT, 2 * SEGMENT)]
+            return
+        with pytest.raises(ObjectChangedError, match="was replaced"):
+            store.scan(on_damage="skip").read_all()
 
 
 @pytest.mark.slow

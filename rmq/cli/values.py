@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq.arrays import flags, integers
 from rmq.cli.texts import NO_TEXT, NULL, as_text, is_bytes, leave_out
 
+_WHOLE_MINUTES_S = 63_593_070  # from then on each zone's offset has no seconds; Africa/Monrovia's was the last
 _OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
 _FOUR_DIGITS = range(-62_167_132_800, 253_402_214_400)  # seconds of the years 0 to 9999, less a day for time zones
@@ -125,6 +127,7 @@ def _iso_times(column: pa.Array) -> pa.Array:
     """Timestamps in ISO 8601: Arrow puts a space between date and time, and writes a zone as +0900, UTC as Z."""
     units, zone = _OF_A_SECOND[column.type.unit], column.type.tz
     numbers = column.cast(pa.int64())
+    seconds = [value // units for value in pc.min_max(numbers).as_py().values() if value is not None]
     if offset := _OFFSET.fullmatch(zone or ""):  # which pyarrow before 22 does not take for a zone
         minutes = int(offset[1] + offset[2]) * 60 + int(offset[1] + offset[3])
         moved = pc.add(numbers, minutes * 60 * units).cast(pa.timestamp(column.type.unit))
@@ -133,11 +136,23 @@ def _iso_times(column: pa.Array) -> pa.Array:
         texts = column.cast(pa.large_string())
         if zone not in (None, "UTC"):
             texts = pc.binary_replace_slice(texts, -2, -2, ":")
-    extremes = pc.min_max(numbers)
-    seconds = [value // units for value in extremes.as_py().values() if value is not None]
+            if min(seconds, default=0) < _WHOLE_MINUTES_S:
+                texts = _with_odd_seconds(column, texts, units)
     if all(second in _FOUR_DIGITS for second in seconds):  # then it is always the eleventh character, found in no time
         return pc.binary_replace_slice(texts, 10, 11, "T")
     return pc.replace_substring(texts, " ", "T")
+
+
+def _with_odd_seconds(column: pa.Array, texts: pa.Array, units: int) -> pa.Array:
+    """Offsets that are no whole minutes, of zones in earlier times, with their seconds, which Arrow leaves out."""
+    offsets = pc.subtract(pc.local_timestamp(column).cast(pa.int64()), column.cast(pa.int64()))
+    valid = flags(offsets.is_valid())
+    seconds = np.zeros(len(column), np.int64)
+    seconds[valid] = np.abs(integers(offsets.drop_null())) // units % 60
+    if not seconds.any():
+        return texts
+    return _strings(f"{text}:{odd:02}" if odd else text
+                    for text, odd in zip(texts.to_pylist(), seconds.tolist(), strict=True))  # fmt: skip
 
 
 def _durations(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:

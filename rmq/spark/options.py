@@ -11,7 +11,7 @@ from typing import Any
 
 from rmq.config import StoreConfig
 from rmq.keys import encoded
-from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret
+from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret, refuse_elsewhere
 from rmq.paths import LMQ_PREFIX, is_elsewhere, local_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
@@ -218,11 +218,12 @@ OF_OBJECT_STORES = {option.name for option in OPTIONS if option.name.startswith(
 OF_SPARK = {"checkpointlocation"}  # what Spark adds by itself
 ONE_OF = ("subscribe", "subscribePattern", "assign")
 NO_PATH = ("option path is missing: spark.read.format('rmq').load(path). A table of the catalog loses its options: "
-           "SELECT * FROM t WITH (path='...'), spark.read.option('path', ...).table('t'), or "
-           "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') keep them")  # fmt: skip
-OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq, and keeps no "
-              "options: SELECT * FROM t WITH (path='...'); "
-              "CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")  # fmt: skip
+           "SELECT * FROM t WITH (path='...'), spark.read.option('path', ...).table('t'), or CREATE TEMPORARY VIEW v "
+           "USING rmq OPTIONS (path '...') keep them")  # fmt: skip
+NO_TARGET = ("option path is missing: df.write.format('rmq').mode('append').save(path). A table of the catalog loses "
+             "it, INSERT INTO t WITH (path='...') keeps it")  # fmt: skip
+OF_A_TABLE = ("a table of the catalog needs its columns, as CREATE TABLE t (body BINARY) USING rmq; it has no options: "
+              "SELECT * FROM t WITH (path='...'); CREATE TEMPORARY VIEW v USING rmq OPTIONS (path '...') needs neither")
 
 
 def _parsed(options: Mapping[str, str], table: tuple[Option, ...]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -255,9 +256,8 @@ class WriteOptions:
         """ValueError that names an option which is unknown or has no such value."""
         values, _ = _parsed(options, WRITE_OPTIONS)
         if not values["path"]:
-            raise ValueError("option path is missing: df.write.format('rmq').mode('append').save(path)")
-        if is_elsewhere(values["path"]):
-            raise ValueError(f"{values['path']}: stores on object stores are read only; write to a mounted disk")
+            raise ValueError(NO_TARGET)
+        refuse_elsewhere(values["path"])
         return cls(values)
 
     def __getitem__(self, name: str) -> Any:

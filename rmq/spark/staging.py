@@ -29,7 +29,8 @@ from rmq.chunks import put_chunks
 from rmq.columns import put_rules
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.paths import is_elsewhere, local_path
+from rmq.objects import refuse_elsewhere
+from rmq.paths import local_path
 from rmq.segment import make_directory, read_file, sync_directory, write_atomically
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -178,6 +179,9 @@ class Staging:
     def append(self, store: Store) -> None:
         """Append what the intent says and was not appended yet; then the job has happened."""
         intent = Intent.read(self.intent)
+        if intent.begin < store.min_phy_offset:  # rows that were appended are no more to be told from missing ones
+            raise CorruptFileError(self.intent, 0, f"the append began at byte {intent.begin} of the log, which was "
+                                   f"cleaned to byte {store.min_phy_offset} since: rows of it are gone")  # fmt: skip
         present, rows = Appended(store, intent.begin), 0
         for name in intent.staged:
             with open_store(self.directory / name) as staged:
@@ -365,8 +369,7 @@ def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
     opening it raises, and ValueError for an object store, where Spark never writes.
     """
     path = os.fspath(path)
-    if is_elsewhere(path):
-        raise ValueError(f"{path}: stores on object stores are read only")
+    refuse_elsewhere(path)
     root, limit = Path(local_path(path)), time.time() - older_than
     removed: list[str] = []
     if not (root / OWN).is_dir():

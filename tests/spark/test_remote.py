@@ -156,6 +156,13 @@ def test_segments_that_were_removed_since_are_an_error_or_left_out(bucket: Bucke
         (bucket.root / "gone").rename(bucket.root / "commitlog" / f"{SEGMENT:020d}")
 
 
+def test_a_segment_that_was_replaced_since_is_an_error_and_never_left_out(bucket: Bucket) -> None:
+    given, parts = planned(bucket, failOnDataLoss="false", splitBytes=str(SEGMENT))
+    touch(bucket.root / "commitlog" / f"{SEGMENT:020d}", 5)
+    with pytest.raises(ObjectStoreError, match=f"{SEGMENT:020d}: was replaced since it was listed"):
+        rows(given, parts)
+
+
 def test_damage_is_told_by_the_object_s_uri(bucket: Bucket) -> None:
     path = bucket.root / "commitlog" / f"{SEGMENT:020d}"
     data = bytearray(path.read_bytes())
@@ -256,6 +263,14 @@ def test_files_of_tables_are_told_by_their_uris(bucket: Bucket) -> None:
 def test_credentials_are_no_options(name: str) -> None:
     with pytest.raises(ValueError, match=f"option {name}: credentials are not taken"):
         ReadOptions.parse({"path": "s3://a/b", name: "x"})
+
+
+@pytest.mark.parametrize("path", ["s3://KEY:PW1@a/b", "s3://a/b?secretKey=PW1", "s3://a/b?endpoint=http://KEY:PW1@h:1"])
+def test_no_error_shows_credentials_and_no_endpoint_has_any(path: str) -> None:
+    for refused in (Location.parse, lambda path: WriteOptions.parse({"path": path}), rmq.spark.clean_staging):
+        with pytest.raises(ValueError, match="credentials are not taken") as caught:
+            refused(path)
+        assert "PW1" not in str(caught.value)
 
 
 def test_object_stores_are_neither_written_nor_streams() -> None:

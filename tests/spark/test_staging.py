@@ -272,6 +272,20 @@ def test_rows_that_were_appended_are_known_again_whatever_the_store_adds(tmp_pat
     assert bodies(tmp_path) == ["0", *"aabbcc"]
 
 
+def test_rows_that_were_appended_and_cleaned_away_are_not_appended_again(tmp_path: Path, crash: Any) -> None:
+    staging = Staging(str(tmp_path), "same")
+    written = [stage(staging, 0, [f"{number}-" + "x" * 1000 for number in range(100)])]
+    crash(Staging, "_mark", 1)
+    with pytest.raises(Crash):
+        staging.commit_single(written, CONFIG)
+    with rmq.open(tmp_path, "r+") as store:
+        assert store.clean(now=2**42, file_reserved_time=0, limit=1).removed
+    left = bodies(tmp_path)
+    with pytest.raises(rmq.CorruptFileError, match="cleaned to byte 65536 since"):
+        clean_staging(str(tmp_path))
+    assert bodies(tmp_path) == left
+
+
 @pytest.mark.parametrize("born", [253402300800000, -62135596800001, 2**62])
 def test_an_append_of_times_that_pythons_have_not_is_finished(tmp_path: Path, crash: Any, born: int) -> None:
     staging = Staging(str(tmp_path), "same")
