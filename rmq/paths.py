@@ -183,13 +183,20 @@ def path_text(path: str | os.PathLike[str], name: str) -> str:
     return text
 
 
+def _without_secrets(uri: str) -> str:
+    """What of a URI may stand in a log."""
+    place, asks, _ = re.sub(r"//[^/?#@]*:[^/?#]*@", "//...@", uri).partition("?")
+    return place + "?..." * bool(asks)
+
+
 def store_root(path: str | os.PathLike[str]) -> Path:
     """A store's directory; FileNotFoundError for no name and for the URI of what is not among this machine's files."""
     text = path_text(path, "path")
     if not text:
         raise FileNotFoundError(errno.ENOENT, "the path of the store is empty", text)
     if is_elsewhere(text):
-        raise FileNotFoundError(errno.ENOENT, "no directory of this machine; Spark reads stores on object stores", text)
+        raise FileNotFoundError(errno.ENOENT, "no directory of this machine; Spark reads stores on object stores",
+                                _without_secrets(text))  # fmt: skip
     return Path(local_path(text))
 
 
@@ -197,5 +204,5 @@ def directory_here(path: str | os.PathLike[str], name: str) -> Path:
     """The absolute path of a directory to write; ValueError with the argument's name for another place's URI."""
     text = local_path(path_text(path, name))
     if is_elsewhere(text):
-        raise ValueError(f"{name} {text} is no directory of this machine")
+        raise ValueError(f"{name} {_without_secrets(text)} is no directory of this machine")
     return Path(text).absolute()

@@ -114,6 +114,11 @@ def test_a_fetch_that_fails_writes_nothing_more_once_it_has_told(tmp_path: Path,
 @pytest.mark.parametrize("mode", ["r", "a", "x"])
 def test_a_uri_is_no_directory_to_open_or_to_make(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for uri in ("s3://KEY:PW1@b/a", "s3://b/a?secret_key=PW1"):
+        for refused in (lambda uri=uri: rmq.open(uri), lambda uri=uri: rmq.export(tmp_path, uri)):
+            with pytest.raises((FileNotFoundError, ValueError), match="no directory of this machine") as caught:
+                refused()
+            assert "PW1" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="no directory of this machine; Spark reads") as caught:
         rmq.open("s3://bucket/store", mode)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "s3://bucket/store")
