@@ -176,12 +176,16 @@ class ConsumerOffsets:
         before they go, and nobody commits otherwise meanwhile. Raises as write; of offsets in RocksDB nothing is known.
         """
         with self._alone(WAIT_S):
-            with self._lock, contextlib.suppress(UnsupportedFormatError):
-                self._leaving = queues
-                self._cut(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
             try:
-                if self._commits:
-                    self._write(self.taken())
+                with self._lock, contextlib.suppress(UnsupportedFormatError):
+                    self._leaving = queues
+                    self._cut(lambda *queue: 0 if queue in queues else LARGEST_OFFSET)
+                # No others: their messages need not be on disk yet.
+                gone = {key: {number: place for number, place in places.items()
+                              if (key.rpartition(SEPARATOR)[0], int(number)) in queues}
+                        for key, places in self.taken().items()}  # fmt: skip
+                if any(gone.values()):
+                    self._write({key: places for key, places in gone.items() if places})
                 yield
             finally:
                 self._leaving = ()

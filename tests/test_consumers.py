@@ -383,6 +383,8 @@ def test_no_queue_goes_whose_offsets_cannot_be_taken_back(tmp_path: Path) -> Non
             expired(store)
         assert store.topics()["Orders"][0][1] == 20
         file.unlink()
+        store.commit_offsets("g", "Orders", {0: 19})
+        assert store.groups() == {"g": {"Orders": {0: 19}}}, "it counts again"
         expired(store)
         put(store, *range(100, 108))
         assert bodies(rmq.Consumer(store, "g", "Orders").poll()) == [*range(100, 108)]

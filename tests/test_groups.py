@@ -303,6 +303,22 @@ def test_the_end_of_a_queue_that_was_just_put_may_be_committed(tmp_path: Path) -
         assert store.groups() == {"g": {"T": {5: 1}}}
 
 
+def test_while_queues_go_only_what_was_consumed_of_them_is_written(tmp_path: Path) -> None:
+    """What else was committed may speak of messages that are not on disk yet."""
+    path = filled(tmp_path / "s")
+    offsets = ConsumerOffsets(StorePaths(path))
+    for topic in ("Orders", "Other"):
+        offsets.commit("g", topic, lambda: {0: 5, 1: 6})
+    with offsets.leaving({("Orders", 0)}):
+        kept = json.loads((path / "config/consumerOffset.json").read_text())["offsetTable"]
+        assert kept == {"Orders@g": {"0": 0}}
+        offsets.commit("g", "Orders", lambda: {0: 7, 1: 7})
+    expected = {"g": {"Orders": {0: 0, 1: 7}, "Other": {0: 5, 1: 6}}}
+    assert offsets.groups() == expected
+    offsets.write(offsets.taken())
+    assert ConsumerOffsets(StorePaths(path)).groups() == expected
+
+
 # ---- the command line --------------------------------------------------------------------------------------
 
 
