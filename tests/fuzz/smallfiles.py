@@ -66,7 +66,7 @@ def offsets(paths: StorePaths) -> None:
     """What was committed is read back among what was there; what is no table of offsets stays."""
     kept = ConsumerOffsets(paths)
     before = kept.groups()
-    kept.commit("Fresh", "T", {3: 5})
+    kept.commit("Fresh", "T", lambda: {3: 5})
     kept.write(kept.taken())
     before.setdefault("Fresh", {}).setdefault("T", {})[3] = 5
     if read_offsets(paths) != before:
