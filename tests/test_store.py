@@ -480,18 +480,3 @@ def test_an_arrow_stream_that_fails_raises_its_own_error(tmp_path: Path) -> None
 def test_a_message_shows_the_beginning_of_a_long_body(size: int, more: str) -> None:
     shown = repr(rmq.Message("T", b"x" * size, keys="k", tags="a", queue_id=2))
     assert shown == f"Message('T', {b'x' * min(size, 64)!r}{more}, keys=('k',), tags='a', queue_id=2)"
-
-
-@pytest.mark.parametrize("host", ["born_host", "store_host"])
-def test_a_version_without_ipv6_hosts_takes_none(tmp_path: Path, host: str) -> None:
-    """Its brokers read such a record as broken, and drop the log from there on."""
-    message = rmq.Message("T", b"0", **{host: "[::1]:5"})
-    config = rmq.StoreConfig(rocketmq_version="4.5.2", mapped_file_size_commit_log=1 << 16)
-    with rmq.open(tmp_path / "s", "x", config=config) as store:
-        for put in (store.put, lambda one: store.put_many([one]), lambda one: store.put_batch([one])):
-            with pytest.raises(rmq.IllegalMessageError, match="IPv6"):
-                put(message)
-        assert store.max_phy_offset == 0
-    with pytest.raises(ValueError, match="store_host"):
-        rmq.open(tmp_path / "t", "x", config=rmq.StoreConfig(rocketmq_version="4.5.2", store_host="[::1]:5"))
-    assert not (tmp_path / "t").exists()
