@@ -322,13 +322,10 @@ def amid_removal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> No
     def acted(*arguments: Any) -> None:
         thread = threading.Thread(target=act)
         thread.start()
-        thread.join(1)  # it may need what the cleaning holds
+        thread.join()
         remove(*arguments)
-        threads.append(thread)
 
-    threads: list[threading.Thread] = []
     monkeypatch.setattr(Retention, "_remove_queue", acted)
-    monkeypatch.setattr(Retention, "threads", threads, raising=False)
 
 
 def test_what_is_committed_while_a_queue_goes_counts_for_nothing(
