@@ -43,6 +43,7 @@ class LogFiles:
         known = {(segment.path, segment.inode): segment for segment in self.segments}
         found: list[Segment] = []
         empty: list[int] = []
+        nowhere: list[Path] = []  # links
         for directory in self.directories:
             try:
                 entries = list(os.scandir(directory))
@@ -64,8 +65,8 @@ class LogFiles:
                     size, start = entry.stat().st_size, int(entry.name)
                 except FileNotFoundError:
                     if entry.is_symlink():
-                        raise CorruptFileError(path, 0, "a symbolic link to nothing") from None
-                    continue  # removed by a writer meanwhile
+                        nowhere.append(path)
+                    continue  # else removed by a writer meanwhile
                 if size == 0:
                     empty.append(start)
                 if self.writable and size not in (0, self.segment_size):
@@ -75,6 +76,9 @@ class LogFiles:
                     raise CorruptFileError(path, 0, f"segment starts off the grid of {self.segment_size} bytes")
                 found.append(self.segment(path, start, entry.inode()))
         found.sort(key=lambda segment: segment.start)
+        for path in nowhere:  # behind others a gap tells
+            if not found or int(path.name) < found[0].start:
+                raise CorruptFileError(path, 0, "a symbolic link to nothing")
         while found and found[-1].start in empty:
             found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
         for segment in found:

@@ -209,6 +209,21 @@ def test_a_first_segment_that_is_a_link_to_nothing_was_not_cleaned_away(tmp_path
         rmq.open(path, mode)
 
 
+def test_a_later_segment_that_is_a_link_to_nothing_costs_a_reader_that_segment(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(**SIZES)) as opened:
+        opened.put_many([rmq.Message("T", b"x" * 100) for _ in range(100)])
+    second = path / "commitlog" / f"{4096:020d}"
+    second.unlink()
+    second.symlink_to(tmp_path / "not mounted")
+    lost: list[rmq.LostRange] = []
+    with rmq.open(path) as reader:
+        assert 0 < len(reader.scan(on_damage="skip", lost=lost).read_all()) < 100
+    assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(4096, 8192)]
+    with pytest.raises(rmq.CorruptFileError):
+        rmq.open(path, "r+")
+
+
 @pytest.mark.parametrize("place", ["consumequeue/loop", "consumequeue/T/1", "index/loop", "rmq/loop", "config/loop",
                                    "consumequeue_ext", "batchconsumequeue"])  # fmt: skip
 def test_directories_in_a_circle_are_not_followed(store: Path, place: str) -> None:
