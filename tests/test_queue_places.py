@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from test_consumers import SLOW, bodies, break_crc, put
 
+import rmq
 from rmq.queuereading import QueuePlace
 
 
@@ -51,3 +55,36 @@ PLACES = {
 def test_where_a_place_is_now(noted: Queue | None, place: int, queue: Queue | None, expected: int) -> None:
     log: Any = Log()
     assert QueuePlace.of(log, noted, place).now(log, queue) == expected  # type: ignore[arg-type]
+
+
+# ---- of consumers beside a repair --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[tuple[Path, rmq.Consumer]]:
+    """A store whose queue a repair cut at 20, and a reader's consumer that had polled 25 of its 30 messages."""
+    path = tmp_path / "s"
+    with rmq.open(path, "a", config=SLOW) as writer:
+        put(writer, *range(10, 40))
+    with rmq.open(path) as reader:
+        consumer = rmq.Consumer(reader, "g", "Orders")
+        assert len(consumer.poll(25)) == 25
+        break_crc(path, reader.lookup(("Orders", 0, 20)).phy_offset)
+        with rmq.open(path, "r+", repair=True) as writer:
+            assert writer.topics()["Orders"] == {0: (0, 20)}
+        yield path, consumer
+
+
+def test_where_a_repair_cut_is_where_a_consumer_goes_on(cut: tuple[Path, rmq.Consumer]) -> None:
+    path, consumer = cut
+    assert consumer.poll() == []
+    with rmq.open(path, "r+") as writer:
+        put(writer, 70)
+    assert bodies(consumer.poll()) == [70]
+
+
+def test_messages_that_took_the_place_of_those_that_were_cut_off_are_polled(cut: tuple[Path, rmq.Consumer]) -> None:
+    path, consumer = cut
+    with rmq.open(path, "r+") as writer:
+        put(writer, *range(70, 80))  # of the same sizes
+    assert {*range(70, 80)} <= {*bodies(consumer.poll(100))}

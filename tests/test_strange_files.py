@@ -197,26 +197,25 @@ def test_a_link_to_anything_is_an_error_or_does_not_show(store: Path, name: str,
         ask_all(store, mode)
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "a"])
-def test_a_first_segment_that_is_a_link_to_nothing_was_not_cleaned_away(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "s"
+def linked_to_nothing(path: Path, start: int) -> None:
+    """A store of 100 messages, one of whose segments is where nothing is mounted."""
     with rmq.open(path, "x", config=rmq.StoreConfig(**SIZES)) as opened:
         opened.put_many([rmq.Message("T", b"x" * 100) for _ in range(100)])
-    first = path / "commitlog" / f"{0:020d}"
-    first.unlink()
-    first.symlink_to(tmp_path / "not mounted")
+    segment = path / "commitlog" / f"{start:020d}"
+    segment.unlink()
+    segment.symlink_to(path.parent / "not mounted")
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+def test_a_first_segment_that_is_a_link_to_nothing_was_not_cleaned_away(tmp_path: Path, mode: str) -> None:
+    linked_to_nothing(tmp_path / "s", 0)
     with pytest.raises(rmq.CorruptFileError, match="a symbolic link to nothing"):
-        rmq.open(path, mode)
+        rmq.open(tmp_path / "s", mode)
 
 
 def test_a_later_segment_that_is_a_link_to_nothing_costs_a_reader_that_segment(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with rmq.open(path, "x", config=rmq.StoreConfig(**SIZES)) as opened:
-        opened.put_many([rmq.Message("T", b"x" * 100) for _ in range(100)])
-    second = path / "commitlog" / f"{4096:020d}"
-    second.unlink()
-    second.symlink_to(tmp_path / "not mounted")
-    lost: list[rmq.LostRange] = []
+    path, lost = tmp_path / "s", list[rmq.LostRange]()
+    linked_to_nothing(path, 4096)
     with rmq.open(path) as reader:
         assert 0 < len(reader.scan(on_damage="skip", lost=lost).read_all()) < 100
     assert [(item.begin_phy_offset, item.end_phy_offset) for item in lost] == [(4096, 8192)]
