@@ -17,10 +17,12 @@ from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.message import LARGEST_BASE
-from rmq.paths import SEGMENT_NAME, queue_directories
+from rmq.paths import SEGMENT_NAME, queue_directories, queue_directory
 from rmq.segment import is_hidden, opened
 
-_NO_UNITS = np.empty((0, 6), np.int64)
+Tails = dict[tuple[str, int], npt.NDArray[np.int64]]  # units by topic and queue id
+
+NO_UNITS: npt.NDArray[np.int64] = np.empty((0, 6), np.int64)
 
 
 class BatchConsumeQueue:
@@ -29,13 +31,14 @@ class BatchConsumeQueue:
     lives = 0  # as of QueueUnits: a look that finds other files makes another object
 
     def __init__(self, directory: Path, topic: str, queue_id: int, min_phy_offset: int = 0,
-                 known: BatchConsumeQueue | None = None) -> None:  # fmt: skip
+                 known: BatchConsumeQueue | None = None, tail: npt.NDArray[np.int64] = NO_UNITS) -> None:  # fmt: skip
         """min_phy_offset: of the log; units below it are of removed records. known: the queue as it was, whose units
-        are not read again when the last of them still stands. CorruptFileError."""
+        are not read again when the last of them still stands. tail: derived from the log; those behind the files'
+        count. CorruptFileError."""
         self.directory = directory
         self.topic = topic
         self.queue_id = queue_id
-        paths = sorted(path for path in directory.iterdir() if path.is_file() and not is_hidden(path.name))
+        paths = _files_of(directory)
         for path in paths:
             if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
@@ -43,7 +46,7 @@ class BatchConsumeQueue:
         count, at = 0, 0  # at: where reading begins in the first file that is read
         parts: list[npt.NDArray[np.int64]] = []
         if known is not None and (place := known._last_place(paths)) is not None:
-            count, at, parts = len(known.units), place[1] + BATCH_UNIT_SIZE, [known.units]
+            count, at, parts = len(known._in_files), place[1] + BATCH_UNIT_SIZE, [known._in_files]
             self._firsts = [item for item in known._firsts if item[1] < place[0]]
         for path in paths[len(self._firsts) :]:
             self._firsts.append((count - at // BATCH_UNIT_SIZE, path))
@@ -51,19 +54,32 @@ class BatchConsumeQueue:
                 parts.append(part)
                 count += len(part)
             at = 0
-        self.units: npt.NDArray[np.int64] = parts[0] if len(parts) == 1 else np.concatenate([_NO_UNITS, *parts])
+        self._in_files: npt.NDArray[np.int64] = parts[0] if len(parts) == 1 else np.concatenate([NO_UNITS, *parts])
+        behind = tail[tail[:, 0] > self._in_files[-1, 0]] if len(self._in_files) else tail
+        self.units: npt.NDArray[np.int64] = np.concatenate([self._in_files, behind]) if len(behind) else self._in_files
         self._check_order()
+        self._bound(min_phy_offset)
+
+    def _bound(self, min_phy_offset: int) -> None:
         self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
         kept = self.units[self.units[:, 0] >= min_phy_offset, 4]
         self.min_offset = int(kept[0]) if len(kept) else self.max_offset
 
+    def end_at(self, log_end: int, min_phy_offset: int) -> BatchConsumeQueue:
+        """Without the units of records that the log has lost. log_end: taken after the files were read."""
+        is_lost = self.units[:, 0] >= log_end
+        if is_lost.any():
+            self.units = self.units[: int(is_lost.argmax())]
+            self._bound(min_phy_offset)
+        return self
+
     def _last_place(self, paths: list[Path]) -> tuple[Path, int] | None:
         """Where the last unit is that stands there still, of files that begin with ours; None: files have changed."""
-        if not len(self.units) or paths[: len(self._firsts)] != [path for _, path in self._firsts]:
+        if not len(self._in_files) or paths[: len(self._firsts)] != [path for _, path in self._firsts]:
             return None
-        path, position = self.place_of(len(self.units) - 1)
-        part = next(_units_from(path, position), _NO_UNITS)
-        return (path, position) if np.array_equal(part[:1], self.units[-1:]) else None
+        path, position = self.place_of(len(self._in_files) - 1)
+        part = next(_units_from(path, position), NO_UNITS)
+        return (path, position) if np.array_equal(part[:1], self._in_files[-1:]) else None
 
     def _check_order(self) -> None:
         bases, counts = self.units[:, 4], self.units[:, 5]
@@ -74,7 +90,7 @@ class BatchConsumeQueue:
 
     def place_of(self, number: int) -> tuple[Path, int]:
         """File and position of a unit."""
-        first, path = next(item for item in reversed(self._firsts) if item[0] <= number)
+        first, path = next((item for item in reversed(self._firsts) if item[0] <= number), (0, self.directory))
         return path, (number - first) * BATCH_UNIT_SIZE
 
     def unit_of(self, queue_offset: int) -> int | None:
@@ -88,6 +104,12 @@ class BatchConsumeQueue:
         return int(self.units[number, 0]) if number >= 0 else -1
 
 
+def _files_of(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if path.is_file() and not is_hidden(path.name))
+
+
 def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
     """The units of a file from a position on, as far as they are valid, in parts."""
     with opened(path) as descriptor:
@@ -98,17 +120,31 @@ def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
                 return
 
 
-def batch_queues(root: Path, min_phy_offset: int) -> Iterator[BatchConsumeQueue]:
-    """The queues of inner batches below a directory. CorruptFileError."""
-    for directory, topic, queue_id in queue_directories(root):
-        yield BatchConsumeQueue(directory, topic, queue_id, min_phy_offset)
+def end_in_files(directory: Path) -> int:
+    """The next queue offset behind the units in a queue's files; 0 without one, the largest where they are damaged, of
+    which who asks for the queue is told.
+    """
+    try:
+        return BatchConsumeQueue(directory, "", 0).max_offset
+    except (CorruptFileError, FileNotFoundError):
+        return LARGEST_BASE
 
 
-def batch_queue(root: Path, topic: str, queue_id: int, min_phy_offset: int,
-                known: BatchConsumeQueue | None) -> BatchConsumeQueue | None:  # fmt: skip
+def batch_queues(root: Path, min_phy_offset: int, tails: Tails) -> Iterator[BatchConsumeQueue]:
+    """The queues of inner batches below a directory, and those that were derived alone. CorruptFileError."""
+    known = {(topic, queue_id): directory for directory, topic, queue_id in queue_directories(root)}
+    for topic, queue_id in known | tails:
+        directory = known.get((topic, queue_id)) or queue_directory(root, topic, queue_id)
+        yield BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, tail=tails.get((topic, queue_id), NO_UNITS))
+
+
+def batch_queue(root: Path, topic: str, queue_id: int, min_phy_offset: int, known: BatchConsumeQueue | None,
+                tails: Tails) -> BatchConsumeQueue | None:  # fmt: skip
     """The queue of inner batches of a topic and number. known: one as it was read, maybe this one. CorruptFileError."""
-    for directory, own_topic, own_id in queue_directories(root):
-        if (own_topic, own_id) == (topic, queue_id):
-            is_known = known is not None and known.directory == directory
-            return BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, known if is_known else None)
-    return None
+    found = [path for path, *key in queue_directories(root) if key == [topic, queue_id]]
+    if not found and (topic, queue_id) not in tails:
+        return None
+    directory = found[0] if found else queue_directory(root, topic, queue_id)
+    is_known = known is not None and known.directory == directory
+    return BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, known if is_known else None,
+                             tails.get((topic, queue_id), NO_UNITS))  # fmt: skip

@@ -204,6 +204,8 @@ class ConsumeQueue(QueueUnits):
             # A unit that was removed meanwhile lay below it.
             end = bisect.bisect_left(range(fresh.max_offset), True, lo=fresh.min_offset,
                                      key=lambda n: bool((fresh.read(n, 1)[0] >= phy_offset).any()))  # fmt: skip
+            if not is_over:  # what was seen is not dispatched again
+                end = max(end, min(self.max_offset, fresh.max_offset))
             self.files.take(fresh.files)
             self._tail, self._tail_start = kept, kept_start
             self.max_offset = kept_start + len(kept) // UNIT_SIZE if kept else end

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from rmq._core._consumequeue import pack_units
 from rmq._core._javahash import decode_text
-from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE
+from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE, UNIT_SIZE_OFFSET
 from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
@@ -53,6 +54,13 @@ class QueueSink(Protocol[Queue]):
     def touch(self, queue: Queue) -> None: ...
 
 
+class OtherUnits(Protocol):
+    """As BrokerUnits."""
+
+    def batched(self, batch: RecordBatch, begin: int, *, fills_gaps: bool) -> Collection[int]: ...
+    def light(self, batch: RecordBatch, begin: int, units: bytes) -> Iterable[tuple[str, int, int, bytes]]: ...
+
+
 class KeySink(Protocol):
     """The index, as Index."""
 
@@ -79,7 +87,8 @@ class Dispatcher(Generic[Queue]):
         self._log = log
         self._queues = queues
         self._index = index
-        self._table = QueueTable()
+        self.table = QueueTable()
+        self.others: OtherUnits | None = None  # for readers of brokers' stores
         self._by_number: list[Queue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
@@ -111,7 +120,7 @@ class Dispatcher(Generic[Queue]):
                 self._batch = RecordBatch(BATCH_ROWS)
             # What is cleaned away beside a reader must not be passed over: its units are in the writer's files.
             scan = self._log.scan(begin, end, batch=self._batch, skip_removed=False, checks=self._checks,
-                                  queues=self._table, byte_limit=BATCH_BYTES)  # fmt: skip
+                                  queues=self.table, byte_limit=BATCH_BYTES)  # fmt: skip
             self.wanted = BEHIND
             for batch in scan:
                 self._add_units(batch)
@@ -132,7 +141,7 @@ class Dispatcher(Generic[Queue]):
     def _queue(self, number: int) -> Queue | None:
         """The queue of a number in the table; None when its topic cannot name a directory."""
         while len(self._by_number) <= number:
-            topic, queue_id = self._table.queue(len(self._by_number))
+            topic, queue_id = self.table.queue(len(self._by_number))
             name = decode_text(topic)
             try:
                 if check_directory(name) != topic or queue_id < 0:
@@ -151,11 +160,9 @@ class Dispatcher(Generic[Queue]):
         self._log.check()
         data = units.tobytes()
         lost_below = self._log.min_phy_offset if self.fills_gaps else None
-        for number, first, at, count in runs.tolist():
-            queue = self._queue(number)
-            if queue is None:
-                continue
-            queue.append(first, data[at * UNIT_SIZE : (at + count) * UNIT_SIZE], lost_below, self)
+        for queue, first, run in self._runs(data, runs.tolist()) if self.others is None else \
+                self._with_others(self.others, batch, data, runs.tolist()):  # fmt: skip
+            queue.append(first, run, lost_below, self)
             self._queues.touch(queue)
         has_unit = np.flatnonzero(batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0)  # ROLLBACK has this bit too
         if len(has_unit):
@@ -164,6 +171,23 @@ class Dispatcher(Generic[Queue]):
         many = min(UNITS_EACH * len(runs), MANY_ROWS)
         self.wanted = max(self.wanted, many)
         batch.allow(MANY_ROWS if many > BATCH_ROWS else BATCH_ROWS)
+
+    def _runs(self, units: bytes, runs: list[list[int]],
+              but: Collection[int] = ()) -> Iterator[tuple[Queue, int, bytes]]:  # fmt: skip
+        """(queue, queue offset, units) of runs of pack_units, of queues with a directory; but: of others than these."""
+        for number, first, at, count in runs:
+            queue = self._queue(number) if number not in but else None
+            if queue is not None:
+                yield queue, first, units[at * UNIT_SIZE : (at + count) * UNIT_SIZE]
+
+    def _with_others(self, others: OtherUnits, batch: RecordBatch, units: bytes,
+                     runs: list[list[int]]) -> list[tuple[Queue, int, bytes]]:  # fmt: skip
+        """_runs, and what a broker makes beside them, in log order."""
+        batched = others.batched(batch, self.queue_phy_offset, fills_gaps=self.fills_gaps)
+        found = list(self._runs(units, runs, batched))
+        light = [(self._queues.open(topic, queue_id), first, unit)
+                 for topic, queue_id, first, unit in others.light(batch, self.queue_phy_offset, units)]  # fmt: skip
+        return sorted(found + light, key=lambda run: run[2][:UNIT_SIZE_OFFSET]) if light else found
 
     def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
         """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""

@@ -26,6 +26,8 @@ from rmq.errors import CorruptFileError
 RESULTS_AT_FIRST, RESULTS_AT_ONCE = 8, 1024  # made for who goes through them: many look at few
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
+DECIMALS = 18  # of a number in a property that an int64 holds whatever it is
+MULTI_DISPATCH = b"INNER_MULTI_DISPATCH"  # the property that names a message's light queues
 SOME_SEGMENT = "commitlog"  # the path of an error whose offset is a phy offset: the files are not known where it arises
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
@@ -284,14 +286,26 @@ def inner_messages(wrapper: StoredMessage) -> list[StoredMessage] | None:
     return found
 
 
-def is_dispatched_to(properties: Mapping[str, str], topic: str) -> bool:
-    """Whether a broker has given a message a unit in a queue of that topic, too, which is not its own.
+def inner_bounds(wrapper: StoredMessage) -> tuple[int, int]:
+    """Queue offset of the first message of an inner batch, and how many there are; (0, 0) where no properties tell."""
+    texts = [wrapper.properties.get(name, "") for name in ("INNER_BASE", "INNER_NUM")]
+    base, count = (int(text) if _is_decimal(text) else 0 for text in texts)
+    return (base, count) if _is_decimal(texts[0]) and count <= L.INNER_COUNT_LIMIT else (0, 0)
+
+
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= DECIMALS
+
+
+def dispatched_to(properties: Mapping[str, str]) -> dict[str, int]:
+    """Topics in whose queues, beside its own, a broker has given a message a unit, and its queue offset there.
 
     Source: RocketMQ 4.9 MultiDispatch#wrapMultiDispatch, of any name; from 5.0 on of `%LMQ%` names alone.
     """
     names = properties.get("INNER_MULTI_DISPATCH", "").split(",")
     offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
-    return any(name == topic and offset.isdecimal() for name, offset in zip(names, offsets, strict=False))
+    return {name: int(offset) for name, offset in zip(names, offsets, strict=False)
+            if _is_decimal(offset)}  # fmt: skip
 
 
 def carrying(wrapper: StoredMessage, items: list[StoredMessage], asked: Set[str]) -> list[StoredMessage]:

@@ -19,7 +19,7 @@ from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
-from rmq.message import PullResult, PullStatus, StoredMessage, inner_messages, is_dispatched_to
+from rmq.message import PullResult, PullStatus, StoredMessage, dispatched_to, inner_messages
 from rmq.query import messages_at, own_messages
 from rmq.topics import SCHEDULE_TOPIC
 
@@ -204,7 +204,7 @@ def _own_message(log: CommitLog, queue: ConsumeQueue, queue_offset: int, place: 
     if message is not None and message.size == size:
         is_own = message.topic == queue.topic and message.queue_id == queue.queue_id and (
             message.queue_offset == queue_offset or not queue.is_exact)  # fmt: skip
-        if is_own or queue.is_light or is_dispatched_to(message.properties, queue.topic):
+        if is_own or queue.is_light or queue.topic in dispatched_to(message.properties):
             return message
     path, position = queue.place_of(queue_offset)
     raise CorruptFileError(path, position, "unit points to no message of this queue")

@@ -13,12 +13,12 @@ from rmq._core._consumequeue import unpack_units
 from rmq._core._layout import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, UNIT_PRE_BLANK_SIZE, UNIT_SIZE
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import PARSE_PROPERTIES
-from rmq._core._storedfields import stored_at
+from rmq._core._storedfields import rows_with, stored_at
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.marks import Manifest, read_manifest
-from rmq.message import StoredMessage, is_dispatched_to
+from rmq.message import MULTI_DISPATCH, StoredMessage, dispatched_to
 from rmq.paths import StorePaths
 from rmq.query import messages_at
 from rmq.queueset import QueueSet
@@ -30,7 +30,6 @@ QueueKey = tuple[str, int]  # topic, queue id
 LOOK_BEHIND = 1024 * UNIT_SIZE  # bytes of a file: more than any page that reads as zeros
 LOOKED_AT = 4  # units at the end: a crash may leave some without a record
 SEARCHED = 4 * 1024 * 1024  # bytes of records at a time
-_MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\1"
 TOLD = 8  # queues, one by one: a store may have thousands
 TRIED = 64  # units: the first may be halves, cut by the end of a lost sector
 
@@ -62,7 +61,7 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
     """Whether a message is a queue's; that of a light queue says so in its properties."""
     if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
         return True
-    queue.is_light = queue.is_light or is_dispatched_to(message.properties, queue.topic)
+    queue.is_light = queue.is_light or queue.topic in dispatched_to(message.properties)
     return queue.is_light and queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 
@@ -83,18 +82,14 @@ def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None) -> 
 def _refuse_others_units(log: CommitLog, begin: int) -> None:
     begin = max(log.min_phy_offset, begin)
     for batch in log.scan(begin, log.max_phy_offset, checks=PARSE_PROPERTIES, byte_limit=SEARCHED):
-        offsets, sizes = batch.numbers("phy_offset"), batch.numbers("size")
-        segment = log.segment_at(int(offsets[0]))
+        segment = log.segment_at(batch.phy_offset(0))
         assert segment is not None
         if (batch.numbers("sys_flag") & SYS_FLAG_INNER_BATCH).any():
             raise UnsupportedFormatError(segment.path, "inner batches, whose queues (BatchCQ) are gone", READS_IT)
-        begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
-        if _MULTI_DISPATCH in segment.read(begin - segment.start, end - begin):
-            for row in range(len(batch)):
-                message = stored_at(batch, row, StoredMessage)
-                names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
-                if any(name != message.topic and is_dispatched_to(message.properties, name) for name in names):
-                    raise UnsupportedFormatError(segment.path, "messages of light queues, which are gone", READS_IT)
+        for row in rows_with(batch, MULTI_DISPATCH):
+            message = stored_at(batch, row, StoredMessage)
+            if dispatched_to(message.properties).keys() - {message.topic}:
+                raise UnsupportedFormatError(segment.path, "messages of light queues, which are gone", READS_IT)
 
 
 def cut_queues(log: CommitLog, queues: QueueSet, limit: int, trusted: int = 0, derived: int = 0, *,

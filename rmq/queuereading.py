@@ -74,8 +74,9 @@ class QueueReader(OpenStore):
         for (topic, queue_id), queue in sorted(self._derive().queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        for batched in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset):
-            if batched.max_offset:
+        tails = self._queues.batch_tails
+        for batched in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset, tails):
+            if batched.end_at(self._log_end(), self._log.min_phy_offset).max_offset:
                 found.setdefault(batched.topic, {})[batched.queue_id] = batched.min_offset, batched.max_offset
         return found
 
@@ -98,8 +99,11 @@ class QueueReader(OpenStore):
         queues = self._derive() if derived is None else derived
         # A topic of inner batches has its single messages in the same queue.
         queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
-                                                self._log.min_phy_offset, known=self._batch_queue)  # fmt: skip
-        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
+                                                self._log.min_phy_offset, self._batch_queue,
+                                                queues.batch_tails)  # fmt: skip
+        if queue is None or not queue.end_at(self._log_end(), self._log.min_phy_offset).max_offset:
+            return queues.queues.get((topic, number))
+        return queue
 
     def _ask_queue(self, topic: str, queue_id: int, ask: Callable[[_Queue], _Answer]) -> _Answer:
         """ask(queue), again when the queue was cleaned meanwhile, and maybe began anew."""

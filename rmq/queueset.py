@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
@@ -30,6 +33,7 @@ class QueueSet:
         self._memory_only: set[tuple[str, int]] = set()
         self.touched: set[ConsumeQueue] = set()  # that got or lost units since these were last seen to
         self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
+        self.batch_tails: dict[tuple[str, int], npt.NDArray[np.int64]] = {}  # for readers: of BatchConsumeQueue
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
         self.bridges_gaps = self.judges_files = False  # as of ConsumeQueue
 
@@ -89,12 +93,24 @@ class QueueSet:
         """Behind the last record that a queue ends with; 0 without one."""
         return max((queue.end_phy_offset() for queue in self.queues.values()), default=0)
 
-    def end_in_files(self) -> int:
-        """For readers: behind the last record of which a queue file has the unit by now."""
+    def last_phy_offset(self) -> int:
+        """Of the last record that a queue ends with; 0 without one. It may have units in other queues, too, which a
+        broker makes after the one in its own.
+        """
+        return max((queue.phy_offset_below(queue.max_offset) for queue in self.queues.values()), default=0)
+
+    def in_files(self, tell: Callable[[QueueSet], int] = end_phy_offset) -> int:
+        """For readers: what end_phy_offset or last_phy_offset tells of the files as they are by now."""
         with closing(QueueSet(self.directory, self._segment_size, writable=False, is_exact=self.is_exact)) as fresh:
             fresh.bridges_gaps = self.bridges_gaps
             fresh.load()
-            return fresh.end_phy_offset()
+            return tell(fresh)
+
+    def keep_batches(self, key: tuple[str, int], units: npt.NDArray[np.int64]) -> None:
+        """For readers: units of a queue of inner batches in log order, in place of those from the first one on."""
+        if len(units):
+            kept = self.batch_tails.get(key, units[:0])
+            self.batch_tails[key] = np.concatenate([kept[: np.searchsorted(kept[:, 0], units[0, 0])], units])
 
     def drop_tails(self, limit: int, in_files: Callable[[], int]) -> None:
         """For readers: of more bytes of units in memory than the limit leave half of it, the longest queues first.
@@ -104,10 +120,14 @@ class QueueSet:
         """
         tails = sorted((queue for key, queue in self.queues.items() if key not in self._memory_only),
                        key=lambda queue: -queue.tail_size)  # fmt: skip
-        total = sum(queue.tail_size for queue in tails)
+        total = sum(queue.tail_size for queue in tails) + sum(units.nbytes for units in self.batch_tails.values())
         if total <= limit:
             return
         derived = in_files()
+        for key, units in self.batch_tails.items():
+            kept = units[np.searchsorted(units[:, 0], derived) :].copy()
+            total -= units.nbytes - kept.nbytes
+            self.batch_tails[key] = kept
         for queue in tails:
             if total <= limit // 2:
                 return
@@ -131,7 +151,7 @@ class QueueSet:
         for queue in self.queues.values():
             for path in queue.files.first():
                 self.cache.forget(path)
-        self.queues, self.damage, self._memory_only = {}, {}, set()
+        self.queues, self.damage, self._memory_only, self.batch_tails = {}, {}, set(), {}
 
     def drop(self, removed: Collection[ConsumeQueue]) -> None:
         """For readers: a cleaning removed these queues; who is at one finds it empty."""

@@ -18,6 +18,7 @@ from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter
 from rmq._core._queuetable import QueueTable
+from rmq.brokerunits import BrokerUnits
 from rmq.checkpoint import Checkpoint
 from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
@@ -148,6 +149,8 @@ class Store(StoreWriter):
             self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode="r")
             self._open_parts(damaged, meta, False, is_own)
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
+            if not self._queues.is_exact:
+                dispatcher.others = BrokerUnits(self._paths, self._log, self._queues, dispatcher.table)
             self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher, **self._known)
             self._release.callback(self._visible.close)
         except CorruptFileError:

@@ -147,7 +147,7 @@ class Visible:
     def _start(self) -> None:
         """Find the end for the first time, and from where queues must be derived."""
         log, mark = self._log, self._mark
-        in_files = self._queues.end_in_files() if self._crashed is Crash.OPENING else self._queues.end_phy_offset()
+        in_files = self._queues.in_files() if self._crashed is Crash.OPENING else self._queues.end_phy_offset()
         queue_end = max(self._queue_end, in_files)
         is_foreign = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
         if mark is not None and is_foreign and is_outdated(log, mark, Checkpoint(self._paths.checkpoint), queue_end):
@@ -195,8 +195,8 @@ class Visible:
         start = start_without_marks(self._log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
         if self._is_live:  # of records below queue_end units may have come to queues that were loaded by then
             self._load_queues()
-        begin = 0 if self._holder is Holder.RMQ else queue_end  # our recovery writes units queue by queue
-        self._dispatcher.queue_phy_offset = max(begin, self._log.min_phy_offset) if is_whole else start
+            queue_end = 0 if self._holder is Holder.RMQ else min(queue_end, self._queues.last_phy_offset())
+        self._dispatcher.queue_phy_offset = max(queue_end, self._log.min_phy_offset) if is_whole else start
         return start
 
     def _first_end(self, start: int, trusted: int) -> LogEnd:
@@ -346,9 +346,9 @@ class Visible:
         self._dispatcher.queue_phy_offset = max(self._dispatcher.queue_phy_offset, derived)
 
     def _in_files(self, low: int) -> int:
-        """Behind the last record whose unit is in its queue's file: by the mark, which a broker does not move."""
+        """Below it all records have their units in files: by the mark, which a broker does not move."""
         derived = self._mark.derived_phy_offset if self._mark is not None and self._holder is not Holder.OTHER else -1
-        return derived if derived >= low else self._queues.end_in_files()
+        return derived if derived >= low else self._queues.in_files(QueueSet.last_phy_offset)
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""

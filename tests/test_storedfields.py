@@ -18,7 +18,7 @@ import pytest
 import rmq
 from rmq._core._record import parse_properties
 from rmq._core._recordbatch import RecordBatch
-from rmq._core._storedfields import StoredFields, are_of_queue, has_compressed, stored, stored_at
+from rmq._core._storedfields import StoredFields, are_of_queue, has_compressed, rows_with, stored, stored_at
 
 BASE = 4096
 HOSTS = ("10.0.0.1:1", "10.0.0.2:1", "[::1]:1")
@@ -138,6 +138,14 @@ def test_messages_are_copied_and_pickled_by_value_and_take_no_new_values() -> No
 def test_fields_of_another_shape_are_refused(fields: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         StoredFields(fields)
+
+
+def test_rows_with_a_property_are_those_that_have_one_of_just_that_name() -> None:
+    texts = [b"", b"N\1v", b"NN\1v", b"a\1N\1v", b"a\1b\2N\1v\2", b"N\2", b"b\1N", b"N\1", b"N\1v\2N\1w"]
+    batch = scanned(*({"raw_properties": text} for text in texts))
+    assert [row for row, text in enumerate(texts) if "N" in parse_properties(text)] == [1, 4, 8]
+    assert rows_with(batch, b"N") == [1, 4, 8]
+    assert rows_with(RecordBatch(1), b"N") == []
 
 
 def test_compressed_rows_are_told() -> None:

@@ -35,7 +35,7 @@ LAYERS = (
     {"logfiles", "consumequeue", "index"},
     {"logscan", "queueset"},
     {"commitlog"},
-    {"dispatch", "query", "scan", "splits", "geometry", "storeroot", "logend", "preparing", "signs",
+    {"brokerunits", "dispatch", "query", "scan", "splits", "geometry", "storeroot", "logend", "preparing", "signs",
      "owed"},
     {"queueends", "coverage", "legacy", "overflow"},
     {"pull", "info", "recovery", "retention", "tables", "verification", "deriving", "logpart", "views",

@@ -132,6 +132,25 @@ def has_compressed(RecordBatch batch not None):
     return i < batch.count
 
 
+def rows_with(RecordBatch batch not None, bytes name not None):
+    """Numbers of the rows that have a property of a name, ascending."""
+    cdef int32_t i
+    cdef const uint8_t *wanted = <const uint8_t *>PyBytes_AS_STRING(name)
+    cdef const uint8_t *cursor
+    cdef const uint8_t *end
+    cdef int64_t size = len(name)
+    cdef Property item
+    cdef list found = []
+    for i in range(batch.count):
+        cursor = batch.rows[i].base + batch.rows[i].properties_position
+        end = cursor + batch.rows[i].properties_size
+        while next_property(&cursor, end, False, &item):
+            if item.name_size == size and memcmp(item.name, wanted, <size_t>size) == 0:
+                found.append(i)
+                break
+    return found
+
+
 def are_of_queue(RecordBatch batch not None, bytes topic, int32_t queue_id, const int64_t[::1] queue_offsets,
                  const int32_t[::1] sizes not None):
     """Whether each row has the size, and is of the queue and queue offset, that its unit says.

@@ -24,7 +24,7 @@ from rmq._core._storedfields import StoredFields, stored_at
 from rmq.filecache import FileCache
 from rmq.lock import Holder, lock_holder
 from rmq.mappedfile import data_end
-from rmq.message import is_dispatched_to
+from rmq.message import dispatched_to
 from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
 from rmq.storeroot import foreign_queues
 from rmq.verification.findings import Report
@@ -346,7 +346,7 @@ class QueueFiles:
         batch = RecordBatch(1)
         try:
             return self._ground.load(batch, phy_offset, checks=PARSE_PROPERTIES) and \
-                is_dispatched_to(parse_properties(stored_at(batch, 0, StoredFields).raw_properties), topic)
+                topic in dispatched_to(parse_properties(stored_at(batch, 0, StoredFields).raw_properties))
         finally:
             batch.release()
 
