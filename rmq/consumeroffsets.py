@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import os
 import re
@@ -125,7 +126,8 @@ class ConsumerOffsets:
         self._file: tuple[Path, FileVersion | None, dict[str, Any]] | None = None  # as it was, once it was read
         self._commits: _Table = {}  # which the file lacks
         self._leaving: Collection[tuple[str, int]] = ()
-        self._at_work = 0  # the thread that is alone
+        self._at_work: tuple[int, io.FileIO] | None = None  # the thread that is alone, while the file is open
+        self._must_write = False  # a write failed: the file may have what the disk lacks
 
     @property
     def is_behind(self) -> bool:
@@ -149,33 +151,36 @@ class ConsumerOffsets:
 
     def commit_now(self, group: str, topic: str, tell: Callable[[], Mapping[int, int]]) -> None:
         """On disk. tell: as of commit. Raises as write, and what it raises."""
-        with self._alone(WAIT_S):
+        with self.lock_file() as file, self._alone(file, WAIT_S):
             key, places = _row_of(group, topic, tell())
             try:
                 with self._lock:
                     queues = self._loaded()[1][_TABLE].get(key, {})
-                if places.items() - queues.items():
+                if places.items() - queues.items() or (places and self._must_write):
                     self._write({key: places})
             finally:
                 with self._lock:
                     self._file = None  # a broker may come, which writes in place
 
     def cut_back(self, max_offset_of: Callable[[str, int], int]) -> None:
-        """Where a queue ends before it, by a crash or lost files: what will be put there has not been consumed."""
+        """Where a queue ends before it, by a crash or lost files: what will be put there has not been consumed.
+
+        Raises OSError: with offsets that are not known now, groups would pass over what is put.
+        """
         with self._lock:
             try:
                 self._cut(max_offset_of)
             except UnsupportedFormatError:
                 pass  # who commits is told
-            except (CorruptFileError, OSError) as error:
+            except (CorruptFileError, PermissionError) as error:
                 logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
 
     @contextmanager
-    def leaving(self, queues: Collection[tuple[str, int]]) -> Iterator[None]:
+    def leaving(self, file: io.FileIO, queues: Collection[tuple[str, int]]) -> Iterator[None]:
         """While whole queues go, by topic and queue id, which begin at 0 again: nothing of them is consumed, on disk
         before they go, and nobody commits otherwise meanwhile. Raises as write; of offsets in RocksDB nothing is known.
         """
-        with self._alone(WAIT_S):
+        with self._alone(file, WAIT_S):
             try:
                 with self._lock, contextlib.suppress(UnsupportedFormatError):
                     self._leaving = queues
@@ -201,14 +206,15 @@ class ConsumerOffsets:
         """
         if commits:
             try:
-                with self._alone(WAIT_S if waits else SOON_S):
+                with self.lock_file() as file, self._alone(file, WAIT_S if waits else SOON_S):
                     self._write(commits)
             except BlockingIOError:
                 if waits:
                     raise
 
     def _keep(self, group: str, topic: str, queue_offsets: Mapping[int, int]) -> None:
-        places = {queue_id: 0 if (topic, queue_id) in self._leaving else place
+        leaving = self._leaving if self._at_work is not None and not self._at_work[1].closed else ()
+        places = {queue_id: 0 if (topic, queue_id) in leaving else place
                   for queue_id, place in queue_offsets.items()}  # fmt: skip
         key, row = _row_of(group, topic, places)
         kept = self._commits.get(key, {})
@@ -229,41 +235,47 @@ class ConsumerOffsets:
             path, document = self._loaded()
         count_on(document)
         document = _with(document, commits)
+        self._must_write = True
         write_document(path, document)
+        self._must_write = False
         with self._lock:
             self._file = path, version_of(str(path)), document
             left = {key: dict(places.items() - commits.get(key, {}).items()) for key, places in self._commits.items()}
             self._commits = {key: places for key, places in left.items() if places}
 
-    @contextmanager
-    def _alone(self, wait_s: float) -> Iterator[None]:
-        """No other process or thread changes the file meanwhile, but a broker. RuntimeError: this thread is at it."""
+    def lock_file(self) -> io.FileIO:
+        """What `_alone` locks, for a `with` of its caller's own: that closes it in C, so that no interrupt leaves it
+        locked, as one does that keeps a generator from its end while its traceback is kept.
+        """
         path = self._paths.offsets_lock
-        if self._at_work == threading.get_ident():
+        if self._at_work is not None and self._at_work[0] == threading.get_ident() and not self._at_work[1].closed:
             raise RuntimeError(f"{path}: called in the middle of another call of its thread, as by a signal handler")
         make_directory(path.parent)
-        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-        _held.add(descriptor)
-        try:
-            end = time.monotonic() + wait_s
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= end:
-                        held = f"held by another process for {wait_s} s"
-                        raise BlockingIOError(errno.EAGAIN, held, str(path)) from None
-                time.sleep(LOOK_S)
-            self._at_work = threading.get_ident()
+        file = io.FileIO(open_regular(path, os.O_RDWR | os.O_CREAT), "r+")
+        _held.difference_update([other for other in list(_held) if other.closed])
+        _held.add(file)
+        return file
+
+    @contextmanager
+    def _alone(self, file: io.FileIO, wait_s: float) -> Iterator[None]:
+        """No other process or thread changes the offsets meanwhile, but a broker."""
+        end = time.monotonic() + wait_s
+        while True:
             try:
-                yield
-            finally:
-                self._at_work = 0
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a fork's child has the file
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    held = f"held by another process for {wait_s} s"
+                    raise BlockingIOError(errno.EAGAIN, held, str(self._paths.offsets_lock)) from None
+            time.sleep(LOOK_S)
+        self._at_work = threading.get_ident(), file
+        try:
+            yield
         finally:
-            _held.discard(descriptor)
-            os.close(descriptor)
+            self._at_work = None
+            if not file.closed:
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # also where a fork's child has the file
 
     def _loaded(self) -> tuple[Path, dict[str, Any]]:
         """The file that commits go to, as it is now."""
@@ -283,13 +295,13 @@ class ConsumerOffsets:
         return path, self._file[2]
 
 
-_held: set[int] = set()
+_held: set[io.FileIO] = set()  # no weak one: an interrupt in its callback would be lost
 
 
 def _drop_in_child() -> None:
     """A child that kept the parent's descriptors would hold its locks when the parent has died."""
-    for descriptor in _held:
-        os.close(descriptor)
+    for file in list(_held):
+        file.close()
     _held.clear()
 
 

@@ -249,23 +249,20 @@ class Flusher:
         return len(self._owed.queue_files) > QUEUE_FILES_AT_ONCE and end - self._derived < DERIVED_BEHIND and \
             not self._store.queues.cache.syncs_new  # fmt: skip
 
-    @contextmanager
-    def paused(self) -> Iterator[int]:
-        """Flush, then no flush but the caller's own, so that no manifest names a file that is about to go. Gives the
-        end of what is on disk, behind which a full disk may keep the log. Puts go on. Raises OSError.
+    def settled(self) -> int:
+        """Flush, under the flush lock, which the caller holds while files go that no manifest may name then: in a
+        `with` of its own, no generator's, whose end an interrupt may put off. The end of what is on disk, behind which
+        a full disk may keep the log. Puts go on. Raises OSError.
         """
-        self.check_not_nested()
-        with self.flush_lock:
-            try:
-                self.flush()
-            except OSError:
-                if self.failure is None:
-                    self._catch_up()
-                if self.failure is not None:
-                    raise
-            with self._log_lock:  # a sync under way may still look at segments that go
-                end = self._derived
-            yield end
+        try:
+            self.flush()
+        except OSError:
+            if self.failure is None:
+                self._catch_up()
+            if self.failure is not None:
+                raise
+        with self._log_lock:  # a sync under way may still look at segments that go
+            return self._derived
 
     def sync_names(self, descriptor: int) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""

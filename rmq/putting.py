@@ -255,7 +255,9 @@ class StoreWriter(StoreReader):
                 self._visible.follow_files()
             return Retention(self._log, queues, self._index, rules).plan(self._derived_end())
         self._check_writable()
-        with self._flusher.paused() as end:
+        self._flusher.check_not_nested()
+        with self._flusher.flush_lock:
+            end = self._flusher.settled()
             retention = Retention(self._log, self._queues, self._index, rules)
             found = retention.clean(end, self._table, self._put_lock, self._flusher)
             self._low = self._log.min_phy_offset

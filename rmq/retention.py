@@ -194,11 +194,11 @@ class Retention:
             paths = self._choose(low, put_lock, flusher, leaving)
             if self._removed:
                 flusher.flush()
+            for path in paths:  # before the queues, which may have to stay
+                _remove(path, flusher)
             if leaving:
                 self._remove_queues(leaving, table, put_lock, flusher)
-            for path in paths:
-                _remove(path, flusher)
-        except OSError:
+        except (OSError, RmqError):
             self._queues.leave()
             with suppress(OSError, RmqError):  # the manifest names what stays, again
                 flusher.flush()
@@ -240,7 +240,8 @@ class Retention:
 
     def _remove_queues(self, leaving: list[tuple[ConsumeQueue, int]], table: QueueTable, put_lock: OwnedLock,
                        flusher: Flushing) -> None:  # fmt: skip
-        with flusher.offsets.leaving({(queue.topic, queue.queue_id) for queue, _ in leaving}):
+        queues = {(queue.topic, queue.queue_id) for queue, _ in leaving}
+        with flusher.offsets.lock_file() as file, flusher.offsets.leaving(file, queues):
             for queue, following in leaving:
                 with put_lock:  # a put could begin a queue again whose files are about to go
                     flusher.dispatch()

@@ -327,8 +327,9 @@ class Store(StoreWriter):
     def close(self) -> None:
         """Flush and close; the store then opens clean, here and in a broker. Closing twice is nothing.
 
-        Raises OSError when the flush fails, or one failed that no call has told of: the store is closed all the same,
-        and recovers when opened again.
+        Raises OSError when the flush fails, or one failed that no call has told of, and CorruptFileError where commits
+        cannot join what another wrote to the groups' file: the store is closed all the same, and recovers when opened
+        again.
         """
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close

@@ -309,7 +309,7 @@ def test_while_queues_go_only_what_was_consumed_of_them_is_written(tmp_path: Pat
     offsets = ConsumerOffsets(StorePaths(path))
     for topic in ("Orders", "Other"):
         offsets.commit("g", topic, lambda: {0: 5, 1: 6})
-    with offsets.leaving({("Orders", 0)}):
+    with offsets.lock_file() as file, offsets.leaving(file, {("Orders", 0)}):
         kept = json.loads((path / "config/consumerOffset.json").read_text())["offsetTable"]
         assert kept == {"Orders@g": {"0": 0}}
         offsets.commit("g", "Orders", lambda: {0: 7, 1: 7})
