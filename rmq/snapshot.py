@@ -25,7 +25,8 @@ FILES: dict[Part, re.Pattern[str]] = {
     "index": re.compile(r"index/\d{17}", re.ASCII),
 }
 SMALL = re.compile(r"checkpoint|abort(\.bak)?|rmq/(meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
-SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+")  # files whose names tell of other formats
+# Files whose names tell of other formats.
+SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+|dledger-[^/]+/data/[^/]+")
 META, MANIFEST = "rmq/meta.json", "rmq/manifest.json"
 
 

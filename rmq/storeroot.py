@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.marks import shown_end
 from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb
-from rmq.segment import directories_in, make_directory, segments_in, sync_directory
+from rmq.segment import directories_in, make_directory, opened, segments_in, sync_directory
 from rmq.topics import unwritten_topic
 
 BEGUN = "a write of Spark began here and has not committed"
 EMPTY_OR_NEW = "choose an empty or new directory"
 NO_LOG = "the commit log has no segments, but other files do; one that lies elsewhere: store_path_commit_log"
+DLEDGER_READS_IT = "a RocketMQ broker in DLedger mode reads it"
+DLEDGER_MAGIC_SIZE = 4  # of an entry's begin
 READS_IT = 'open it with "r", or let a broker write it'  # what is not written here
 
 
@@ -83,7 +86,11 @@ def foreign_index(paths: StorePaths) -> UnsupportedFormatError | None:
 
 
 def check_readable(paths: StorePaths) -> None:
-    """Refuse directories whose messages are in no commit log that is read here."""
+    """Refuse directories whose messages are in no commit log that is read here, or not all of them."""
+    for path in paths.root.glob("dledger-*"):
+        if _has_entries(path / "data"):
+            raise UnsupportedFormatError(path, "commit log wrapped by DLedger", f"{DLEDGER_READS_IT}; of an older log "
+                                         "beside it a copy of commitlog/ alone is read")  # fmt: skip
     if any(path.is_dir() for path in paths.commit_logs):
         return
     shards = paths.shards()
@@ -95,11 +102,19 @@ def check_readable(paths: StorePaths) -> None:
         return
     for path in paths.root.glob("dledger-*"):
         if path.is_dir():
-            raise UnsupportedFormatError(path, "commit log wrapped by DLedger",
-                                         "a RocketMQ broker in DLedger mode reads it")  # fmt: skip
+            raise UnsupportedFormatError(path, "commit log wrapped by DLedger", DLEDGER_READS_IT)
     for path in paths.root.glob("tiered*"):
         if path.is_dir():
             raise UnsupportedFormatError(path, "tiered storage", "RocketMQ's tiered store reads it")
+
+
+def _has_entries(data: Path) -> bool:
+    """Whether a DLedger log holds entries: its first file may be made ahead, of zeros. Of an object nobody knows."""
+    for path in data.glob("[0-9]*"):
+        with contextlib.suppress(OSError, CorruptFileError), opened(path) as descriptor:
+            if os.pread(descriptor, DLEDGER_MAGIC_SIZE, 0) != bytes(DLEDGER_MAGIC_SIZE):
+                return True
+    return False
 
 
 def check_is_store(paths: StorePaths) -> None:

@@ -266,15 +266,15 @@ class Visible:
             self._read_mark()
             if writer != self._writer:
                 self._writer, self._first_mark = writer, self._mark
-            if self._judged != (writer, self._mark):
-                self._judged = writer, self._mark
-                if self._last is not None and self._last.is_cut(self._log):
-                    self._look_anew("a recovery took records off that this reader had seen")
+            signs = None if self._is_live else (writer, version_of(self._lock_name))
+            may_be_cut = self._judged != (writer, self._mark) or self._holder is Holder.OTHER or signs != self._signs
+            self._judged = writer, self._mark
+            if may_be_cut and self._last is not None and self._last.is_cut(self._log):
+                self._look_anew("records were taken off that this reader had seen")
             if self._is_put_back():
                 self._look_anew("a segment was put back")
             if self._is_live:
                 self._trust_files()
-            signs = None if self._is_live else (writer, version_of(self._lock_name))
             if signs != self._signs:  # a writer came or went
                 self._signs, self._crashed = signs, crash_of(self._paths) if signs is not None else None
             if self._log.segments:

@@ -292,6 +292,23 @@ def test_a_log_beside_dledger_s_is_read_but_not_written(tmp_path: Path) -> None:
     refused(tmp_path / "store", "DLedger")
 
 
+def test_a_log_that_a_broker_went_over_from_to_dledger_is_no_whole_store(tmp_path: Path) -> None:
+    """Its newest messages lie there; of a copy of the old log alone the older ones are read."""
+    builder = Builder(tmp_path / "store")
+    builder.record()
+    builder.file(f"dledger-n0/data/{SEGMENT:020d}", b"\0\0\0\1", 100)
+    path = builder.finish()
+    for mode in ("r", *WRITING):
+        with pytest.raises(rmq.UnsupportedFormatError, match="DLedger"):
+            rmq.open(path, mode)
+    for use in (rmq.verify, rmq.rebuild):
+        with pytest.raises(rmq.UnsupportedFormatError, match=r"copy of commitlog/ alone"):
+            use(path)
+    shutil.copytree(path / "commitlog", tmp_path / "copy" / "commitlog")
+    with rmq.open(tmp_path / "copy") as store:
+        assert store.scan().read_all().num_rows == 1
+
+
 def test_a_log_in_several_paths_is_read_but_not_written(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with rmq.open(path, "x", config=CONFIG) as store:
