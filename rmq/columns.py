@@ -92,6 +92,7 @@ class ColumnReader:
             raise ValueError("column 'body' is missing")
         check_queue_id(queue_id)
         metadata = schema.metadata or {}
+        self._is_stored = metadata.get(b"rmq.body") in (b"plain", b"raw")  # by a scan
         self._is_plain = "raw_body" not in names and metadata.get(b"rmq.body") == b"plain"
 
     def chunk_ends(self, batch: pa.RecordBatch, rows: int, limit: int) -> Iterator[int]:
@@ -135,7 +136,7 @@ class ColumnReader:
             raw_properties=raw,
             numbers=self._numbers(batch),
             hosts=self._hosts(batch),
-            is_stored=self._is_plain,
+            is_stored=self._is_stored,
         )
 
     def _check_raw(self, batch: pa.RecordBatch) -> None:

@@ -143,7 +143,8 @@ class MappedFile:
             if self.size == 0:
                 raise CorruptFileError(path, 0, "file is empty")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self.map = GuardedMap.of(descriptor, self.size, access)
+            with telling(path):
+                self.map = GuardedMap.of(descriptor, self.size, access)
         except BaseException:
             os.close(descriptor)
             if create:

@@ -26,6 +26,7 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME, LARGEST_OFFSET, StorePaths
 from rmq.segment import (
+    EXHAUSTED,
     FILE_MODE,
     SMALL_FILE,
     allocate,
@@ -202,8 +203,10 @@ def read_manifest(paths: StorePaths) -> Manifest | None:
         return Manifest(int(data["min_phy_offset"]), queues, tuple(_index_name(name) for name in data["index"]))
     except FileNotFoundError:
         return None
-    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        logger.warning("%s: not understood; lost queue or index files may go unnoticed", paths.manifest)
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in EXHAUSTED:
+            raise  # of this process: the manifest may be whole
+        logger.warning("%s: not understood (%s); lost queue or index files may go unnoticed", paths.manifest, error)
         return None
 
 

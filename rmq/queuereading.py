@@ -128,9 +128,9 @@ class QueueReader(OpenStore):
              tags: str | None = None) -> PullResult:  # fmt: skip
         """Up to `limit` messages (0: one) of a queue from a queue offset on, RocketMQ's status and the queue's bounds.
 
-        tags: "A || B" or "*", compared as text. next_queue_offset: where to go on. RocketMQ's transfer caps are not
-        copied. Raises CorruptFileError (a unit points to what is not its message), StoreClosedError, TypeError,
-        ValueError. Cost: one read of units, one record read for each message and for each whose tags' hash is wanted.
+        tags: "A || B" or "*", compared as text; without any tag every message. next_queue_offset: where to go on.
+        RocketMQ's transfer caps are not copied. Raises CorruptFileError (a unit points to what is not its message),
+        StoreClosedError, TypeError, ValueError. Cost: one read of units, one record read for each message and for each whose tags' hash is wanted.
         Source: RocketMQ DefaultMessageStore#getMessage.
         """
         place = int64_offset(queue_offset, "queue_offset")

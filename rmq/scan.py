@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmq")
 
 COLUMNS = tuple(name for name in KINDS if not name.startswith("raw_"))
-BODY_METADATA = {b"rmq.body": b"plain"}  # tells put_many that sys_flag's compression bits no longer hold
+PLAIN_BODY, RAW_BODY = {b"rmq.body": b"plain"}, {b"rmq.body": b"raw"}  # tell put_many whether compression bits hold
 BLOCK_BYTES = 1024 * 1024  # records that are checked, then copied: what the cache still holds
 TABLE_BYTES = 64 * 1024 * 1024  # text of a batch of records that are made one table
 _HEAD = struct.Struct(">iiiiiqqiq")
@@ -120,7 +120,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([arrow_field(column, KINDS[column]) for column in columns],
-                     metadata=BODY_METADATA if "body" in columns else None)
+                     metadata=PLAIN_BODY if "body" in columns else RAW_BODY if "raw_body" in columns else None)
 
 
 def _text(count: int, offsets: Any, data: Any, valid: Any = None) -> pa.Array:

@@ -121,9 +121,10 @@ def exchange(path: Path, other: Path) -> bool:
     if renameat2(AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL):
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    reason = "no rename replaces it, as in a lower layer of an overlay (a container's image): rebuild with an output"
+    raise OSError(number, reason if number == errno.EXDEV else os.strerror(number), str(other))
 
 
 def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) -> None:

@@ -437,3 +437,12 @@ def test_values_with_0x01_pass_only_in_what_a_scan_gave(tmp_path: Path) -> None:
             broken = with_properties(**{field: "a\2"}, properties={}).replace_schema_metadata({"rmq.body": "plain"})
             with pytest.raises(rmq.IllegalMessageError, match="0x01 or 0x02"):
                 store.put_many(broken, topic="T")
+
+
+@pytest.mark.parametrize("body", ["body", "raw_body"])
+def test_what_a_scan_gave_with_either_body_is_put_again(tmp_path: Path, body: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x", raw_properties=b"p\1v\1w\2"))
+        for rows in (store.scan(columns=["topic", "properties", body]), store.scan(columns=["topic", "keys", body])):
+            store.put_many(rows, results=False)
+        assert [message.properties.get("p") for message in store.pull("T").messages] == ["v\1w", "v\1w", None]
