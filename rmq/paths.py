@@ -174,6 +174,16 @@ def local_path(path: str) -> str:
     return path if uri is None else unquote(uri[1])
 
 
+def session_path(path: str) -> str:
+    """local_path of what Spark reads or writes; ValueError for a relative one in a session of Spark Connect, whose
+    directory goes with it.
+    """
+    local = local_path(path)
+    if not (os.path.isabs(local) or is_elsewhere(local)) and "/userFiles-" in os.getcwd():
+        raise ValueError(f"{path}: a session of Spark Connect has no directory to begin from: give an absolute path")
+    return local
+
+
 def path_text(path: str | os.PathLike[str], name: str) -> str:
     """What a caller passed as a path; TypeError with the argument's name."""
     if not isinstance(path, str | os.PathLike):

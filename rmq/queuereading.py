@@ -130,8 +130,8 @@ class QueueReader(OpenStore):
 
         tags: "A || B" or "*", compared as text; without any tag every message. next_queue_offset: where to go on.
         RocketMQ's transfer caps are not copied. Raises CorruptFileError (a unit points to what is not its message),
-        StoreClosedError, TypeError, ValueError. Cost: one read of units, one record read for each message and for each whose tags' hash is wanted.
-        Source: RocketMQ DefaultMessageStore#getMessage.
+        StoreClosedError, TypeError, ValueError. Cost: one read of units, one record read for each message and for each
+        whose tags' hash is wanted. Source: RocketMQ DefaultMessageStore#getMessage.
         """
         place = int64_offset(queue_offset, "queue_offset")
         limit = max(1, checked_int(limit, "limit", least=0))  # RocketMQ hands out one message when asked for none too

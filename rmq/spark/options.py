@@ -12,7 +12,7 @@ from typing import Any
 from rmq.config import StoreConfig
 from rmq.keys import encoded
 from rmq.objects import CACHE_BYTES, NO_CREDENTIALS, is_secret, refuse_elsewhere
-from rmq.paths import LMQ_PREFIX, is_elsewhere, local_path
+from rmq.paths import LMQ_PREFIX, is_elsewhere, session_path
 from rmq.scan import COLUMNS, checked_columns
 from rmq.splits import SPLIT_BYTES
 
@@ -265,7 +265,7 @@ class WriteOptions:
 
     @property
     def path(self) -> str:
-        return local_path(self["path"])
+        return session_path(self["path"])
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -383,7 +383,7 @@ class ReadOptions:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(map(local_path, self["paths"] or ((self["path"],) if self["path"] else ())))
+        return tuple(map(session_path, self["paths"] or ((self["path"],) if self["path"] else ())))
 
     @property
     def is_by_queue(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.spark.options import OPTIONS, ReadOptions
+from rmq.spark.options import OPTIONS, ReadOptions, WriteOptions
 
 
 def parse(**options: str) -> ReadOptions:
@@ -142,3 +142,24 @@ def test_broker_conf_is_read_by_the_driver_alone(tmp_path: Path) -> None:
     file.write_text("mappedFileSizeCommitLog=much\n")
     with pytest.raises(ValueError, match=r"option brokerConf: .*broker\.conf"):
         parse(brokerConf=str(file))
+
+
+@pytest.mark.parametrize("make", [ReadOptions, WriteOptions])
+def test_a_relative_path_in_a_session_of_spark_connect_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    """Its workers begin in a directory that goes with the session, and what is written there with it."""
+    directory = tmp_path / "userFiles-0" / "session"
+    directory.mkdir(parents=True)
+    monkeypatch.chdir(directory)
+
+    def paths(path: str) -> Any:
+        options = make.parse({"path": path})
+        return options.path if make is WriteOptions else options.paths
+
+    for relative in ("store", "file:store", "./a/store"):
+        with pytest.raises(ValueError, match="absolute path"):
+            paths(relative)
+    assert paths(str(tmp_path)) in (str(tmp_path), (str(tmp_path),))
+    monkeypatch.chdir(tmp_path)
+    assert paths("store") in ("store", ("store",))
