@@ -20,9 +20,42 @@ from rmq.message import LARGEST_BASE
 from rmq.paths import SEGMENT_NAME, queue_directories, queue_directory
 from rmq.segment import is_hidden, opened
 
-Tails = dict[tuple[str, int], npt.NDArray[np.int64]]  # units by topic and queue id
-
 NO_UNITS: npt.NDArray[np.int64] = np.empty((0, 6), np.int64)
+
+
+class BatchTail:
+    """Units of a queue of inner batches that were derived from the log, in its order."""
+
+    def __init__(self) -> None:
+        self._parts: list[npt.NDArray[np.int64]] = []
+        self.changes = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def put(self, units: npt.NDArray[np.int64]) -> None:
+        """In place of those from the first one on: they may come again."""
+        parts = self._parts
+        while parts and parts[-1][0, 0] >= units[0, 0]:
+            parts.pop()
+        if parts and parts[-1][-1, 0] >= units[0, 0]:
+            parts[-1] = parts[-1][: np.searchsorted(parts[-1][:, 0], units[0, 0])]
+        parts.append(units)
+        self.changes += 1
+
+    def drop(self, phy_offset: int) -> None:
+        """Those up to a phy offset, which files have by now."""
+        units = self.units()
+        kept = units[np.searchsorted(units[:, 0], phy_offset, side="right") :].copy()
+        self._parts = [kept] if len(kept) else []
+        self.changes += 1
+
+    def units(self) -> npt.NDArray[np.int64]:
+        parts = list(self._parts)
+        return parts[0] if len(parts) == 1 else np.concatenate([NO_UNITS, *parts])
+
+
+Tails = dict[tuple[str, int], BatchTail]  # by topic and queue id
 
 
 class BatchConsumeQueue:
@@ -31,7 +64,7 @@ class BatchConsumeQueue:
     lives = 0  # as of QueueUnits: a look that finds other files makes another object
 
     def __init__(self, directory: Path, topic: str, queue_id: int, min_phy_offset: int = 0,
-                 known: BatchConsumeQueue | None = None, tail: npt.NDArray[np.int64] = NO_UNITS) -> None:  # fmt: skip
+                 known: BatchConsumeQueue | None = None, tail: BatchTail | None = None) -> None:  # fmt: skip
         """min_phy_offset: of the log; units below it are of removed records. known: the queue as it was, whose units
         are not read again when the last of them still stands. tail: derived from the log; those behind the files'
         count. CorruptFileError."""
@@ -48,6 +81,7 @@ class BatchConsumeQueue:
         if known is not None and (place := known._last_place(paths)) is not None:
             count, at, parts = len(known._in_files), place[1] + BATCH_UNIT_SIZE, [known._in_files]
             self._firsts = [item for item in known._firsts if item[1] < place[0]]
+        self._asked = min_phy_offset, tail, tail.changes if tail is not None else 0  # before units are taken
         for path in paths[len(self._firsts) :]:
             self._firsts.append((count - at // BATCH_UNIT_SIZE, path))
             for part in _units_from(path, at):
@@ -55,8 +89,7 @@ class BatchConsumeQueue:
                 count += len(part)
             at = 0
         self._in_files: npt.NDArray[np.int64] = parts[0] if len(parts) == 1 else np.concatenate([NO_UNITS, *parts])
-        behind = tail[tail[:, 0] > self._in_files[-1, 0]] if len(self._in_files) else tail
-        self.units: npt.NDArray[np.int64] = np.concatenate([self._in_files, behind]) if len(behind) else self._in_files
+        self.units = self._in_files if tail is None else _joined(self._in_files, tail.units())
         self._check_order()
         self._bound(min_phy_offset)
 
@@ -67,19 +100,36 @@ class BatchConsumeQueue:
 
     def end_at(self, log_end: int, min_phy_offset: int) -> BatchConsumeQueue:
         """Without the units of records that the log has lost. log_end: taken after the files were read."""
-        is_lost = self.units[:, 0] >= log_end
-        if is_lost.any():
-            self.units = self.units[: int(is_lost.argmax())]
+        if len(self.units) and self.units[-1, 0] >= log_end:
+            self.units = self.units[: int((self.units[:, 0] >= log_end).argmax())]
             self._bound(min_phy_offset)
+            self._asked = -1, None, 0
         return self
 
-    def _last_place(self, paths: list[Path]) -> tuple[Path, int] | None:
-        """Where the last unit is that stands there still, of files that begin with ours; None: files have changed."""
+    def is_current(self, min_phy_offset: int, tail: BatchTail | None) -> bool:
+        """Whether a look now would find the same."""
+        if self._asked != (min_phy_offset, tail, tail.changes if tail is not None else 0):
+            return False
+        paths = _files_of(self.directory)
+        if not len(self._in_files):
+            return not paths
+        place = self._last_place(paths)
+        return place is not None and place[2] == 1 and len(paths) == len(self._firsts)
+
+    @property
+    def behind(self) -> int:
+        """Units in memory alone."""
+        return max(0, len(self.units) - len(self._in_files))
+
+    def _last_place(self, paths: list[Path]) -> tuple[Path, int, int] | None:
+        """Where the last unit is that stands there still, and how many from there on, of files that begin with ours;
+        None: files have changed.
+        """
         if not len(self._in_files) or paths[: len(self._firsts)] != [path for _, path in self._firsts]:
             return None
         path, position = self.place_of(len(self._in_files) - 1)
         part = next(_units_from(path, position), NO_UNITS)
-        return (path, position) if np.array_equal(part[:1], self._in_files[-1:]) else None
+        return (path, position, len(part)) if np.array_equal(part[:1], self._in_files[-1:]) else None
 
     def _check_order(self) -> None:
         bases, counts = self.units[:, 4], self.units[:, 5]
@@ -110,6 +160,18 @@ def _files_of(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_file() and not is_hidden(path.name))
 
 
+def _joined(in_files: npt.NDArray[np.int64], tail: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """With what was derived behind the files; where that goes back the topic was made again, and begins there."""
+    behind = tail[tail[:, 0] > in_files[-1, 0]] if len(in_files) else tail
+    if not len(behind):
+        return in_files
+    begins = np.flatnonzero(behind[1:, 4] < behind[:-1, 4] + behind[:-1, 5])
+    if len(begins):
+        return behind[begins[-1] + 1 :]
+    is_new = len(in_files) and behind[0, 4] < in_files[-1, 4] + in_files[-1, 5]
+    return behind if is_new else np.concatenate([in_files, behind])
+
+
 def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
     """The units of a file from a position on, as far as they are valid, in parts."""
     with opened(path) as descriptor:
@@ -120,14 +182,15 @@ def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
                 return
 
 
-def end_in_files(directory: Path) -> int:
-    """The next queue offset behind the units in a queue's files; 0 without one, the largest where they are damaged, of
-    which who asks for the queue is told.
+def end_in_files(directory: Path) -> tuple[int, int]:
+    """Of a queue's files the next queue offset, and the phy offset of the last unit: (0, -1) without one, (-1, -1)
+    where they cannot be read, of which who asks for the queue is told.
     """
     try:
-        return BatchConsumeQueue(directory, "", 0).max_offset
-    except (CorruptFileError, FileNotFoundError):
-        return LARGEST_BASE
+        queue = BatchConsumeQueue(directory, "", 0)
+    except (CorruptFileError, OSError):
+        return -1, -1
+    return queue.max_offset, queue.phy_offset_below(queue.max_offset)
 
 
 def batch_queues(root: Path, min_phy_offset: int, tails: Tails) -> Iterator[BatchConsumeQueue]:
@@ -135,7 +198,7 @@ def batch_queues(root: Path, min_phy_offset: int, tails: Tails) -> Iterator[Batc
     known = {(topic, queue_id): directory for directory, topic, queue_id in queue_directories(root)}
     for topic, queue_id in known | tails:
         directory = known.get((topic, queue_id)) or queue_directory(root, topic, queue_id)
-        yield BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, tail=tails.get((topic, queue_id), NO_UNITS))
+        yield BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, tail=tails.get((topic, queue_id)))
 
 
 def batch_queue(root: Path, topic: str, queue_id: int, min_phy_offset: int, known: BatchConsumeQueue | None,
@@ -145,6 +208,9 @@ def batch_queue(root: Path, topic: str, queue_id: int, min_phy_offset: int, know
     if not found and (topic, queue_id) not in tails:
         return None
     directory = found[0] if found else queue_directory(root, topic, queue_id)
-    is_known = known is not None and known.directory == directory
-    return BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, known if is_known else None,
-                             tails.get((topic, queue_id), NO_UNITS))  # fmt: skip
+    tail = tails.get((topic, queue_id))
+    if known is not None and known.directory != directory:
+        known = None
+    if known is not None and known.is_current(min_phy_offset, tail):
+        return known
+    return BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, known, tail)

@@ -6,6 +6,8 @@ Readers derive in memory those that are in no file yet. Source: RocketMQ MultiDi
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,12 +21,18 @@ from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import rows_with, stored_at
-from rmq.batchconsumequeue import end_in_files
+from rmq.batchconsumequeue import BatchTail, end_in_files
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import QueueGapError
 from rmq.message import MULTI_DISPATCH, StoredMessage, dispatched_to, inner_bounds
-from rmq.paths import LMQ_PREFIX, RETRY_PREFIX, StorePaths, queue_directory
+from rmq.paths import LMQ_PREFIX, RETRY_PREFIX, FileVersion, StorePaths, queue_directory, version_of
 from rmq.queueset import QueueSet
+from rmq.topics import batch_topics, is_system_topic
+
+logger = logging.getLogger("rmq")
+
+TAIL_UNITS = 1 << 16  # of a queue of inner batches, before files are asked which they have
+LIGHT_QUEUES = 1 << 16  # without files: a message may name thousands
 
 
 class LightUnit(NamedTuple):
@@ -38,9 +46,16 @@ class BrokerUnits:
     """What readers of a broker's store make of records beside the units of their own queues."""
 
     def __init__(self, paths: StorePaths, log: CommitLog, queues: QueueSet, table: QueueTable) -> None:
-        self._root, self._log, self._queues, self._table = paths.batch_consume_queue, log, queues, table
+        self._paths, self._log, self._queues, self._table = paths, log, queues, table
         self._looked_at = 0  # queue numbers
         self._batched: dict[int, tuple[str, int]] = {}  # queues of inner batches by number
+        self._configured: tuple[FileVersion | None, frozenset[str]] = None, frozenset()
+        self._kept: dict[tuple[str, int], int] = {}  # units of each that are in no file
+        self._made = 0  # light queues
+        self._ends: dict[str, int] = {}  # of light queues, as messages up to _derived say
+        self._derived = 0
+
+    # ---- queues of inner batches ----
 
     def batched(self, batch: RecordBatch, begin: int, *, fills_gaps: bool) -> dict[int, tuple[str, int]]:
         """Keep the units of rows from a phy offset on in queues of inner batches; returns all of these by number.
@@ -49,7 +64,7 @@ class BrokerUnits:
         """
         while self._looked_at < len(self._table):
             key = self._key(self._looked_at)
-            if key is not None and end_in_files(queue_directory(self._root, *key)):
+            if key is not None and (key[0] in self._batch_topics() or self._has_units(key)):
                 self._batched[self._looked_at] = key
             self._looked_at += 1
         numbers, sys_flags = batch.numbers("queue"), batch.numbers("sys_flag")
@@ -59,18 +74,36 @@ class BrokerUnits:
                 self._learn(number)
         for number, key in self._batched.items():
             units = _batch_units(batch, np.flatnonzero(has_unit & (numbers == number)))
-            if len(units) and key not in self._queues.batch_tails and not fills_gaps:
-                directory = queue_directory(self._root, *key)
-                if (end := end_in_files(directory)) < units[0, 4]:
-                    raise QueueGapError(f"{directory}: units {end} to {units[0, 4] - 1} are missing")
-            self._queues.keep_batches(key, units)
+            if len(units):
+                self._keep(key, units, fills_gaps)
         return self._batched
+
+    def _keep(self, key: tuple[str, int], units: npt.NDArray[np.int64], fills_gaps: bool) -> None:
+        tails, directory = self._queues.batch_tails, queue_directory(self._paths.batch_consume_queue, *key)
+        if key not in tails and not fills_gaps and 0 <= (end := end_in_files(directory)[0]) < units[0, 4]:
+            raise QueueGapError(f"{directory}: units {end} to {units[0, 4] - 1} are missing")
+        tail = tails.setdefault(key, BatchTail())
+        tail.put(units)
+        if len(tail) > max(TAIL_UNITS, 2 * self._kept.get(key, 0)):  # where files do not grow, seldom
+            tail.drop(end_in_files(directory)[1])
+            self._kept[key] = len(tail)
 
     def _key(self, number: int) -> tuple[str, int] | None:
         """None when the topic cannot name a directory."""
         topic, queue_id = self._table.queue(number)
         name = decode_text(topic)
         return (name, queue_id) if name.encode() == topic and _is_name(name) and queue_id >= 0 else None
+
+    def _has_units(self, key: tuple[str, int]) -> bool:
+        return end_in_files(queue_directory(self._paths.batch_consume_queue, *key))[0] > 0
+
+    def _batch_topics(self) -> frozenset[str]:
+        version = version_of(str(self._paths.topics_json))
+        if version != self._configured[0]:
+            self._configured = version, frozenset()
+            with contextlib.suppress(OSError):  # the batches themselves tell
+                self._configured = version, batch_topics(self._paths.topics_json)
+        return self._configured[1]
 
     def _learn(self, number: int) -> None:
         """A queue turns out to be one of inner batches; the single messages before the first one are in it, too."""
@@ -82,30 +115,53 @@ class BrokerUnits:
         if queue is not None:
             phy_offsets, _, _ = queue.read(queue.min_offset, queue.max_offset - queue.min_offset)
             for batch, _ in self._log.load(phy_offsets, self._log.max_phy_offset):
-                self._queues.keep_batches(key, _batch_units(batch, np.arange(len(batch))))
+                self._keep(key, _batch_units(batch, np.arange(len(batch))), True)
             del self._queues.queues[key]
 
+    # ---- light queues ----
+
     def light(self, batch: RecordBatch, begin: int, units: bytes) -> Iterator[LightUnit]:
-        """Units in queues of other topics, of rows from a phy offset on. units: of the rows in their own queues."""
+        """Units in light queues, of rows from a phy offset on. units: of the rows in their own queues.
+
+        What lies below a queue's end was put before, or is a copy that says what its original had; what lies behind
+        goes to the end when the messages before were looked at. Source: ConsumeQueue#putMessagePositionInfo.
+        """
+        if begin != self._derived:
+            self._ends = {}
         rows = rows_with(batch, MULTI_DISPATCH)
         places = unpack_units(units)[0] if rows else np.empty(0, np.int64)
-        ends: dict[tuple[str, int], int] = {}
         for row in rows:
             message = stored_at(batch, row, StoredMessage)
             found = np.flatnonzero(places == message.phy_offset)
             if message.phy_offset < begin or not len(found):
                 continue
-            at = int(found[0]) * UNIT_SIZE
+            at, is_copy = int(found[0]) * UNIT_SIZE, _is_copied(message.topic)
             for topic, queue_offset in dispatched_to(message.properties).items():
-                if topic == message.topic or not _is_name(topic):
+                if not topic.startswith(LMQ_PREFIX) or not _is_name(topic) or not self._may_make(topic):
                     continue
-                key = topic, 0 if topic.startswith(LMQ_PREFIX) else message.queue_id
-                queue = self._queues.queues.get(key)
-                end = max(ends.get(key, 0), queue.max_offset if queue is not None else 0)
-                if queue_offset >= end or not message.topic.startswith(RETRY_PREFIX):
-                    ends[key] = queue_offset + 1
-                    yield LightUnit(*key, queue_offset, units[at : at + UNIT_SIZE])
-                # else RocketMQ 5 dispatched it once; tried again it says what it had said before
+                end = self._queues.open(topic, 0).max_offset
+                following = self._ends.get(topic, end)
+                if queue_offset == following or (queue_offset > following and not is_copy):
+                    first = end if topic in self._ends else queue_offset
+                    self._ends[topic] = queue_offset + 1
+                    yield LightUnit(topic, 0, first, units[at : at + UNIT_SIZE])
+        self._derived = batch.next_phy_offset
+
+    def _may_make(self, topic: str) -> bool:
+        if (topic, 0) in self._queues.queues:
+            return True
+        self._made += 1
+        if self._made == LIGHT_QUEUES + 1:
+            logger.warning("%s: over %d light queues have no files; of more nothing is derived", self._paths.root,
+                           LIGHT_QUEUES)  # fmt: skip
+        return self._made <= LIGHT_QUEUES
+
+
+def _is_copied(topic: str) -> bool:
+    """Whether RocketMQ 5 makes no light units of a topic's messages: they are copies, of what is tried again or waits.
+    4.9 makes them, and writes their own offsets.
+    """
+    return topic.startswith(RETRY_PREFIX) or is_system_topic(topic)
 
 
 def _is_name(topic: str) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rmq._core._consumequeue import pack_units
 from rmq._core._javahash import decode_text
-from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE, UNIT_SIZE_OFFSET
+from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE
 from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
@@ -89,6 +89,7 @@ class Dispatcher(Generic[Queue]):
         self._index = index
         self.table = QueueTable()
         self.others: OtherUnits | None = None  # for readers of brokers' stores
+        self.is_brokers = True  # whether a broker has put what is dispatched; a writer of ours makes no others
         self._by_number: list[Queue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
@@ -160,7 +161,7 @@ class Dispatcher(Generic[Queue]):
         self._log.check()
         data = units.tobytes()
         lost_below = self._log.min_phy_offset if self.fills_gaps else None
-        for queue, first, run in self._runs(data, runs.tolist()) if self.others is None else \
+        for queue, first, run in self._runs(data, runs.tolist()) if self.others is None or not self.is_brokers else \
                 self._with_others(self.others, batch, data, runs.tolist()):  # fmt: skip
             queue.append(first, run, lost_below, self)
             self._queues.touch(queue)
@@ -181,13 +182,12 @@ class Dispatcher(Generic[Queue]):
                 yield queue, first, units[at * UNIT_SIZE : (at + count) * UNIT_SIZE]
 
     def _with_others(self, others: OtherUnits, batch: RecordBatch, units: bytes,
-                     runs: list[list[int]]) -> list[tuple[Queue, int, bytes]]:  # fmt: skip
-        """_runs, and what a broker makes beside them, in log order."""
+                     runs: list[list[int]]) -> Iterator[tuple[Queue, int, bytes]]:  # fmt: skip
+        """_runs, and what a broker makes beside them."""
         batched = others.batched(batch, self.queue_phy_offset, fills_gaps=self.fills_gaps)
-        found = list(self._runs(units, runs, batched))
-        light = [(self._queues.open(topic, queue_id), first, unit)
-                 for topic, queue_id, first, unit in others.light(batch, self.queue_phy_offset, units)]  # fmt: skip
-        return sorted(found + light, key=lambda run: run[2][:UNIT_SIZE_OFFSET]) if light else found
+        yield from self._runs(units, runs, batched)
+        for topic, queue_id, first, unit in others.light(batch, self.queue_phy_offset, units):
+            yield self._queues.open(topic, queue_id), first, unit
 
     def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
         """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""

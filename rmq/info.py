@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rmq._core import _layout as L
+from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
@@ -58,11 +58,13 @@ class StoreInfo:
 
 
 def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index, config: StoreConfig, *,
-             log_end: int, uncovered: list[tuple[int, int]], meta: dict[str, Any] | None, foreign: list[str],
-             is_open: bool) -> StoreInfo:  # fmt: skip
+             batched: list[BatchConsumeQueue], log_end: int, uncovered: list[tuple[int, int]],
+             meta: dict[str, Any] | None, foreign: list[str], is_open: bool) -> StoreInfo:  # fmt: skip
     """StoreInfo of opened parts whose queues are level with the log. Cost: a few records for each queue."""
     # Asked once: another thread's put may make queues at any time.
-    used = {key: queue for key, queue in list(queues.queues.items()) if queue.max_offset}
+    used: dict[tuple[str, int], ConsumeQueue | BatchConsumeQueue] = {
+        key: queue for key, queue in list(queues.queues.items()) if queue.max_offset}  # fmt: skip
+    used |= {(queue.topic, queue.queue_id): queue for queue in batched if queue.max_offset}
     head, tails = first_messages(log, log_end), _last_messages(log, used.values(), log_end)
     signs = [*file_signs(paths), *index_signs(index), *record_signs([*head, *tails])]
     if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
@@ -86,7 +88,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
         topic_count=len({topic for topic, _ in used}),
         queue_count=len(used),
         message_count=sum(queue.max_offset - queue.min_offset for queue in used.values()),
-        units_behind=sum(queue.tail_size for queue in used.values()) // L.UNIT_SIZE,
+        units_behind=sum(queue.behind for queue in used.values()),
         index_file_count=len(index.files),
         index_entry_count=sum(max(0, file.index_count - 1) for file in index.files),
         unindexed=tuple(uncovered),
@@ -99,13 +101,13 @@ _OTHERS = ("timerwheel", "timerlog", "compaction/compactionLog", "consumequeue_e
            "epochFileCheckpoint", "rocksdbstore", "kvStore")  # fmt: skip
 
 
-def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue], log_end: int) -> list[Sample]:
+def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue | BatchConsumeQueue],
+                   log_end: int) -> list[Sample]:  # fmt: skip
     """The last message of each queue; of a log whose messages are in none, its last."""
     if log.segments and not queues:
         last: list[Sample] = []
         for batch in log.records(max(log.min_phy_offset, log_end - 1 - (log_end - 1) % log.segment_size), log_end):
             last = [Sample.of(batch, len(batch) - 1)]
         return last
-    places = [queue.read(queue.max_offset - 1, 1)[0] for queue in queues]
-    offsets = np.unique(np.concatenate([np.empty(0, np.int64), *places]))
+    offsets = np.unique(np.array([queue.phy_offset_below(queue.max_offset) for queue in queues], np.int64))
     return samples(batch for batch, _ in log.load(offsets, log_end))

@@ -302,10 +302,12 @@ def dispatched_to(properties: Mapping[str, str]) -> dict[str, int]:
 
     Source: RocketMQ 4.9 MultiDispatch#wrapMultiDispatch, of any name; from 5.0 on of `%LMQ%` names alone.
     """
-    names = properties.get("INNER_MULTI_DISPATCH", "").split(",")
-    offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
-    return {name: int(offset) for name, offset in zip(names, offsets, strict=False)
-            if _is_decimal(offset)}  # fmt: skip
+    names = properties.get("INNER_MULTI_DISPATCH", "").rstrip(",").split(",")
+    offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").rstrip(",").split(",")
+    pairs = [pair for pair in zip(names, offsets, strict=False) if any(pair)]
+    if len(names) != len(offsets) or not all(_is_decimal(offset) for _, offset in pairs):
+        return {}
+    return {name: int(offset) for name, offset in pairs}
 
 
 def carrying(wrapper: StoredMessage, items: list[StoredMessage], asked: Set[str]) -> list[StoredMessage]:

@@ -74,11 +74,16 @@ class QueueReader(OpenStore):
         for (topic, queue_id), queue in sorted(self._derive().queues.items()):
             if queue.max_offset:
                 found.setdefault(topic, {})[queue_id] = (queue.min_offset, queue.max_offset)
-        tails = self._queues.batch_tails
-        for batched in batch_queues(self._paths.batch_consume_queue, self._log.min_phy_offset, tails):
-            if batched.end_at(self._log_end(), self._log.min_phy_offset).max_offset:
+        for batched in self._batched():
+            if batched.max_offset:
                 found.setdefault(batched.topic, {})[batched.queue_id] = batched.min_offset, batched.max_offset
         return found
+
+    def _batched(self) -> list[BatchConsumeQueue]:
+        """The queues of inner batches, once the others are derived."""
+        low, tails = self._log.min_phy_offset, self._queues.batch_tails
+        return [queue.end_at(self._log_end(), low)
+                for queue in batch_queues(self._paths.batch_consume_queue, low, tails)]  # fmt: skip
 
     @while_open
     def groups(self) -> dict[str, dict[str, dict[int, int]]]:

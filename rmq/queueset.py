@@ -7,9 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from rmq.batchconsumequeue import Tails
 from rmq.consumequeue import ConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.filecache import FileCache
@@ -33,7 +31,7 @@ class QueueSet:
         self._memory_only: set[tuple[str, int]] = set()
         self.touched: set[ConsumeQueue] = set()  # that got or lost units since these were last seen to
         self.damage: dict[tuple[str, int], CorruptFileError] = {}  # for readers: queues whose files are damaged
-        self.batch_tails: dict[tuple[str, int], npt.NDArray[np.int64]] = {}  # for readers: of BatchConsumeQueue
+        self.batch_tails: Tails = {}  # for readers
         self.trusted: int | None = None  # for readers, as of ConsumeQueue
         self.bridges_gaps = self.judges_files = False  # as of ConsumeQueue
 
@@ -106,12 +104,6 @@ class QueueSet:
             fresh.load()
             return tell(fresh)
 
-    def keep_batches(self, key: tuple[str, int], units: npt.NDArray[np.int64]) -> None:
-        """For readers: units of a queue of inner batches in log order, in place of those from the first one on."""
-        if len(units):
-            kept = self.batch_tails.get(key, units[:0])
-            self.batch_tails[key] = np.concatenate([kept[: np.searchsorted(kept[:, 0], units[0, 0])], units])
-
     def drop_tails(self, limit: int, in_files: Callable[[], int]) -> None:
         """For readers: of more bytes of units in memory than the limit leave half of it, the longest queues first.
 
@@ -120,14 +112,10 @@ class QueueSet:
         """
         tails = sorted((queue for key, queue in self.queues.items() if key not in self._memory_only),
                        key=lambda queue: -queue.tail_size)  # fmt: skip
-        total = sum(queue.tail_size for queue in tails) + sum(units.nbytes for units in self.batch_tails.values())
+        total = sum(queue.tail_size for queue in tails)
         if total <= limit:
             return
         derived = in_files()
-        for key, units in self.batch_tails.items():
-            kept = units[np.searchsorted(units[:, 0], derived) :].copy()
-            total -= units.nbytes - kept.nbytes
-            self.batch_tails[key] = kept
         for queue in tails:
             if total <= limit // 2:
                 return

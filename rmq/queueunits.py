@@ -190,6 +190,11 @@ class QueueUnits:
             self.lives += 1
 
     @property
+    def behind(self) -> int:
+        """Units in memory alone."""
+        return len(self._tail) // UNIT_SIZE
+
+    @property
     def tail_size(self) -> int:
         """Bytes of units kept in memory."""
         return len(self._tail)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._javahash import hash_str_keys
+from rmq.batchconsumequeue import BatchConsumeQueue
 from rmq.errors import CorruptFileError
 from rmq.info import StoreInfo, describe
 from rmq.keyreading import KeyReader
@@ -55,7 +57,11 @@ class StoreReader(KeyReader, QueueReader):
         queues = self._derive() if self._foreign_queues is None else self._queues
         log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()[:2]
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
+        batched: list[BatchConsumeQueue] = []
+        with contextlib.suppress(CorruptFileError):  # who asks for the queue is told
+            batched = self._batched()
         return describe(str(self.path), self._paths, self._log, queues, self._index, self.config, log_end=log_end,
+                        batched=batched,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
                         is_open=self.mode != "r" or lock_holder(self._paths.lock) is not None)  # fmt: skip
 

@@ -250,7 +250,8 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
     if clean and is_whole and was_left_alone(log, mark):
         _recover_clean(store, mark, manifest)
     else:
-        refuse_light(log, store.queues)  # a broker may have been here
+        is_ours = crashed is Crash.OURS  # else a broker may have been here
+        refuse_light(log, store.queues, log.max_phy_offset if is_ours else None)
         _recover_with_mark(store, mark, manifest, crashed)
 
 

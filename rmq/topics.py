@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from rmq._core._queuetable import QueueTable
 from rmq.errors import CorruptFileError
@@ -33,21 +34,34 @@ def is_system_topic(topic: str) -> bool:
     return topic.startswith("rmq_sys_") or topic in _SYSTEM_TOPICS
 
 
+def batch_topics(path: Path) -> frozenset[str]:
+    """Topics of inner batches, by a topics.json; none where it cannot be read. Source: QueueTypeUtils#isBatchCq."""
+    return frozenset(topic for topic, entry in _entries(path).items() if _attribute(entry, "queue.type") == "BatchCQ")
+
+
 def unwritten_topic(path: Path) -> str | None:
     """What a topics.json has of topics whose messages a broker keeps in more than is written here, None: nothing. It
     would not load such a queue, or never see what is put. Source: ConsumeQueueStore#queueTypeShouldBe, CompactionStore.
     """
-    files = with_backup(path)
-    try:
-        table = read_document(files[0], _TABLE)[_TABLE] if files else {}
-    except (CorruptFileError, ValueError, RecursionError):
-        return None  # a broker begins without any
-    for topic, entry in table.items():
-        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+    for topic, entry in _entries(path).items():
         for name, (value, what) in _UNWRITTEN.items():
-            if isinstance(attributes, dict) and attributes.get(name) == value:
+            if _attribute(entry, name) == value:
                 return f"topic {topic!r} {what}"
     return None
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    files = with_backup(path)
+    try:
+        table: dict[str, Any] = read_document(files[0], _TABLE)[_TABLE] if files else {}
+    except (CorruptFileError, ValueError, RecursionError):
+        return {}  # a broker begins without any
+    return table
+
+
+def _attribute(entry: Any, name: str) -> Any:
+    attributes = entry.get("attributes") if isinstance(entry, dict) else None
+    return attributes.get(name) if isinstance(attributes, dict) else None
 
 
 def topics_from(table: QueueTable, first: int) -> dict[str, int]:

@@ -154,9 +154,8 @@ class Visible:
             mark = None
         is_closed = not self._is_live and was_closed(self._crashed) and self._known_end is None
         is_short = is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), in_files)
-        start = 0
+        start = mark.durable_phy_offset if mark is not None else 0
         if mark is not None:
-            start = mark.durable_phy_offset
             is_alone = not is_short and (start >= log.max_phy_offset or (is_closed and was_left_alone(log, mark)))
             self._start_queues(mark, is_cut=self._is_clean and is_alone and queue_end > start)
             self._index_is_whole = index_is_whole(self._index, mark, self._manifest, is_closed=self._is_clean)
@@ -194,8 +193,8 @@ class Visible:
         is_whole = self._is_clean or self._is_live
         start = start_without_marks(self._log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
         if self._is_live:  # of records below queue_end units may have come to queues that were loaded by then
-            self._load_queues()
             queue_end = 0 if self._holder is Holder.RMQ else min(queue_end, self._queues.last_phy_offset())
+            self._load_queues()
         self._dispatcher.queue_phy_offset = max(queue_end, self._log.min_phy_offset) if is_whole else start
         return start
 
@@ -352,6 +351,7 @@ class Visible:
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""
+        self._dispatcher.is_brokers = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
         while True:
             try:
                 self._dispatcher.advance(end)

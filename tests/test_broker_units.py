@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shutil
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import oracle
 import pytest
-from forks import lock_of_a_broker
-from test_foreign_formats import SEGMENT, T0, Builder
+from forks import fork, lock_of_a_broker
+from test_foreign_formats import CONFIG, SEGMENT, T0, TOPICS, Builder
 from test_inner_batches import BATCH_UNIT, FIRST, SECOND
 
 import rmq
 import rmq.visible
+from rmq import batchconsumequeue, brokerunits, queueset
+from rmq._core._recordbatch import RecordBatch
+from rmq.consumequeue import ConsumeQueue
+from rmq.dispatch import Dispatcher
 
 LIGHT = "INNER_MULTI_DISPATCH\1%s\2INNER_MULTI_QUEUE_OFFSET\1%s\2TAGS\1A\2"
 
@@ -59,15 +67,24 @@ def test_light_queues_of_a_crashed_store_go_on_behind_their_files(tmp_path: Path
 
 
 def test_light_queues_without_any_queue_s_files_are_derived(tmp_path: Path) -> None:
-    """Of RocketMQ 4.9 under any name: with the message's queue id, among the messages that the topic itself has."""
     builder = Builder(tmp_path / "store")
-    raw = (LIGHT % ("x,y,%LMQ%a", "0,0,0")).encode()
-    builder.record("T", b"0", raw, queue_id=3)
-    builder.record("x", b"1", queue_id=3, queue_offset=1)
-    builder.record("T", b"2", (LIGHT % ("x", "2")).encode(), queue_id=3, queue_offset=1)
+    lights(builder, ",%LMQ%b", "")
     with rmq.open(builder.finish()) as store:
-        assert store.topics() == {"%LMQ%a": {0: (0, 1)}, "T": {3: (0, 2)}, "x": {3: (0, 3)}, "y": {3: (0, 1)}}
-        assert bodies(store, "x", 3) == [b"0", b"1", b"2"]
+        assert store.topics() == {"%LMQ%a": {0: (0, 2)}, "%LMQ%b": {0: (0, 1)}, "T": {1: (0, 2)}}
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_properties_that_name_an_ordinary_queue_change_nothing_there(tmp_path: Path, *, is_running: bool) -> None:
+    """A producer may send anything where the broker makes no light queues; of 4.9's under any name the files tell."""
+    builder = Builder(tmp_path / "store")
+    builder.units("x", 0, [(*builder.record("x", b"%d" % number, queue_offset=number), 0) for number in range(3)])
+    builder.record("T", b"other", (LIGHT % ("x", "0")).encode())
+    builder.record("T", b"other", (LIGHT % ("x", "3")).encode(), queue_offset=1)
+    builder.file("lock", b"lock", 4)
+    path = builder.finish() if is_running else crashed(builder)
+    with lock_of_a_broker(path) if is_running else contextlib.nullcontext(), rmq.open(path) as store:
+        assert store.topics() == {"T": {0: (0, 2)}, "x": {0: (0, 3)}}
+        assert bodies(store, "x") == [b"0", b"1", b"2"]
 
 
 def test_an_open_reader_beside_a_broker_sees_light_queues_grow_and_begin(tmp_path: Path) -> None:
@@ -82,6 +99,32 @@ def test_an_open_reader_beside_a_broker_sees_light_queues_grow_and_begin(tmp_pat
         builder.finish()
         assert bodies(reader, "%LMQ%a") == [b"0", b"1", b"2"]
         assert bodies(reader, "%LMQ%b") == [b"1"]
+
+
+def test_a_light_unit_that_a_broker_makes_while_queues_are_listed_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The light queue is listed before it has its unit, the message's own when it has the next one already."""
+    builder, looks = Builder(tmp_path / "store"), []
+    (place,) = lights(builder, "")
+    builder.units("T", 1, [(*place, 65)])
+    builder.file("lock", b"lock", 4)
+    real = queueset.queue_directories
+
+    def listed(root: Path) -> Iterator[tuple[Path, str, int]]:
+        looks.append(root)
+        for item in real(root):
+            if len(looks) == 2 and item[1] == "T":
+                following = builder.record("T", queue_id=1, queue_offset=1)
+                builder.finish()
+                builder.units("%LMQ%a", 0, [(*place, 65)])
+                builder.units("T", 1, [(*place, 65), (*following, 0)])
+            yield item
+
+    monkeypatch.setattr(queueset, "queue_directories", listed)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert reader.topics() == {"%LMQ%a": {0: (0, 1)}, "T": {1: (0, 2)}}
+    assert len(looks) >= 2
 
 
 def test_a_light_unit_that_a_broker_has_not_made_yet_outlives_a_cleaning(tmp_path: Path) -> None:
@@ -102,14 +145,70 @@ def test_a_light_unit_that_a_broker_has_not_made_yet_outlives_a_cleaning(tmp_pat
         assert bodies(reader, "%LMQ%a") == bodies(reader, "T", 1, 1) == [b"light"]
 
 
-def test_a_message_tried_again_is_in_a_light_queue_once(tmp_path: Path) -> None:
-    """RocketMQ 5 leaves what it had said the first time; 4.9 gives it another place."""
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("topic", ["%RETRY%g", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"])
+def test_a_copy_of_a_message_is_in_no_light_queue_again(tmp_path: Path, topic: str, *, in_files: bool) -> None:
+    """RocketMQ 5 leaves what the original had said, or another broker's; 4.9 gives the copy the next place."""
     builder = Builder(tmp_path / "store")
-    lights(builder, "", "")
-    lights(builder, "", topic="%RETRY%g", queue_id=0)
-    lights(builder, "", begin=2, topic="%RETRY%h", queue_id=0)
+    places = lights(builder, "", "", "")
+    if in_files:
+        builder.units("%LMQ%a", 0, [(*place, 65) for place in places])
+    for at in (1, 9, 3):
+        lights(builder, "", begin=at, topic=topic, queue_id=0)
     with rmq.open(crashed(builder)) as store:
-        assert [message.topic for message in store.pull("%LMQ%a").messages] == ["T", "T", "%RETRY%h"]
+        assert [(m.topic, m.body) for m in store.pull("%LMQ%a").messages] == [
+            ("T", b"0"), ("T", b"1"), ("T", b"2"), (topic, b"3")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "offsets", "made"), [
+    ("%LMQ%a,x", "0,", []), ("x,%LMQ%a", ",0", []), ("%LMQ%a,,%LMQ%b", "0,,0", ["%LMQ%a", "%LMQ%b"]),
+    ("%LMQ%a,,%LMQ%b", "0,0,0", ["%LMQ%a", "%LMQ%b"]), ("%LMQ%a,", "0", ["%LMQ%a"]),
+])  # fmt: skip
+def test_a_list_of_names_counts_where_each_has_an_offset(
+    tmp_path: Path, names: str, offsets: str, made: list[str]
+) -> None:
+    """RocketMQ 5 makes no unit where one has none, 4.9 gives one to what is empty between two commas."""
+    builder = Builder(tmp_path / "store")
+    builder.record(raw_properties=(LIGHT % (names, offsets)).encode())
+    with rmq.open(crashed(builder)) as store:
+        assert sorted(store.topics()) == [*made, "T"]
+
+
+def test_a_gap_among_a_light_queue_s_offsets_does_not_derive_all_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ 5 counts a name twice that is given twice; the unit behind it goes to the end."""
+    builder, begins = Builder(tmp_path / "store"), []
+    builder.record(body=b"0", raw_properties=(LIGHT % ("%LMQ%a,%LMQ%a", "0,0")).encode())
+    builder.file("lock", b"lock", 4)
+    real = Dispatcher._add_units
+
+    def add(dispatcher: Dispatcher[ConsumeQueue], batch: RecordBatch) -> None:
+        begins.append(dispatcher.queue_phy_offset)
+        real(dispatcher, batch)
+
+    monkeypatch.setattr(Dispatcher, "_add_units", add)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert bodies(reader, "%LMQ%a") == [b"0"]
+        for number in range(2, 6):
+            raw = (LIGHT % ("%LMQ%a", number)).encode()
+            builder.record(body=b"%d" % number, raw_properties=raw, queue_offset=number - 1)
+            builder.finish()
+            assert bodies(reader, "%LMQ%a") == [b"0", *(b"%d" % behind for behind in range(2, number + 1))]
+    assert begins == sorted(set(begins))
+
+
+def test_so_many_light_queues_are_made_of_a_log_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(brokerunits, "LIGHT_QUEUES", 3)
+    builder = Builder(tmp_path / "store")
+    names = ",".join(f"%LMQ%{number}" for number in range(9))
+    builder.record(raw_properties=(LIGHT % (names, "0,0,0,0,0,0,0,0,0")).encode())
+    lights(builder, "")
+    with rmq.open(crashed(builder)) as store:
+        assert sorted(store.topics()) == ["%LMQ%0", "%LMQ%1", "%LMQ%2", "T"]
+    assert caplog.text.count("over 3 light queues") == 1
 
 
 @pytest.mark.parametrize(("names", "offsets"), [
@@ -232,6 +331,64 @@ def test_a_batch_that_does_not_tell_its_place_has_no_unit_and_is_scanned(tmp_pat
         assert len(store.scan(on_damage="skip").read_all()) >= 1
 
 
+@pytest.mark.parametrize("in_files", [0, 3])
+def test_a_topic_of_batches_that_was_made_again_begins_anew(tmp_path: Path, in_files: int) -> None:
+    builder = Builder(tmp_path / "store")
+    units = batches(builder, begins_single=False)
+    if in_files:
+        keep_units(builder, units)
+    builder.record("BT", b"again", queue_offset=0)
+    builder.record("BT", FIRST, b"INNER_BASE\0011\2INNER_NUM\0012\2", queue_offset=1, sys_flag=0xC0)
+    with rmq.open(crashed(builder)) as store:
+        assert store.topics() == {"BT": {0: (0, 3)}}
+        assert bodies(store, "BT") == [b"again", b"one", b"two!"]
+
+
+def test_single_messages_of_a_topic_of_batches_beside_a_broker_are_known_by_topics_json(tmp_path: Path) -> None:
+    """The broker is about to make the first units."""
+    builder = Builder(tmp_path / "store")
+    builder.units("T", 0, [(*builder.record(), 0)])
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert reader.topics() == {"T": {0: (0, 1)}}
+        builder.file("config/topics.json", (TOPICS % ("queue.type", "BatchCQ")).replace('"B"', '"BT"').encode(), 0)
+        place = builder.record("BT", b"a")
+        builder.record("BT", b"b", queue_offset=1)
+        builder.finish()
+        assert bodies(reader, "BT") == [b"a", b"b"]
+        keep_units(builder, [(*place, T0, 0, 1)])
+        assert (reader.topics()["BT"], bodies(reader, "BT")) == ({0: (0, 2)}, [b"a", b"b"])
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda path: path.write_bytes(b"\1" * 45), lambda path: (path.unlink(), path.mkdir()),
+    lambda path: (path.parent / "junk").write_bytes(b"x"),
+    lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("0")), None,
+])  # fmt: skip
+def test_a_queue_of_batches_that_cannot_be_read_leaves_the_others_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], object] | None
+) -> None:
+    """Its files are wrong, or (None) another user's."""
+    builder = Builder(tmp_path / "store")
+    builder.units("T", 0, [(*builder.record(), 0)])
+    keep_units(builder, batches(builder, begins_single=True))
+    builder.record("T", b"behind", queue_offset=1)
+    path = crashed(builder) / f"batchconsumequeue/BT/0/{0:020d}"
+    files_of = batchconsumequeue._files_of
+
+    def refused(directory: Path) -> list[Path]:
+        if directory == path.parent:
+            raise PermissionError(errno.EACCES, "Permission denied", str(directory))
+        return files_of(directory)
+
+    if spoil is None:
+        monkeypatch.setattr(batchconsumequeue, "_files_of", refused)
+    else:
+        spoil(path)
+    with rmq.open(builder.path) as store:
+        assert bodies(store, "T") == [b"body", b"behind"]
+
+
 def test_a_batch_in_a_topic_with_ordinary_queue_files_hides_nothing(tmp_path: Path) -> None:
     builder = Builder(tmp_path / "store")
     builder.units("BT", 0, [(*builder.record("BT", b"a"), 0)])
@@ -242,6 +399,7 @@ def test_a_batch_in_a_topic_with_ordinary_queue_files_hides_nothing(tmp_path: Pa
 
 def test_units_in_memory_go_when_the_files_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker's: the newest batch and message have none yet."""
+    monkeypatch.setattr(brokerunits, "TAIL_UNITS", 1)
     monkeypatch.setattr(rmq.visible, "TAIL_LIMIT", 48)
     monkeypatch.setattr(rmq.visible, "WEIGHED_EACH", 1)
     builder, units, own = Builder(tmp_path / "store"), [], []
@@ -281,3 +439,58 @@ def test_units_in_files_that_a_reader_has_seen_stay_when_those_in_memory_go(
         for _ in range(2):
             assert bodies(reader, "U") == [b"%d" % number for number in range(5)]
             assert bodies(reader, "T") == [b"last in the files"]
+
+
+@pytest.mark.parametrize("in_files", [0, 2, 4])
+def test_info_counts_queues_of_batches(tmp_path: Path, in_files: int) -> None:
+    builder = Builder(tmp_path / "store")
+    units = batches(builder, begins_single=True)
+    keep_units(builder, units[:in_files])
+    with rmq.open(crashed(builder)) as store:
+        info = store.info()
+    assert (info.topic_count, info.queue_count, info.message_count) == (1, 1, len(ALL))
+    assert (info.units_behind, info.end_timestamp) == (4 - in_files, builder.times)
+
+
+def test_light_and_batch_queues_follow_a_broker_that_cuts_its_log(tmp_path: Path) -> None:
+    """As a replica of controller mode does, and goes on."""
+    builder = Builder(tmp_path / "store")
+    lights(builder, "", "")
+    kept = len(builder.log)
+    lights(builder, "", "", begin=2)
+    batches(builder, begins_single=True)
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert (bodies(reader, "%LMQ%a"), bodies(reader, "BT")) == ([b"0", b"1", b"2", b"3"], ALL)
+        builder.log = builder.log[:kept]
+        builder.record("BT", b"another, which is longer")
+        lights(builder, *[""] * 7, begin=2)
+        builder.finish()
+        assert bodies(reader, "%LMQ%a") == [b"%d" % number for number in range(9)]
+        assert bodies(reader, "BT") == [b"another, which is longer"]
+
+
+def test_what_rmq_put_into_a_broker_s_store_is_in_no_queue_that_rmq_does_not_make(tmp_path: Path) -> None:
+    """Beside the writer, when it was killed, and when it has closed."""
+    builder = Builder(tmp_path / "store")
+    builder.units("T", 0, [(*builder.record(), 0)])
+    path, properties = builder.finish(), {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "0"}
+    builder.file("checkpoint", b"", 4096)
+
+    def seen() -> dict[str, dict[int, tuple[int, int]]]:
+        with rmq.open(path) as reader:
+            return reader.topics()
+
+    with rmq.open(path, "r+", config=CONFIG) as writer:
+        writer.put(rmq.Message("T", b"copied", properties=properties))
+        assert seen() == {"T": {0: (0, 2)}}
+    assert seen() == {"T": {0: (0, 2)}}
+
+    def killed() -> None:
+        rmq.open(path, "r+", config=CONFIG).put(rmq.Message("T", b"copied", properties=properties))
+        os._exit(0)
+
+    os.waitpid(fork(killed), 0)
+    assert seen() == {"T": {0: (0, 3)}}
+    with rmq.open(path, "r+", config=CONFIG) as writer:
+        assert writer.topics() == seen() == {"T": {0: (0, 3)}}
