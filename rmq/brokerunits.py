@@ -25,7 +25,7 @@ from rmq.batchconsumequeue import BatchTail, end_in_files
 from rmq.commitlog import CommitLog
 from rmq.consumequeue import QueueGapError
 from rmq.message import MULTI_DISPATCH, StoredMessage, dispatched_to, inner_bounds
-from rmq.paths import LMQ_PREFIX, RETRY_PREFIX, FileVersion, StorePaths, queue_directory, version_of
+from rmq.paths import LIGHT_QUEUE_ID, LMQ_PREFIX, RETRY_PREFIX, FileVersion, StorePaths, queue_directory, version_of
 from rmq.queueset import QueueSet
 from rmq.topics import batch_topics, is_system_topic
 
@@ -37,7 +37,6 @@ LIGHT_QUEUES = 1 << 16  # without files: a message may name thousands
 
 class LightUnit(NamedTuple):
     topic: str
-    queue_id: int
     queue_offset: int
     unit: bytes
 
@@ -51,7 +50,8 @@ class BrokerUnits:
         self._batched: dict[int, tuple[str, int]] = {}  # queues of inner batches by number
         self._configured: tuple[FileVersion | None, frozenset[str]] = None, frozenset()
         self._kept: dict[tuple[str, int], int] = {}  # units of each that are in no file
-        self._made = 0  # light queues
+        self._made: set[str] = set()  # light queues
+        self._is_told = False  # that there are too many
         self._ends: dict[str, int] = {}  # of light queues, as messages up to _derived say
         self._derived = 0
 
@@ -72,13 +72,14 @@ class BrokerUnits:
         for number in np.unique(numbers[has_unit & (sys_flags & SYS_FLAG_INNER_BATCH != 0)]).tolist():
             if number not in self._batched:
                 self._learn(number)
-        for number, key in self._batched.items():
-            units = _batch_units(batch, np.flatnonzero(has_unit & (numbers == number)))
-            if len(units):
-                self._keep(key, units, fills_gaps)
+        own = np.flatnonzero(has_unit & np.isin(numbers, list(self._batched)))
+        for number in np.unique(numbers[own]).tolist():
+            self._keep(self._batched[number], _batch_units(batch, own[numbers[own] == number]), fills_gaps)
         return self._batched
 
     def _keep(self, key: tuple[str, int], units: npt.NDArray[np.int64], fills_gaps: bool) -> None:
+        if not len(units):
+            return
         tails, directory = self._queues.batch_tails, queue_directory(self._paths.batch_consume_queue, *key)
         if key not in tails and not fills_gaps and 0 <= (end := end_in_files(directory)[0]) < units[0, 4]:
             raise QueueGapError(f"{directory}: units {end} to {units[0, 4] - 1} are missing")
@@ -139,22 +140,24 @@ class BrokerUnits:
             for topic, queue_offset in dispatched_to(message.properties).items():
                 if not topic.startswith(LMQ_PREFIX) or not _is_name(topic) or not self._may_make(topic):
                     continue
-                end = self._queues.open(topic, 0).max_offset
+                end = self._queues.open(topic, LIGHT_QUEUE_ID).max_offset
                 following = self._ends.get(topic, end)
                 if queue_offset == following or (queue_offset > following and not is_copy):
                     first = end if topic in self._ends else queue_offset
                     self._ends[topic] = queue_offset + 1
-                    yield LightUnit(topic, 0, first, units[at : at + UNIT_SIZE])
+                    yield LightUnit(topic, first, units[at : at + UNIT_SIZE])
         self._derived = batch.next_phy_offset
 
     def _may_make(self, topic: str) -> bool:
-        if (topic, 0) in self._queues.queues:
+        if (topic, LIGHT_QUEUE_ID) in self._queues.queues or topic in self._made:
             return True
-        self._made += 1
-        if self._made == LIGHT_QUEUES + 1:
+        if len(self._made) == LIGHT_QUEUES and not self._is_told:
+            self._is_told = True
             logger.warning("%s: over %d light queues have no files; of more nothing is derived", self._paths.root,
                            LIGHT_QUEUES)  # fmt: skip
-        return self._made <= LIGHT_QUEUES
+        if len(self._made) < LIGHT_QUEUES:
+            self._made.add(topic)
+        return topic in self._made
 
 
 def _is_copied(topic: str) -> bool:

@@ -25,6 +25,7 @@ from rmq._core._storedfields import are_of_queue
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import Told
+from rmq.paths import LIGHT_QUEUE_ID
 
 logger = logging.getLogger("rmq")
 
@@ -58,7 +59,7 @@ class OtherUnits(Protocol):
     """As BrokerUnits."""
 
     def batched(self, batch: RecordBatch, begin: int, *, fills_gaps: bool) -> Collection[int]: ...
-    def light(self, batch: RecordBatch, begin: int, units: bytes) -> Iterable[tuple[str, int, int, bytes]]: ...
+    def light(self, batch: RecordBatch, begin: int, units: bytes) -> Iterable[tuple[str, int, bytes]]: ...
 
 
 class KeySink(Protocol):
@@ -161,8 +162,10 @@ class Dispatcher(Generic[Queue]):
         self._log.check()
         data = units.tobytes()
         lost_below = self._log.min_phy_offset if self.fills_gaps else None
-        for queue, first, run in self._runs(data, runs.tolist()) if self.others is None or not self.is_brokers else \
-                self._with_others(self.others, batch, data, runs.tolist()):  # fmt: skip
+        made = self._runs(data, runs.tolist())
+        if self.others is not None and self.is_brokers:
+            made = self._with_others(self.others, batch, data, runs.tolist())
+        for queue, first, run in made:
             queue.append(first, run, lost_below, self)
             self._queues.touch(queue)
         has_unit = np.flatnonzero(batch.numbers("sys_flag") & SYS_FLAG_PREPARED == 0)  # ROLLBACK has this bit too
@@ -186,8 +189,8 @@ class Dispatcher(Generic[Queue]):
         """_runs, and what a broker makes beside them."""
         batched = others.batched(batch, self.queue_phy_offset, fills_gaps=self.fills_gaps)
         yield from self._runs(units, runs, batched)
-        for topic, queue_id, first, unit in others.light(batch, self.queue_phy_offset, units):
-            yield self._queues.open(topic, queue_id), first, unit
+        for topic, first, unit in others.light(batch, self.queue_phy_offset, units):
+            yield self._queues.open(topic, LIGHT_QUEUE_ID), first, unit
 
     def holds(self, topic: str, queue_id: int, queue_offset: int | None, phy_offset: int, size: int) -> bool:
         """Whether the log has a message of a queue and queue offset (None: any) at a phy offset, of a size."""

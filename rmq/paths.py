@@ -19,6 +19,7 @@ logger = logging.getLogger("rmq")
 
 SEGMENT_NAME = re.compile(r"\d{20}", re.ASCII)
 RETRY_PREFIX = "%RETRY%"  # of topics of messages that a group tries again. Source: RocketMQ MixAll
+LIGHT_QUEUE_ID = 0  # of each light queue. Source: RocketMQ MixAll
 LMQ_PREFIX = "%LMQ%"  # of topics whose units point to messages of other topics. Source: RocketMQ MixAll
 INDEX_NAME = re.compile(r"\d{17}", re.ASCII)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
