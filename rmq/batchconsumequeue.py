@@ -89,9 +89,25 @@ class BatchConsumeQueue:
                 count += len(part)
             at = 0
         self._in_files: npt.NDArray[np.int64] = parts[0] if len(parts) == 1 else np.concatenate([NO_UNITS, *parts])
-        self.units = self._in_files if tail is None else _joined(self._in_files, tail.units())
+        self._passed = 0  # units in front that are another topic's, which had the name before
+        self.units = self._in_files
+        self._add_tail(NO_UNITS if tail is None else tail.units())
         self._check_order()
         self._bound(min_phy_offset)
+
+    def _add_tail(self, tail: npt.NDArray[np.int64]) -> None:
+        """Units that were derived behind the files'. Where bases go back the topic was made again and begins there; in
+        files only at 0, else a unit is wrong.
+        """
+        behind = tail[tail[:, 0] > self._in_files[-1, 0]] if len(self._in_files) else tail
+        if len(behind):
+            self.units = np.concatenate([self._in_files, behind])
+        bases, counts = self.units[:, 4], self.units[:, 5]
+        begins = 1 + np.flatnonzero(bases[1:] < bases[:-1] + counts[:-1])
+        begins = begins[(begins >= len(self._in_files)) | (bases[begins] == 0)]
+        if len(begins):
+            self._passed = int(begins[-1])
+            self.units = self.units[self._passed :]
 
     def _bound(self, min_phy_offset: int) -> None:
         self.max_offset = int(self.units[-1, 4] + self.units[-1, 5]) if len(self.units) else 0
@@ -119,7 +135,7 @@ class BatchConsumeQueue:
     @property
     def behind(self) -> int:
         """Units in memory alone."""
-        return max(0, len(self.units) - len(self._in_files))
+        return max(0, self._passed + len(self.units) - len(self._in_files))
 
     def _last_place(self, paths: list[Path]) -> tuple[Path, int, int] | None:
         """Where the last unit is that stands there still, and how many from there on, of files that begin with ours;
@@ -127,7 +143,7 @@ class BatchConsumeQueue:
         """
         if not len(self._in_files) or paths[: len(self._firsts)] != [path for _, path in self._firsts]:
             return None
-        path, position = self.place_of(len(self._in_files) - 1)
+        path, position = self.place_of(len(self._in_files) - 1 - self._passed)
         part = next(_units_from(path, position), NO_UNITS)
         return (path, position, len(part)) if np.array_equal(part[:1], self._in_files[-1:]) else None
 
@@ -140,6 +156,7 @@ class BatchConsumeQueue:
 
     def place_of(self, number: int) -> tuple[Path, int]:
         """File and position of a unit."""
+        number += self._passed
         first, path = next((item for item in reversed(self._firsts) if item[0] <= number), (0, self.directory))
         return path, (number - first) * BATCH_UNIT_SIZE
 
@@ -158,18 +175,6 @@ def _files_of(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if path.is_file() and not is_hidden(path.name))
-
-
-def _joined(in_files: npt.NDArray[np.int64], tail: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """With what was derived behind the files; where that goes back the topic was made again, and begins there."""
-    behind = tail[tail[:, 0] > in_files[-1, 0]] if len(in_files) else tail
-    if not len(behind):
-        return in_files
-    begins = np.flatnonzero(behind[1:, 4] < behind[:-1, 4] + behind[:-1, 5])
-    if len(begins):
-        return behind[begins[-1] + 1 :]
-    is_new = len(in_files) and behind[0, 4] < in_files[-1, 4] + in_files[-1, 5]
-    return behind if is_new else np.concatenate([in_files, behind])
 
 
 def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -331,17 +331,21 @@ def test_a_batch_that_does_not_tell_its_place_has_no_unit_and_is_scanned(tmp_pat
         assert len(store.scan(on_damage="skip").read_all()) >= 1
 
 
-@pytest.mark.parametrize("in_files", [0, 3])
+@pytest.mark.parametrize("in_files", [0, 3, 4, 5])
 def test_a_topic_of_batches_that_was_made_again_begins_anew(tmp_path: Path, in_files: int) -> None:
+    """Also in its files: a broker that is killed then makes units of all that the log has under the name."""
     builder = Builder(tmp_path / "store")
     units = batches(builder, begins_single=False)
+    units.append((*builder.record("BT", b"again", queue_offset=0), builder.times, 0, 1))
+    raw = b"INNER_BASE\0011\2INNER_NUM\0012\2"
+    units.append((*builder.record("BT", FIRST, raw, queue_offset=1, sys_flag=0xC0), builder.times, 1, 2))
     if in_files:
-        keep_units(builder, units)
-    builder.record("BT", b"again", queue_offset=0)
-    builder.record("BT", FIRST, b"INNER_BASE\0011\2INNER_NUM\0012\2", queue_offset=1, sys_flag=0xC0)
+        keep_units(builder, units[:in_files])
     with rmq.open(crashed(builder)) as store:
         assert store.topics() == {"BT": {0: (0, 3)}}
-        assert bodies(store, "BT") == [b"again", b"one", b"two!"]
+        for _ in range(2):
+            assert bodies(store, "BT") == [b"again", b"one", b"two!"]
+        assert store.info().units_behind == 5 - in_files
 
 
 def test_single_messages_of_a_topic_of_batches_beside_a_broker_are_known_by_topics_json(tmp_path: Path) -> None:
