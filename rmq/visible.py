@@ -72,7 +72,7 @@ class Visible:
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
         self._crashed = None if self._is_live else crash_of(paths)
         self._is_clean = not self._is_live and self._crashed is None
-        self._cuts = False  # whether units count as cut_queues finds, beside a broker
+        self._cuts, self._last = False, None  # _cuts: units count as cut_queues finds, beside a broker
         seen: object = None
         for _ in range(LOOKS):
             self._read_files()

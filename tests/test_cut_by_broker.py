@@ -50,3 +50,22 @@ def test_a_reader_sees_what_took_the_place_of_records_that_a_broker_cut_off(
             assert [message.body for message in reader.query("T", "new7")] == new[-1:]
             assert reader.query("T", "old7") == []
             assert reader.topics() == {"T": {0: (0, len(new))}}
+
+
+def test_a_log_that_a_broker_cut_to_nothing_is_judged_anew_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "lock").write_bytes(b"lock")
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    path.write_bytes(log_of([b"old"] * 8).ljust(SEGMENT, b"\0"))
+    with lock_of_a_broker(tmp_path), rmq.open(tmp_path) as reader:
+        assert len(reader.pull("T", 0, 0, 32).messages) == 8
+        with path.open("r+b") as file:
+            file.write(bytes(SEGMENT))
+        for _ in range(3):
+            assert (reader.topics(), reader.max_phy_offset) == ({}, 0)
+        assert caplog.text.count("looks at all anew") == 1
+        with path.open("r+b") as file:
+            file.write(log_of([b"new"]))
+        assert [message.body for message in reader.pull("T").messages] == [b"new"]
