@@ -35,12 +35,12 @@ class BatchTail:
 
     def put(self, units: npt.NDArray[np.int64]) -> None:
         """In place of those from the first one on: they may come again."""
-        parts = self._parts
+        parts = list(self._parts)  # another thread may be reading the old ones
         while parts and parts[-1][0, 0] >= units[0, 0]:
             parts.pop()
         if parts and parts[-1][-1, 0] >= units[0, 0]:
             parts[-1] = parts[-1][: np.searchsorted(parts[-1][:, 0], units[0, 0])]
-        parts.append(units)
+        self._parts = [*parts, units]
         self.changes += 1
 
     def drop(self, phy_offset: int) -> None:
@@ -51,7 +51,7 @@ class BatchTail:
         self.changes += 1
 
     def units(self) -> npt.NDArray[np.int64]:
-        parts = list(self._parts)
+        parts = self._parts
         return parts[0] if len(parts) == 1 else np.concatenate([NO_UNITS, *parts])
 
 
