@@ -124,8 +124,9 @@ class BrokerUnits:
     def light(self, batch: RecordBatch, begin: int, units: bytes) -> Iterator[LightUnit]:
         """Units in light queues, of rows from a phy offset on. units: of the rows in their own queues.
 
-        What lies below a queue's end was put before, or is a copy that says what its original had; what lies behind
-        goes to the end when the messages before were looked at. Source: ConsumeQueue#putMessagePositionInfo.
+        What lies below a queue's end was put before, or is a copy that says what its original had; a queue that was
+        deleted begins at 0 again. What lies behind the end goes there when the messages before were looked at. Source:
+        ConsumeQueue#putMessagePositionInfo.
         """
         if begin != self._derived:
             self._ends = {}
@@ -142,8 +143,8 @@ class BrokerUnits:
                     continue
                 end = self._queues.open(topic, LIGHT_QUEUE_ID).max_offset
                 following = self._ends.get(topic, end)
-                if queue_offset == following or (queue_offset > following and not is_copy):
-                    first = end if topic in self._ends else queue_offset
+                if queue_offset == following or not (is_copy or 0 < queue_offset < following):
+                    first = end if topic in self._ends and queue_offset else queue_offset
                     self._ends[topic] = queue_offset + 1
                     yield LightUnit(topic, first, units[at : at + UNIT_SIZE])
         self._derived = batch.next_phy_offset

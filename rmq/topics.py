@@ -6,6 +6,7 @@ Source: RocketMQ TopicConfigManager.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,12 @@ def unwritten_topic(path: Path) -> str | None:
 
 
 def _entries(path: Path) -> dict[str, Any]:
-    files = with_backup(path)
-    try:
-        table: dict[str, Any] = read_document(files[0], _TABLE)[_TABLE] if files else {}
-    except (CorruptFileError, ValueError, RecursionError):
-        return {}  # a broker begins without any
-    return table
+    """As a broker loads them: of the .bak where the file is none."""
+    for file in with_backup(path):
+        with contextlib.suppress(CorruptFileError, ValueError, RecursionError):
+            table: dict[str, Any] = read_document(file, _TABLE)[_TABLE]
+            return table
+    return {}  # it begins without any
 
 
 def _attribute(entry: Any, name: str) -> Any:

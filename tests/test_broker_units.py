@@ -456,24 +456,6 @@ def test_info_counts_queues_of_batches(tmp_path: Path, in_files: int) -> None:
     assert (info.units_behind, info.end_timestamp) == (4 - in_files, builder.times)
 
 
-def test_light_and_batch_queues_follow_a_broker_that_cuts_its_log(tmp_path: Path) -> None:
-    """As a replica of controller mode does, and goes on."""
-    builder = Builder(tmp_path / "store")
-    lights(builder, "", "")
-    kept = len(builder.log)
-    lights(builder, "", "", begin=2)
-    batches(builder, begins_single=True)
-    builder.file("lock", b"lock", 4)
-    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
-        assert (bodies(reader, "%LMQ%a"), bodies(reader, "BT")) == ([b"0", b"1", b"2", b"3"], ALL)
-        builder.log = builder.log[:kept]
-        builder.record("BT", b"another, which is longer")
-        lights(builder, *[""] * 7, begin=2)
-        builder.finish()
-        assert bodies(reader, "%LMQ%a") == [b"%d" % number for number in range(9)]
-        assert bodies(reader, "BT") == [b"another, which is longer"]
-
-
 def test_what_rmq_put_into_a_broker_s_store_is_in_no_queue_that_rmq_does_not_make(tmp_path: Path) -> None:
     """Beside the writer, when it was killed, and when it has closed."""
     builder = Builder(tmp_path / "store")

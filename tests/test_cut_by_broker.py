@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader that stays open beside a broker that cuts its log and goes on, as a replica of controller mode does."""
+"""A reader that stays open beside a broker that cuts its log and goes on, as a replica of controller mode does, or that
+deletes queues and begins them anew.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import oracle
 import pytest
 from forks import lock_of_a_broker
+from test_broker_units import ALL, LIGHT, batches, bodies, lights
+from test_foreign_formats import Builder
 
 import rmq
 
@@ -69,3 +74,49 @@ def test_a_log_that_a_broker_cut_to_nothing_is_judged_anew_once(
         with path.open("r+b") as file:
             file.write(log_of([b"new"]))
         assert [message.body for message in reader.pull("T").messages] == [b"new"]
+
+
+@pytest.mark.parametrize("begin", [0, 5])
+def test_light_and_batch_queues_follow_a_broker_that_cuts_its_log(tmp_path: Path, begin: int) -> None:
+    """begin: of the light queue, whose first messages may have been cleaned away."""
+    builder = Builder(tmp_path / "store")
+    lights(builder, "", "", begin=begin)
+    kept = len(builder.log)
+    lights(builder, "", "", begin=begin + 2)
+    batches(builder, begins_single=True)
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert bodies(reader, "%LMQ%a", begin=begin) == [b"%d" % number for number in range(begin, begin + 4)]
+        assert bodies(reader, "BT") == ALL
+        builder.log = builder.log[:kept]
+        builder.record("BT", b"another, which is longer")
+        lights(builder, *[""] * 7, begin=begin + 2)
+        builder.finish()
+        assert bodies(reader, "%LMQ%a", begin=begin) == [b"%d" % number for number in range(begin, begin + 9)]
+        assert bodies(reader, "BT") == [b"another, which is longer"]
+
+
+def test_a_light_queue_that_a_broker_deleted_begins_anew(tmp_path: Path) -> None:
+    """Its new units are in its file, or not yet."""
+    builder, units = Builder(tmp_path / "store"), []
+
+    def put(count: int, begin: int, in_file: int) -> None:
+        for number in range(begin, begin + count):
+            raw = (LIGHT % ("%LMQ%a", number)).encode()
+            units.append((*builder.record("T", b"%d" % len(units), raw, queue_offset=len(units)), 65))
+        builder.finish()
+        builder.units("T", 0, units)
+        if in_file:
+            builder.units("%LMQ%a", 0, units[-in_file:])
+
+    put(4, 0, 4)
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.path), rmq.open(builder.path) as reader:
+        assert bodies(reader, "%LMQ%a") == [b"0", b"1", b"2", b"3"]
+        shutil.rmtree(builder.path / "consumequeue/%LMQ%a")
+        put(1, 0, 1)
+        assert bodies(reader, "%LMQ%a") == [b"4"]
+        put(2, 1, 0)
+        assert bodies(reader, "%LMQ%a") == [b"4", b"5", b"6"]
+        with rmq.open(builder.path) as fresh:
+            assert bodies(fresh, "%LMQ%a") == [b"4", b"5", b"6"]

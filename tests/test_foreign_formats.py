@@ -418,3 +418,7 @@ def test_a_store_with_topics_that_a_broker_keeps_otherwise_is_not_written(
     builder.units("T", 0, [(*builder.record(), 0)])
     builder.file("config/topics.json", (TOPICS % (name, value)).encode(), 0)
     refused(builder.finish(), what, CONFIG)
+    (builder.path / "config/topics.json").rename(builder.path / "config/topics.json.bak")
+    for text in (b"", b'{"topicConfigTable": {', b"[]"):  # a broker then loads the .bak
+        builder.file("config/topics.json", text, 0)
+        refused(builder.path, what, CONFIG)
