@@ -204,7 +204,8 @@ def derive_segment(task: SegmentTask) -> SegmentPart:
 
 def build_index_file(task: IndexTask) -> bytes:
     """One index file, on disk under its name when it is whole; returns its header. May run again, beside itself too."""
-    config, path = task.config, task.path.with_name(f"{task.path.name}.{uuid.uuid4().hex}")
+    config, staged = task.config, task.pieces[0][0].parent  # which goes, with what a try that is killed leaves there
+    path = staged / f"{task.path.name}.{uuid.uuid4().hex}"
     phy_offset, timestamp = task.before
     try:
         with IndexFile(path, "x", max_hash_slot_num=config.max_hash_slot_num, max_index_num=config.max_index_num,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,21 @@ def test_a_task_may_run_twice(made: Path, tmp_path: Path) -> None:
             yield task(item)
 
     rebuilding.rebuild_by(twice, made, tmp_path / "new")
+    assert derived_files(tmp_path / "new") == derived_files(made)
+
+
+def test_a_try_that_was_killed_amid_an_index_file_leaves_nothing_there(made: Path, tmp_path: Path) -> None:
+    def run(task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:  # as Spark, whose worker was killed
+        for item in items:
+            if task is deriving.build_index_file:
+                child = os.fork()
+                if not child:
+                    deriving.IndexFile.flush = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+                    task(item)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            yield task(item)
+
+    rebuilding.rebuild_by(run, made, tmp_path / "new")
     assert derived_files(tmp_path / "new") == derived_files(made)
 
 
