@@ -130,6 +130,7 @@ class BrokerUnits:
         """
         if begin != self._derived:
             self._ends = {}
+        self._derived = -1  # until all are put: a gap begins anew
         rows = rows_with(batch, MULTI_DISPATCH)
         places = unpack_units(units)[0] if rows else np.empty(0, np.int64)
         for row in rows:
@@ -141,7 +142,10 @@ class BrokerUnits:
             for topic, queue_offset in dispatched_to(message.properties).items():
                 if not topic.startswith(LMQ_PREFIX) or not _is_name(topic) or not self._may_make(topic):
                     continue
-                end = self._queues.open(topic, LIGHT_QUEUE_ID).max_offset
+                queue = self._queues.open(topic, LIGHT_QUEUE_ID)
+                end = queue.max_offset
+                if queue.phy_offset_below(end) >= message.phy_offset:
+                    continue  # it has its unit, or is of a queue that was deleted
                 following = self._ends.get(topic, end)
                 if queue_offset == following or not (is_copy or 0 < queue_offset < following):
                     first = end if topic in self._ends and queue_offset else queue_offset

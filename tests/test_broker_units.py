@@ -73,6 +73,20 @@ def test_light_queues_without_any_queue_s_files_are_derived(tmp_path: Path) -> N
         assert store.topics() == {"%LMQ%a": {0: (0, 2)}, "%LMQ%b": {0: (0, 1)}, "T": {1: (0, 2)}}
 
 
+@pytest.mark.parametrize("begin", [0, 5])
+def test_a_light_queue_with_a_gap_before_its_first_message_is_derived_from_all_of_the_log(
+    tmp_path: Path, begin: int
+) -> None:
+    """As one that a broker deleted, when the log's last message is of it."""
+    builder = Builder(tmp_path / "store")
+    places = lights(builder, "", "", "", begin=begin)
+    builder.units("T", 1, [(0, 2**31 - 1, 0)] * begin + [(*place, 65) for place in places])
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        assert reader.topics()["%LMQ%a"] == {0: (begin, begin + 3)}
+        assert bodies(reader, "%LMQ%a", begin=begin) == [b"%d" % (begin + number) for number in range(3)]
+
+
 @pytest.mark.parametrize("is_running", [False, True])
 def test_properties_that_name_an_ordinary_queue_change_nothing_there(tmp_path: Path, *, is_running: bool) -> None:
     """A producer may send anything where the broker makes no light queues; of 4.9's under any name the files tell."""

@@ -16,6 +16,7 @@ from test_broker_units import ALL, LIGHT, batches, bodies, lights
 from test_foreign_formats import Builder
 
 import rmq
+from rmq import brokerunits
 
 SEGMENT = 4096
 
@@ -120,3 +121,33 @@ def test_a_light_queue_that_a_broker_deleted_begins_anew(tmp_path: Path) -> None
         assert bodies(reader, "%LMQ%a") == [b"4", b"5", b"6"]
         with rmq.open(builder.path) as fresh:
             assert bodies(fresh, "%LMQ%a") == [b"4", b"5", b"6"]
+
+
+def test_light_queues_count_once_however_often_a_reader_looks_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokerunits, "LIGHT_QUEUES", 3)
+    builder = Builder(tmp_path / "store")
+    lights(builder, ",%LMQ%b", "")
+    kept = len(builder.log)
+    lights(builder, "", begin=2)
+    builder.file("lock", b"lock", 4)
+    with lock_of_a_broker(builder.finish()), rmq.open(builder.path) as reader:
+        topics = reader.topics()
+        assert sorted(topics) == ["%LMQ%a", "%LMQ%b", "T"]
+        for number in range(3):
+            builder.log = builder.log[:kept]
+            builder.record("T", b"cut %d" % number, (LIGHT % ("%LMQ%a", "2")).encode(), queue_id=1, queue_offset=2)
+            builder.finish()
+            assert reader.topics() == topics
+
+
+def test_messages_of_a_light_queue_before_it_was_deleted_take_no_place_in_its_files(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    places = [*lights(builder, "", "", ""), *lights(builder, "", "")]
+    builder.units("T", 1, [(*place, 65) for place in places])
+    builder.units("%LMQ%a", 0, [(*place, 65) for place in places[3:]])
+    builder.file("abort", b"1", 1)
+    with rmq.open(builder.finish()) as store:
+        assert bodies(store, "%LMQ%a") == [b"0", b"1"]
+        assert store._queues.queues["%LMQ%a", 0].behind == 0
