@@ -290,7 +290,10 @@ class PartWriter:
         table = pa.Table.from_batches(batches).select(self._task.columns)
         name = f"part-{self._task.number:05d}-{self._round}.parquet"
         path = self._root / directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        level = self._root  # not made again: an export that has ended has removed it
+        for part in filter(None, directory.split("/")):
+            level /= part
+            level.mkdir(exist_ok=True)
         rows = max(1, min(ROW_GROUP_ROWS, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes)))
         with telling(path), open(path, "xb") as file:
             pq.write_table(table, file, row_group_size=rows, compression=self._task.compression,

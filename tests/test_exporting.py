@@ -435,3 +435,21 @@ def test_who_may_not_give_a_directory_away_exports_there_all_the_same(path: Path
     monkeypatch.setattr(os, "chown", chown)
     assert rmq.export(path, target, processes=1).row_count
     assert (target.stat().st_uid, target.stat().st_mode & 0o777) == (os.getuid(), 0o777)
+
+
+def test_a_try_that_works_on_after_the_export_has_ended_makes_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of Spark's speculation."""
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x"))
+    flush = exporting.PartWriter.flush
+
+    def late(writer: exporting.PartWriter) -> None:
+        shutil.rmtree(writer._root.parent)
+        flush(writer)
+
+    monkeypatch.setattr(exporting.PartWriter, "flush", late)
+    with pytest.raises(FileNotFoundError):
+        rmq.export(tmp_path / "s", tmp_path / "out", processes=1)
+    assert os.listdir(tmp_path) == ["s"]

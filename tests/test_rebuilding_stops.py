@@ -295,7 +295,7 @@ def test_a_segment_that_two_tasks_derive_at_a_time_counts_once(
 
     def copy(item: deriving.SegmentTask) -> None:
         copied.append(item.begin)
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped, FileNotFoundError):  # what it writes into is gone
             deriving.derive_segment(item)
         copied.append(-1)
 
@@ -364,3 +364,12 @@ def test_a_wrong_queue_offset_in_a_log_of_ours_moves_no_other_message(store: Pat
             if other != number:
                 pulled = opened.pull(place.topic, place.queue_id, place.queue_offset, 1).messages
                 assert [message.phy_offset for message in pulled] == [place.phy_offset], other
+
+
+def test_a_try_that_works_on_after_the_rebuild_has_ended_makes_nothing_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        deriving._make_file(tmp_path / "units" / "orders" / "0" / "file", 20)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "units").mkdir()
+    deriving._make_file(tmp_path / "units" / "orders" / "0" / "file", 20)
+    assert (tmp_path / "units" / "orders" / "0" / "file").stat().st_size == 20
