@@ -120,10 +120,12 @@ class Run:
 
     def flush(self) -> None:
         assert self.store is not None
-        self.store.flush()
-        self._note_safe()
+        self._safe_after(self.store.flush)
 
-    def _note_safe(self) -> None:
+    def _safe_after(self, call: Callable[[], object]) -> None:
+        assert self.store is not None
+        self.commits.append(offsets_of(self.store))  # not what a killed process had in memory
+        call()
         self.recorder.note("safe", len(self.records))
         self.recorder.note("consumed", len(self.commits) - 1)
 
@@ -139,8 +141,7 @@ class Run:
     def timed_flush(self) -> None:
         """As the thread rmq-flush does: the log is on disk, queues may stay behind."""
         assert self.store is not None
-        self.store._flusher.flush_if_due()
-        self._note_safe()
+        self._safe_after(self.store._flusher.flush_if_due)
 
     def failed_flush(self) -> None:
         """A step of a flush, timed or not, finds no room, or is interrupted once it is done."""
@@ -173,8 +174,7 @@ class Run:
 
     def close(self) -> None:
         assert self.store is not None
-        self.store.close()
-        self._note_safe()
+        self._safe_after(self.store.close)
 
     @contextmanager
     def killed_within(self, calls: int) -> Iterator[None]:
