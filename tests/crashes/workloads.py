@@ -174,7 +174,8 @@ class Run:
 
     def close(self) -> None:
         assert self.store is not None
-        self._safe_after(self.store.close)
+        if not self.store.closed:
+            self._safe_after(self.store.close)
 
     @contextmanager
     def killed_within(self, calls: int) -> Iterator[None]:
