@@ -29,7 +29,7 @@ from rmq.indexfile import ENTRY, IndexFile
 from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
 from rmq.pool import Runner
 from rmq.queueset import QueueSet
-from rmq.segment import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directories
+from rmq.segment import DIRECTORY_MODE, make_directory, open_file, sync_directories
 
 KEYS = np.dtype([("hash", "<i4"), ("phy_offset", "<i8"), ("store_timestamp", "<i8")])  # staged, read by this machine
 _FIELDS = ("hash", "phy_offset", "store_timestamp")
@@ -118,7 +118,7 @@ def _make_file(path: Path, size: int) -> None:
     """A file of zeros, unless another task made it."""
     for parent in (path.parent.parent, path.parent):  # all are synced together; none above: a rebuild may have ended
         parent.mkdir(DIRECTORY_MODE, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         os.ftruncate(descriptor, size)
     finally:

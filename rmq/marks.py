@@ -27,10 +27,10 @@ from rmq.mappedfile import MappedFile
 from rmq.paths import INDEX_NAME, LARGEST_OFFSET, StorePaths
 from rmq.segment import (
     EXHAUSTED,
-    FILE_MODE,
     SMALL_FILE,
     allocate,
     make_directory,
+    open_file,
     read_file,
     remove_file,
     sync_directory,
@@ -253,7 +253,7 @@ def keep_spare(paths: StorePaths) -> None:
     with contextlib.suppress(OSError):
         if shutil.disk_usage(paths.own).free < 4 * SPARE_SIZE:
             return
-        descriptor = os.open(paths.spare, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = open_file(paths.spare, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             allocate(descriptor, 0, SPARE_SIZE)
         finally:

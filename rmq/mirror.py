@@ -29,6 +29,7 @@ from rmq.objectcache import CacheFullError, ObjectCache, default_directory
 from rmq.objects import Listed, ObjectRemovedError, Objects, ObjectStoreError
 from rmq.paths import LARGEST_OFFSET
 from rmq.putting import system_clock
+from rmq.segment import open_file
 from rmq.snapshot import FILES, MANIFEST, Snapshot
 from rmq.store import Store
 
@@ -144,7 +145,7 @@ class Mirror:
         """A file without a name, of zeros: a descriptor to write, and its map to read."""
         path = self.directory / f"fetched-{uuid.uuid4().hex}"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:  # no segment is gone: whoever cleans temporary files has been here
             raise ObjectStoreError(self.snapshot.location.uri, f"{self.directory} was removed") from None
         try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rmq.errors import RmqError
-from rmq.segment import sync_file
+from rmq.segment import open_file, sync_file
 
 
 class CacheFullError(RmqError):
@@ -121,7 +121,7 @@ class ObjectCache:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """Descriptor of a file that this holder alone has locked."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

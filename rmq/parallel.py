@@ -112,8 +112,8 @@ def scan_map(path: str | os.PathLike[str], function: Callable[[Iterator[pa.Recor
     on_damage) gives, once; with a begin or end only while the store's clock went back by no more than an hour. What was
     cleaned away before it was read, or is gone with the end of the log, is damage.
     processes: None for one on each core, fewer where there is less than 1 MiB of the log for each; one is this process,
-    without any pickling. Else function must be importable and its answers picklable, and a script needs
-    `if __name__ == "__main__":`. split_bytes: of the log for a part.
+    without any pickling, and so is any number in a worker of a multiprocessing.Pool. Else function must be importable
+    and its answers picklable, and a script needs `if __name__ == "__main__":`. split_bytes: of the log for a part.
     Cost: a process starts in about 0.3 s; a part finds its first record by the queues' units, without queues by a walk
     from its segment's start.
     Raises as `rmq.open` and `Store.scan`, what function raises, ChildProcessError when a process died.

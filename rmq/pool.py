@@ -38,7 +38,8 @@ def cores() -> int:
 
 
 def in_processes(count: int | None = None) -> Runner:
-    """A Runner of `count` processes, None: one for each core this process may use. One process: this one.
+    """A Runner of `count` processes, None: one for each core this process may use. One process: this one, and so is any
+    count in a worker of a multiprocessing.Pool, which may have no processes of its own.
 
     They are spawned: a script that calls this at its top level needs `if __name__ == "__main__":`, and task and items
     must be importable there. Raises what a task raises, RuntimeError with its text where that cannot be pickled, or of
@@ -49,6 +50,7 @@ def in_processes(count: int | None = None) -> Runner:
     if count is not None and count < 1:
         raise ValueError(f"processes must be at least 1, got {count}")
     wanted = cores() if count is None else int(count)
+    wanted = 1 if multiprocessing.current_process().daemon else wanted
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         workers = min(wanted, len(items))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import functools
 import os
 import resource
@@ -21,6 +22,7 @@ Answer = TypeVar("Answer")
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
+LAST_STANDARD = 2  # stderr's descriptor
 LOOKS = 10  # at a directory in which another process removes files
 SMALL_FILE = 1024 * 1024  # bytes looked at of files that hold a line or two
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
@@ -42,6 +44,27 @@ def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> Non
     except OSError as error:
         error.failed_sync = True  # type: ignore[attr-defined]
         raise
+
+
+def open_file(path: str | Path, flags: int, mode: int = FILE_MODE) -> int:
+    """os.open, but never 0 to 2, which a daemon may have closed: what it prints would be written into the file. They
+    are /dev/null from then on: a map, too, keeps a copy of its file's descriptor. OSError.
+    """
+    descriptor = os.open(path, flags, mode)
+    if descriptor > LAST_STANDARD:
+        return descriptor
+    try:
+        above = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1)
+    finally:
+        os.close(descriptor)
+    try:
+        while (spare := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:
+            pass
+    except OSError:
+        os.close(above)
+        raise
+    os.close(spare)
+    return above
 
 
 @contextlib.contextmanager
@@ -184,7 +207,7 @@ def open_regular(path: Path, flags: int) -> int:
     target. CorruptFileError when it is something else, OSError of the system.
     """
     follow = 0 if flags & (os.O_RDWR | os.O_WRONLY) == 0 else os.O_NOFOLLOW
-    descriptor = os.open(path, flags | follow | os.O_NONBLOCK, FILE_MODE)
+    descriptor = open_file(path, flags | follow | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CorruptFileError(path, 0, "no regular file")
@@ -256,7 +279,7 @@ def write_marker(path: Path, backup: Path, text: bytes | None) -> None:
         write_atomically(path, text)
         return
     if not path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
     sync_directory(path.parent)
 
 
@@ -277,11 +300,11 @@ def create_file(path: Path) -> int:
     """Descriptor of a new file. One of no bytes, which a killed process may leave, counts as not there."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     try:
-        return os.open(path, flags | os.O_EXCL, FILE_MODE)
+        return open_file(path, flags | os.O_EXCL)
     except FileExistsError:
         if not path.is_file() or path.stat().st_size:
             raise
-        return os.open(path, flags, FILE_MODE)
+        return open_file(path, flags)
 
 
 def directories_in(path: Path) -> list[Path]:

@@ -115,6 +115,7 @@ class Store(StoreWriter):
         self._putter: Putter[PutResult] | None = None
         try:
             if mode == "r":
+                require_store(self.path, self._paths)
                 self._open_to_read(config)
             else:
                 self._open_to_write(config, repair, undo)
@@ -134,7 +135,6 @@ class Store(StoreWriter):
         return self.mode != "r" and hasattr(self, "_checkpoint") and self._checkpoint.is_withdrawn
 
     def _open_to_read(self, config: StoreConfig) -> None:
-        require_store(self.path, self._paths)
         self._root = os.stat(self._paths.root)
         check_readable(self._paths)
         check_is_store(self._paths)

@@ -347,19 +347,6 @@ def test_a_unique_key_s_month_began_by_the_clocks_of_its_first_day(born: str, no
     assert key.born_timestamp == made.timestamp() * 1000
 
 
-def test_a_log_of_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, store_path_commit_log="log")
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "a")
-    with rmq.open("s", "x", config=config) as store, rmq.open("s", config=config) as reader:
-        monkeypatch.chdir(tmp_path / "b")
-        store.put_many([rmq.Message("T", b"x" * 1000)] * 20)
-        assert reader.scan().read_all().num_rows == 20
-    assert len(list((tmp_path / "a" / "log").iterdir())) > 5
-    assert list((tmp_path / "b").iterdir()) == []
-
-
 @pytest.mark.parametrize("data", [bytes(4096), b"brokerName=a\n\0", b"#" * (2**20 + 1)], ids=["zeros", "nul", "large"])
 def test_a_file_that_is_no_broker_conf_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "00000000000000000000").write_bytes(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose directory is moved or removed while it is open for writing, as logs are rotated."""
+"""A store whose directory is moved or removed while it is open, as logs are rotated, or whose program moves."""
 
 from __future__ import annotations
 
@@ -165,3 +165,29 @@ def test_no_sidecar_is_made_where_a_store_was(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         make_sidecar(index, SIZES["max_hash_slot_num"], SIZES["max_index_num"])
     assert not path.exists()
+
+
+def test_a_log_of_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, store_path_commit_log="log")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with rmq.open("s", "x", config=config) as store, rmq.open("s", config=config) as reader:
+        monkeypatch.chdir(tmp_path / "b")
+        store.put_many([rmq.Message("T", b"x" * 1000)] * 20)
+        assert reader.scan().read_all().num_rows == 20
+    assert len(list((tmp_path / "a" / "log").iterdir())) > 5
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_reader_of_a_relative_path_sees_what_is_begun_after_its_program_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s/commitlog").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with rmq.open("s") as reader:
+        monkeypatch.chdir("/")
+        assert reader.topics() == {}
+        with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
+            store.put(rmq.Message("T", b"a"))
+            assert [message.body for message in reader.pull("T").messages] == [b"a"]

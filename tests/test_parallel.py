@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import re
@@ -115,6 +116,17 @@ def test_the_parts_run_in_processes_of_their_own(path: Path) -> None:
     assert os.getpid() not in found
     assert 1 <= len(found) <= 2
     assert set(rmq.scan_map(path, process_of, processes=1)) == {os.getpid()}
+
+
+def processes_of(path: Path) -> set[int]:
+    """0: this one."""
+    return {number - os.getpid() for number in rmq.scan_map(path, process_of, processes=2, split_bytes=3000)}
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_pool_does_every_part_itself(path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(processes_of, (path,)) == {0}
 
 
 @pytest.mark.slow

@@ -206,6 +206,25 @@ def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path, mode: str) -> No
     assert_goes_on(tmp_path / "s", list(range(10)))
 
 
+def test_what_a_daemon_prints_after_it_closed_its_standard_descriptors_goes_into_no_file(tmp_path: Path) -> None:
+    def daemon() -> list[str]:
+        for descriptor in range(3):
+            os.close(descriptor)
+        with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+            store.put(message(0))
+            os.close(1)
+            for number in range(1, 60):  # new segments, queue and index files
+                store.put(message(number))
+            places = [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in range(3)]
+            os.write(1, b"x" * 100)
+            os.write(2, b"x" * 100)
+        return places
+
+    assert in_child(daemon) == ["/dev/null"] * 3
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert_holds(store, list(range(60)))
+
+
 def test_a_child_that_ends_by_itself_leaves_the_parents_store_alone(store: rmq.Store) -> None:
     assert os.waitpid(fork(store.close), 0)[1] == 0
     with pytest.raises(rmq.StoreLockedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import random
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -275,9 +276,19 @@ class Half:
         return 1.5
 
 
-@pytest.mark.parametrize(("value", "answer"), [(-2**63, -2**63), (2**63 - 1, 2**63 - 1), (0, 0), (Index(), 7)])
+class Moment(datetime):
+    """As pendulum's, whose differences are no timedeltas."""
+
+    def __sub__(self, other: Any) -> Any:
+        return "no difference"
+
+    __rsub__ = __sub__
+
+
+@pytest.mark.parametrize(("value", "answer"), [
+    (-2**63, -2**63), (2**63 - 1, 2**63 - 1), (0, 0), (Index(), 7), (Moment(1970, 1, 2, tzinfo=UTC), 86_400_000)])
 def test_a_number_of_milliseconds_is_taken(value: Any, answer: int) -> None:
-    assert to_ms(value, "clock") == answer
+    assert to_ms(value, "clock") == to_ms(value, "clock", True) == answer
 
 
 @pytest.mark.parametrize(("value", "kind"), [(2**63, ValueError), (-2**63 - 1, ValueError), (True, TypeError),
