@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from rmq._core._indexput import key_count
 from rmq._core._record import PARSE_PROPERTIES
 from rmq._core._recordbatch import RecordBatch
+from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
-from rmq.index import Index, entries_at_begin, entries_at_end
+from rmq.index import Durable, Index, entries_at_begin, entries_at_end
 from rmq.indexfile import IndexFile
 from rmq.marks import read_manifest
 from rmq.paths import FileVersion, StorePaths, version_of
@@ -67,6 +69,12 @@ class Coverage:
             self._misses_files = manifest is not None and not names.issuperset(manifest.index_files)
             self._judged = files, version
         return version is not None, self._misses_files
+
+    def flushed(self, *, is_told: bool) -> tuple[list[IndexFile], Durable]:
+        """After a crash: the files that were on disk, if the checkpoint tells, and what of the index counts then."""
+        until = Checkpoint(self._paths.checkpoint).index_msg_timestamp if is_told else -1
+        files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= until, self._index.files))
+        return files, (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
 
     def gaps(self, files: Sequence[IndexFile], end: int, *, is_closed: bool) -> tuple[list[Range], int]:
         """Ranges in front of and between files whose keys none of them holds, and where the last one ends.

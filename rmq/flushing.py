@@ -23,7 +23,7 @@ from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.owed import Owed
 from rmq.preparing import Preparer, weakly
 from rmq.recovery import OpenedStore, fill_table
-from rmq.segment import passes, sync_file
+from rmq.segment import is_handlers, passes, sync_file
 from rmq.sidecar import SidecarMaker
 from rmq.sleeper import Sleeper, waking
 from rmq.topics import merge_topics, topics_from
@@ -92,7 +92,7 @@ class Flusher:
         try:
             self.dispatch()
         except OSError as error:
-            if not passes(error):
+            if is_handlers(error) or not passes(error):
                 raise
             return False
         return True
@@ -170,7 +170,7 @@ class Flusher:
                 for file in files:
                     file.sync()
             except OSError as error:
-                self.failure = self.failure or error
+                self.failure = self.failure or (None if is_handlers(error) else error)
                 raise
 
     def relieve(self) -> None:
@@ -256,7 +256,9 @@ class Flusher:
         """
         try:
             self.flush()
-        except OSError:
+        except OSError as error:
+            if is_handlers(error):
+                raise
             if self.failure is None:
                 self._catch_up()
             if self.failure is not None:
@@ -269,7 +271,7 @@ class Flusher:
         try:
             sync_file(descriptor)
         except OSError as error:
-            self.failure = error
+            self._note(error)
             raise
 
     def _note(self, error: OSError) -> None:

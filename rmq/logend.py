@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rmq._core import _layout as L
 from rmq._core._record import (
@@ -29,6 +30,8 @@ from rmq.lock import Crash
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
+from rmq.paths import FileVersion, version_of
+from rmq.segment import SMALL_FILE, read_file
 
 logger = logging.getLogger("rmq")
 
@@ -55,10 +58,14 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each."""
+    """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each.
+
+    is_cut: but no record that is older than those before it: a broker of controller mode cut it off, and went on.
+    """
 
     phy_offset: int
     time: int | None
+    is_cut: bool = False
 
     def holds(self, end: int, time: int) -> bool:
         """A record that ends at `end`, stored at `time`."""
@@ -91,6 +98,32 @@ class Proof:
                 return self.phy_offset >= log.min_phy_offset
             return segment.read(self.phy_offset - segment.start, _PROOF_SIZE) != self.head
         return False
+
+
+class Epochs:
+    """The file of a broker in controller mode, which cuts its log where another one's differs, and goes on there.
+
+    Source: RocketMQ EpochFileCache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._name = path, str(path)
+        self._seen: FileVersion | None = None
+        self._first: Proof | None = None  # of the last epoch's first record
+
+    @property
+    def exist(self) -> bool:
+        return self._seen is not None
+
+    def look(self, log: CommitLog) -> None:
+        self._seen, self._first = version_of(self._name), None
+        with contextlib.suppress(OSError, ValueError, IndexError, CorruptFileError):
+            last = read_file(self._path, SMALL_FILE).split()[-1]  # epoch-phy offset
+            self._first = Proof.of(log, int(last.rpartition(b"-")[2]))
+
+    def have_changed(self, log: CommitLog) -> bool:
+        """Whether another epoch began since the look, or its first record came."""
+        return version_of(self._name) != self._seen or (self._first is not None and self._first.is_cut(log))
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -197,17 +230,31 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
             segment.scan(batch, found, segment.end)
             time = int(batch.numbers("store_timestamp")[0])
             batch.release()
-            end.is_damage = end.is_damage or on_disk.time is None or time <= on_disk.time
+            was_on_disk = on_disk.time is None or time <= on_disk.time
+            is_left_behind = on_disk.is_cut and time < _time_at(log, end.last_phy_offset)
+            end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
             break
     return end
 
 
-def ends_for_sure(log: CommitLog, end: LogEnd) -> bool:
+def _time_at(log: CommitLog, phy_offset: int) -> int:
+    """Store timestamp of the record at a place; BEFORE_ALL without one."""
+    segment = log.segment_at(phy_offset) if phy_offset >= 0 else None
+    if segment is None:
+        return BEFORE_ALL
+    batch = RecordBatch(1)
+    segment.scan(batch, phy_offset, segment.end)
+    time = int(batch.numbers("store_timestamp")[0]) if batch.count else BEFORE_ALL
+    batch.release()
+    return time
+
+
+def ends_for_sure(log: CommitLog, end: LogEnd, *, is_cut: bool) -> bool:
     """Beside a broker: whether no whole record lies behind the end but those that it appended since. One that does is
-    behind damage, or was cut off by a recovery: nobody tells which.
+    behind damage, or was cut off by a recovery: nobody tells which, but for an `is_cut` as OnDisk has it.
     """
-    end = look_behind(log, replace(end), OnDisk(0, BEFORE_ALL))
-    is_sure = not end.is_damage and end.next_phy_offset in (-1, end.phy_offset)
+    end = look_behind(log, replace(end), OnDisk(0, None if is_cut else BEFORE_ALL, is_cut))
+    is_sure = not end.is_damage and (is_cut or end.next_phy_offset in (-1, end.phy_offset))
     if not is_sure and find_end(log, end.phy_offset, log.max_phy_offset).phy_offset > end.phy_offset:
         return True  # it was being written
     if not is_sure:

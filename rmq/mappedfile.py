@@ -21,6 +21,7 @@ from rmq.segment import (
     allocate,
     begin_write_out,
     create_file,
+    is_handlers,
     open_regular,
     opened,
     room_for_files,
@@ -243,7 +244,9 @@ class MappedFile:
         """
         try:
             size = self.map.size()
-        except (ValueError, OSError):  # closed by another thread, before or in the midst of the call
+        except (ValueError, OSError) as error:  # closed by another thread, before or in the midst of the call
+            if isinstance(error, OSError) and is_handlers(error):
+                raise
             size = 0
         if size < self.size:
             raise CorruptFileError(self.path, size, "file was truncated while it was open")

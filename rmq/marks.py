@@ -240,6 +240,21 @@ def _extent(first: Any, following: Any) -> tuple[int, int]:
     return int(first), int(following)
 
 
+def look_at_marks(paths: StorePaths, known: Marks | None) -> Marks | None:
+    """A reader's: `known` while it is what stands there, else what does, `known` closed; None: nothing yet."""
+    if known is not None and not known.is_replaced():
+        return known
+    try:
+        if paths.marks.stat().st_size == 0:
+            return None  # made and not filled yet, or by a process that was killed
+        fresh = Marks(paths.marks, writable=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if known is not None:
+        known.close()
+    return fresh
+
+
 def write_manifest(paths: StorePaths, manifest: Manifest) -> None:
     queues = [[*key, *offsets] for key, offsets in sorted(manifest.queues.items())]
     document = {"min_phy_offset": manifest.min_phy_offset, "index": list(manifest.index_files), "queues": queues}

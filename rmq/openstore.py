@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from rmq._core._mapguard import lost_pages
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
-from rmq.errors import RmqError, StoreClosedError, UnsupportedFormatError
+from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.index import Durable, Index
 from rmq.legacy import LegacyKeys
 from rmq.paths import StorePaths
@@ -36,7 +36,12 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
         store._check_open()
         try:
             try:
-                answer = method(*arguments, **options)
+                try:
+                    answer = method(*arguments, **options)
+                except CorruptFileError as error:
+                    if not store._was_cut_off(error):
+                        raise
+                    answer = method(*arguments, **options)
             finally:
                 if lost_pages() and not store.closed:
                     store._check_maps()
@@ -91,6 +96,10 @@ class OpenStore(ABC):
             raise StoreClosedError(f"{self.path}: store is closed")
         if os.getpid() != self._pid:
             raise StoreClosedError(f"{self.path}: store was opened by the parent process; open it again by its path")
+
+    @abstractmethod
+    def _was_cut_off(self, error: CorruptFileError) -> bool:
+        """Whether the log ends before the damage by now: a broker had cut it there, and the answer is another."""
 
     @abstractmethod
     def _writer_now(self) -> object:

@@ -63,6 +63,7 @@ class StorePaths:
         self.consumer_offsets = self.config / "consumerOffset.json"
         self.lmq_consumer_offsets = self.config / "lmqConsumerOffset.json"
         self.rocksdb_offsets = (self.config / "consumerOffsets", self.config / "rdb")
+        self.epochs = root / "epochFileCheckpoint"  # of a broker in controller mode
         self.own = root / "rmq"
         self.meta = self.own / "meta.json"
         self.marks = self.own / "marks"

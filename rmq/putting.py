@@ -143,7 +143,7 @@ class StoreWriter(StoreReader):
         flusher.check_not_nested()
         try:
             with self._put_lock:
-                if self._closed or flusher.failure is not None:  # since the caller looked
+                if self._closed or flusher.failure is not None or os.getpid() != self._pid:  # since the caller looked
                     self._check_writable()
                 flusher.settle()
                 try:

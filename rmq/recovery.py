@@ -288,7 +288,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint))
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
     own_from = durable if crashed is Crash.OURS else None
     end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
     end = look_behind(log, end, on_disk)
@@ -317,7 +317,7 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     log, queues, clean = store.log, store.queues, crashed is None
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint))
+    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
     end = look_behind(log, find_end(log, start, log.max_phy_offset, on_disk=on_disk), on_disk)
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
@@ -342,7 +342,7 @@ def _repair(store: OpenedStore, mark: Mark | None, crashed: Crash | None) -> Non
     log, index = store.log, store.index
     _withdraw(store)
     durable = mark.durable_phy_offset if mark else 0
-    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint))
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
     end = find_end(log, log.min_phy_offset, log.max_phy_offset, on_disk=on_disk)
     end = look_behind(log, end, OnDisk(durable, None))
     cut_log(store.paths, log, end, True)

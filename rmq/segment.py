@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import SEGMENT_NAME
 
 Answer = TypeVar("Answer")
@@ -34,7 +34,12 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EAGAIN, *
 
 def passes(error: OSError) -> bool:
     """Whether what it is about is full, used up, busy or interrupted: the same call may succeed later."""
-    return error.errno in PASSING and not getattr(error, "failed_sync", False)
+    return (is_handlers(error) or error.errno in PASSING) and not getattr(error, "failed_sync", False)
+
+
+def is_handlers(error: OSError) -> bool:
+    """Whether no system call failed: a signal handler raised it in the midst of one, as TimeoutError."""
+    return error.errno is None
 
 
 def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> None:
@@ -42,7 +47,7 @@ def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> Non
     try:
         (sync or os.fsync)(descriptor)
     except OSError as error:
-        error.failed_sync = True  # type: ignore[attr-defined]
+        error.failed_sync = not is_handlers(error)  # type: ignore[attr-defined]
         raise
 
 
@@ -101,7 +106,7 @@ class telling:  # a context manager, quicker than one of a generator
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not is_handlers(error):
             error.filename = error.filename or str(self._path)
 
 
@@ -340,8 +345,8 @@ def close_all(closers: Iterable[Callable[[], None]]) -> None:
 
 
 class Closers:
-    """What closes the parts of something, last first. One that is interrupted is called again, once; what an interrupt
-    between two has left, is called by the next `close`.
+    """What closes the parts of something, last first. One that is interrupted, by whatever a signal handler raises, is
+    called again, once; what an interrupt between two has left, is called by the next `close`.
     """
 
     def __init__(self) -> None:
@@ -360,7 +365,8 @@ class Closers:
                 close()
             except BaseException as error:
                 failure = failure or error
-                if not isinstance(error, Exception) and self._again is not close:
+                is_its_own = isinstance(error, RmqError) or (isinstance(error, OSError) and not is_handlers(error))
+                if not is_its_own and self._again is not close:
                     self._again = close
                     continue
             self._closers.pop()

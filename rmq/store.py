@@ -287,6 +287,12 @@ class Store(StoreWriter):
     def _log_end(self) -> int:
         return self._refresh() if self.mode == "r" else self._log.position
 
+    def _was_cut_off(self, error: CorruptFileError) -> bool:
+        if self.mode != "r" or not self._is_settled or not self._visible.ends_earlier():
+            return False
+        places = [segment.start + error.offset for segment in self._log.segments if str(segment.path) == error.path]
+        return all(place >= self._visible.end for place in places)
+
     def _derive(self) -> QueueSet:
         if self.mode == "r":
             self._refresh()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from itertools import takewhile
 
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
@@ -17,6 +16,7 @@ from rmq.index import Durable, Index
 from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
     BEFORE_ALL,
+    Epochs,
     LogEnd,
     OnDisk,
     Proof,
@@ -33,7 +33,7 @@ from rmq.logend import (
     was_closed,
     was_left_alone,
 )
-from rmq.marks import Mark, Marks, read_manifest
+from rmq.marks import Mark, Marks, look_at_marks, read_manifest
 from rmq.paths import FileVersion, StorePaths, version_of
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
@@ -61,12 +61,14 @@ class Visible:
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
         self._last: Proof | None = None  # of a record that was the last one
+        self._epochs = Epochs(paths.epochs)
         self._lock = threading.RLock()
         self._look()
 
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
+        self._epochs.look(log)
         self._coverage = Coverage(paths, log, self._index)
         self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
@@ -118,18 +120,18 @@ class Visible:
         logger.warning("%s: %s; the reader looks at all anew", self._paths.root, why)
         self._look()
 
+    def ends_earlier(self) -> bool:
+        """Whether the log's end has gone back: what a read came to is no damage then, but what a broker had cut off."""
+        with self._lock:
+            before = self.end
+            if self._follows and self._epochs.exist and self._holder is Holder.OTHER:
+                self._look()
+            return self.end < before
+
     def _read_mark(self) -> None:
-        if self._marks is None or self._marks.is_replaced():
-            try:
-                if self._paths.marks.stat().st_size == 0:
-                    return  # made and not filled yet, or by a process that was killed
-                fresh = Marks(self._paths.marks, writable=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            if self._marks is not None:
-                self._marks.close()
-            self._marks = fresh
-        self._mark = self._marks.read()
+        marks = look_at_marks(self._paths, self._marks)
+        if marks is not None:
+            self._marks, self._mark = marks, marks.read()
 
     @property
     def _is_live(self) -> bool:
@@ -172,7 +174,7 @@ class Visible:
             end = self._first_end(start, trusted)
             if is_short or (is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end)):
                 self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-            self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end)
+            self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end, is_cut=self._epochs.exist)
             if (mark is None or self._crashed is None) and (not self._is_live or self._cuts):
                 self._cut_queues(start, trusted, is_marked=mark is not None)
 
@@ -203,7 +205,7 @@ class Visible:
         end = self._find_end(max(start, self._log.min_phy_offset))
         if not self._is_live:
             since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-            end = look_behind(self._log, end, OnDisk(trusted, since))
+            end = look_behind(self._log, end, OnDisk(trusted, since, self._epochs.exist))
         if end.is_damage:
             end = end_past_damage(self._log, end)
         self.end = end.phy_offset
@@ -270,6 +272,8 @@ class Visible:
             self._judged = writer, self._mark
             if may_be_cut and self._last is not None and self._last.is_cut(self._log):
                 self._look_anew("records were taken off that this reader had seen")
+            elif may_be_cut and self._epochs.have_changed(self._log):
+                self._look_anew("another epoch began")
             if self._is_put_back():
                 self._look_anew("a segment was put back")
             if self._is_live:
@@ -382,12 +386,8 @@ class Visible:
                     covered = max(covered, last.end_phy_offset if last is not None else 0)
                 durable = (mark.index_name, mark.index_count) if is_after_crash else None
                 return [(covered, self.end)] if covered < self.end else [], durable
-            durable = None
-            if is_after_crash:
-                checkpoint = Checkpoint(self._paths.checkpoint) if has_manifest or mark is None else None
-                flushed = checkpoint.index_msg_timestamp if checkpoint is not None else -1
-                files = list(takewhile(lambda file: file.is_full and file.end_timestamp <= flushed, files))
-                durable = (int(files[-1].path.name), files[-1].index_count) if files else (0, 0)
+            is_told = has_manifest or mark is None
+            files, durable = self._coverage.flushed(is_told=is_told) if is_after_crash else (files, None)
             files = [file for file in files if file.index_count > 1]
             ranges, covered = self._coverage.gaps(files, self.end, is_closed=self._is_clean)
             if mark is not None and self._holder is Holder.RMQ:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import enum
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import oracle
+import pandas as pd
 import pytest
 
 import rmq
@@ -276,19 +277,34 @@ class Half:
         return 1.5
 
 
+class Span(timedelta):
+    def __floordiv__(self, other: Any) -> Any:
+        return other.of_the_same_class()
+
+
 class Moment(datetime):
-    """As pendulum's, whose differences are no timedeltas."""
+    """As pendulum's, whose differences only their own divide."""
 
     def __sub__(self, other: Any) -> Any:
-        return "no difference"
-
-    __rsub__ = __sub__
+        span = super().__sub__(other)
+        return Span(span.days, span.seconds, span.microseconds)
 
 
 @pytest.mark.parametrize(("value", "answer"), [
     (-2**63, -2**63), (2**63 - 1, 2**63 - 1), (0, 0), (Index(), 7), (Moment(1970, 1, 2, tzinfo=UTC), 86_400_000)])
 def test_a_number_of_milliseconds_is_taken(value: Any, answer: int) -> None:
     assert to_ms(value, "clock") == to_ms(value, "clock", True) == answer
+
+
+@pytest.mark.parametrize("kind", [datetime, Moment, pd.Timestamp])
+def test_a_time_between_milliseconds_is_taken_down_or_up(kind: type[datetime]) -> None:
+    for year, down in ((1969, -1), (1970, 31_535_999_999)):
+        moment = kind(year, 12, 31, 23, 59, 59, 999_001, tzinfo=UTC)
+        assert (to_ms(moment, "clock"), to_ms(moment, "clock", True)) == (down, down + 1)
+
+
+def test_nanoseconds_count() -> None:
+    assert to_ms(pd.Timestamp(1_000_001, tz="UTC"), "clock", True) == 2
 
 
 @pytest.mark.parametrize(("value", "kind"), [(2**63, ValueError), (-2**63 - 1, ValueError), (True, TypeError),

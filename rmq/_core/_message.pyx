@@ -62,7 +62,7 @@ def to_ms(value, str name not None, bint up=False):
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ValueError(f"{name} must be an aware datetime: a naive one says no point in time")
-        return -(datetime.__sub__(EPOCH, value) // MILLISECOND) if up else datetime.__sub__(value, EPOCH) // MILLISECOND
+        return -((EPOCH - value) // MILLISECOND) if up else -(EPOCH - value) // MILLISECOND
     value = _index(value, name, "int milliseconds or an aware datetime")
     if not -2**63 <= value < 2**63:
         raise ValueError(f"{name} is outside 64 bits")

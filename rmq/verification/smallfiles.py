@@ -57,8 +57,6 @@ def read_own_meta(paths: StorePaths, report: Report) -> dict[str, Any] | None:
         kept_values(paths, meta)
     except CorruptFileError as error:
         report.damage(paths.meta, 0, "own", f"{error.reason}; the store does not open with it")
-    except OSError as error:
-        report.damage(paths.meta, 0, "own", str(error))
     return meta
 
 
@@ -99,7 +97,7 @@ def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
         return None
     try:
         json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
-    except (CorruptFileError, OSError, ValueError, RecursionError):
+    except (CorruptFileError, ValueError, RecursionError):
         report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
         return None
     manifest = read_manifest(paths)
