@@ -342,7 +342,7 @@ def _repair(store: OpenedStore, mark: Mark | None, crashed: Crash | None) -> Non
     log, index = store.log, store.index
     _withdraw(store)
     durable = mark.durable_phy_offset if mark else 0
-    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint))
     end = find_end(log, log.min_phy_offset, log.max_phy_offset, on_disk=on_disk)
     end = look_behind(log, end, OnDisk(durable, None))
     cut_log(store.paths, log, end, True)

@@ -123,14 +123,15 @@ class Visible:
     def ends_earlier(self) -> bool:
         """Whether the log's end has gone back: what a read came to is no damage then, but what a broker had cut off."""
         with self._lock:
-            before = self.end
+            before, last = self.end, self._last
             if self._follows and self._epochs.exist and self._holder is Holder.OTHER:
                 self._look()
+                if not self._cuts:
+                    self.end, self._last = before, last
             return self.end < before
 
     def _read_mark(self) -> None:
-        marks = look_at_marks(self._paths, self._marks)
-        if marks is not None:
+        if (marks := look_at_marks(self._paths, self._marks)) is not None:
             self._marks, self._mark = marks, marks.read()
 
     @property
@@ -234,9 +235,8 @@ class Visible:
 
     def _is_put_back(self) -> bool:
         """Whether a segment is there now that was missing before all others, or cut short, when last judged."""
-        if self._cut_short is not None and version_of(self._cut_short[0]) != self._cut_short[1]:
-            return True
-        return bool(self._log.segments) and self._log.min_phy_offset < self._low
+        was_short = self._cut_short is not None and version_of(self._cut_short[0]) != self._cut_short[1]
+        return was_short or (bool(self._log.segments) and self._log.min_phy_offset < self._low)
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""

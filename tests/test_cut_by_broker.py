@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import struct
 from pathlib import Path
 
 import oracle
@@ -152,67 +151,3 @@ def test_messages_of_a_light_queue_before_it_was_deleted_take_no_place_in_its_fi
     with rmq.open(builder.finish()) as store:
         assert bodies(store, "%LMQ%a") == [b"0", b"1"]
         assert store._queues.queues["%LMQ%a", 0].behind == 0
-
-
-# ---- controller mode: fewer bytes since than were cut off ----
-
-
-def cut_by_a_replica(root: Path, new: int, *, is_closed: bool, times: int = 1000) -> list[bytes]:
-    """A store of eight messages, of which a replica cut off the last four, with `new` longer ones in their place, so
-    that the last of the old ones is still there, whole. Returns the bodies of the log.
-    """
-    path = root / "commitlog" / f"{0:020d}"
-    kept = [b"old%d" % number for number in range(4)]
-    log = log_of(kept)
-    start, bodies = len(log), [*kept, *(b"new%d longer" % number for number in range(new))]
-    for number in range(4, len(bodies)):
-        keys = b"KEYS\1%s\2" % bodies[number].split(b" ")[0]
-        log += oracle.encode_record("T", 0, number, len(log), bodies[number], keys,
-                                    store_timestamp=1_700_000_000_000 + times + number, born_timestamp=1)  # fmt: skip
-    with path.open("r+b") as file:
-        file.write(log)
-    (root / "epochFileCheckpoint").write_text(f"2\n0\n1-0\n2-{start}\n")
-    (root / "checkpoint").write_bytes(
-        struct.pack(">6q", *[1_700_000_000_000 + times + 7] * 2, 0, 0, len(log), 0).ljust(4096, b"\0")
-    )
-    if not is_closed:
-        (root / "abort").write_text("1")
-    return bodies
-
-
-def old_store(root: Path) -> None:
-    (root / "commitlog").mkdir()
-    (root / "lock").write_bytes(b"lock")
-    (root / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
-    log = log_of([b"old%d" % number for number in range(8)])
-    (root / "commitlog" / f"{0:020d}").write_bytes(log.ljust(SEGMENT, b"\0"))
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-@pytest.mark.parametrize("mode", ["r", "a"])
-def test_what_a_replica_cut_off_is_no_damage_and_not_served(tmp_path: Path, mode: str, *, is_closed: bool) -> None:
-    old_store(tmp_path)
-    bodies = cut_by_a_replica(tmp_path, 2, is_closed=is_closed)
-    with rmq.open(tmp_path, mode, config=rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT)) as store:
-        assert store.scan().read_all()["body"].to_pylist() == bodies
-        assert [message.body for message in store.pull("T", 0, 0, 32).messages] == bodies
-        assert store.topics() == {"T": {0: (0, len(bodies))}}
-        assert [message.body for message in store.query("T", "new1")] == [b"new1 longer"]
-
-
-def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(tmp_path: Path) -> None:
-    old_store(tmp_path)
-    cut_by_a_replica(tmp_path, 2, is_closed=True, times=-1000)
-    with pytest.raises(rmq.CorruptFileError):
-        rmq.open(tmp_path, "a", config=rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT))
-
-
-def test_a_reader_beside_a_replica_follows_a_cut_whose_end_was_not_written_over(tmp_path: Path) -> None:
-    old_store(tmp_path)
-    with lock_of_a_broker(tmp_path), rmq.open(tmp_path) as reader:
-        assert len(reader.pull("T", 0, 0, 32).messages) == 8
-        for new in (1, 2):
-            bodies = cut_by_a_replica(tmp_path, new, is_closed=False)
-            assert reader.scan().read_all()["body"].to_pylist() == bodies
-            assert [message.body for message in reader.pull("T", 0, 0, 32).messages] == bodies
-            assert reader.topics() == {"T": {0: (0, len(bodies))}}

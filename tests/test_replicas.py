@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores of brokers in controller mode that cut their log, went on, and wrote less than they had cut off."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from forks import lock_of_a_broker
+
+import rmq
+
+CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096)
+START = 1_700_000_000_000  # ms
+OLD = [b"old%d" % number for number in range(8)]
+
+
+class Replica:
+    """A broker's store of eight messages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.path = root, root / "commitlog" / f"{0:020d}"
+        self.bodies: list[bytes] = []
+        self.places: list[int] = []
+        self._log, self._now = b"", START
+        self.path.parent.mkdir()
+        self.path.write_bytes(bytes(CONFIG.mapped_file_size_commit_log))
+        (root / "lock").write_bytes(b"lock")
+        self._tell("1-0")
+        self.put(*OLD)
+
+    def put(self, *bodies: bytes) -> None:
+        for body in bodies:
+            self._now += 1
+            self.places.append(len(self._log))
+            self._log += oracle.encode_record(
+                "T", 0, len(self.bodies), len(self._log), body, b"KEYS\1%s\2" % body.split(b" ")[0],
+                store_timestamp=self._now, born_timestamp=1)  # fmt: skip
+            self.bodies.append(body)
+        with self.path.open("r+b") as file:  # what was cut off stays behind it
+            file.write(self._log)
+
+    def cut(self, kept: int, passed_ms: int = 1000) -> None:
+        """passed_ms: since the last message."""
+        self._log, self._now = self._log[: self.places[kept]], self._now + passed_ms
+        del self.bodies[kept:], self.places[kept:]
+        self._tell("1-0", f"2-{len(self._log)}")
+
+    def _tell(self, *epochs: str) -> None:
+        (self.root / "epochFileCheckpoint").write_text("\n".join([str(len(epochs)), "0", *epochs, ""]))
+
+    def end(self, *, is_closed: bool) -> None:
+        times = [START + 10_000] * 2
+        (self.root / "checkpoint").write_bytes(struct.pack(">6q", *times, 0, 0, len(self._log), 0).ljust(4096, b"\0"))
+        if not is_closed:
+            (self.root / "abort").write_text("1")
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Replica:
+    return Replica(tmp_path)
+
+
+QUESTIONS: dict[str, Callable[[rmq.Store], Any]] = {
+    "scan": lambda store: store.scan().read_all()["body"].to_pylist(),
+    "pull": lambda store: [message.body for message in store.pull("T", 0, 0, 32).messages],
+    "topics": lambda store: store.topics()["T"][0],
+    "query": lambda store: [[message.body for message in store.query("T", f"{age}{number}")]
+                            for age in ("old", "new") for number in range(8)],
+}  # fmt: skip
+
+
+def answer(replica: Replica, question: str) -> Any:
+    """What a reader should say."""
+    if question == "topics":
+        return 0, len(replica.bodies)
+    if question == "query":
+        keys = [f"{age}{number}".encode() for age in ("old", "new") for number in range(8)]
+        return [[body for body in replica.bodies if body.split(b" ")[0] == key] for key in keys]
+    return replica.bodies
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("was_ours", [False, True])
+def test_what_a_replica_cut_off_is_no_damage_and_is_not_served(
+    replica: Replica, mode: str, *, is_closed: bool, was_ours: bool
+) -> None:
+    """was_ours: `rmq` had written to the store, before the broker put what it then cut off."""
+    if was_ours:
+        replica.cut(2)
+        replica.path.write_bytes(bytes(CONFIG.mapped_file_size_commit_log))
+        replica.put()
+        rmq.open(replica.root, "a", config=CONFIG).close()
+        replica.put(*OLD[2:])
+    replica.cut(4)
+    replica.put(b"new4 longer", b"new5 longer")
+    replica.end(is_closed=is_closed)
+    with rmq.open(replica.root, mode, config=CONFIG) as store:
+        assert {name: ask(store) for name, ask in QUESTIONS.items()} == {name: answer(replica, name)
+                                                                         for name in QUESTIONS}  # fmt: skip
+    if mode == "a":
+        assert [path.name for path in (replica.root / "rmq/cut").iterdir()] != []
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(replica: Replica, mode: str) -> None:
+    replica.cut(4, passed_ms=-1000)
+    replica.put(b"new4 longer", b"new5 longer")
+    replica.end(is_closed=True)
+    with pytest.raises(rmq.CorruptFileError), rmq.open(replica.root, mode, config=CONFIG) as store:
+        store.scan().read_all()
+
+
+# ---- beside the broker -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_reader_follows_a_replica_that_begins_another_epoch(replica: Replica, question: str) -> None:
+    ask = QUESTIONS[question]
+    with lock_of_a_broker(replica.root), rmq.open(replica.root) as reader:
+        assert ask(reader) == answer(replica, question)
+        replica.cut(4)
+        ask(reader)  # it looks before the epoch's first message came
+        for number in range(4, 8):
+            replica.put(b"new%d longer" % number)
+            assert ask(reader) == answer(replica, question)
+
+
+@pytest.mark.parametrize("question", ["scan", "pull", "query"])
+def test_a_reader_that_comes_to_old_records_behind_new_ones_ends_before_them(replica: Replica, question: str) -> None:
+    """The first new message ends where an old one begins."""
+    ask = QUESTIONS[question]
+    with lock_of_a_broker(replica.root), rmq.open(replica.root) as reader:
+        replica.cut(4)
+        replica.put(b"new4")
+        ask(reader)
+        replica.put(b"new5 longer")
+        for name in (question, *QUESTIONS):
+            assert QUESTIONS[name](reader) == answer(replica, name)
+
+
+@pytest.mark.parametrize("question", ["scan", "pull"])
+def test_damage_before_the_place_of_a_cut_is_told(replica: Replica, question: str) -> None:
+    with lock_of_a_broker(replica.root), rmq.open(replica.root) as reader:
+        replica.cut(4)
+        replica.put(b"new4")
+        QUESTIONS[question](reader)
+        with replica.path.open("r+b") as file:
+            file.seek(replica.path.read_bytes().index(OLD[1]))
+            file.write(b"X")
+        with pytest.raises(rmq.CorruptFileError, match=f"byte {replica.places[1]}: "):
+            QUESTIONS[question](reader)
+
+
+@pytest.mark.parametrize("question", ["scan", "pull", "topics"])
+def test_units_that_a_replica_left_behind_its_cut_do_not_count(replica: Replica, question: str) -> None:
+    rmq.open(replica.root, "a", config=CONFIG).close()  # which makes the queue's file
+    shutil.rmtree(replica.root / "rmq")
+    replica.cut(4)
+    replica.put(b"new4 longer")
+    with lock_of_a_broker(replica.root), rmq.open(replica.root) as reader:
+        assert QUESTIONS[question](reader) == answer(replica, question)
