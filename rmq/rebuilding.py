@@ -234,7 +234,7 @@ class _Source:
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
-            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None)
+            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None, paths.epochs.exists())
         except BaseException:
             self.log.close()
             raise
@@ -325,10 +325,11 @@ def _read_mark(paths: StorePaths) -> Mark | None:
         return marks.read()
 
 
-def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:
+def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, is_cut: bool) -> int:
     """Behind the last whole record. CorruptFileError when more had been there, or is.
 
     is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
+    is_cut: as OnDisk's.
     """
     gap = log.first_gap()
     if gap >= 0:
@@ -337,7 +338,7 @@ def _log_end(log: CommitLog, mark: Mark | None, is_live: bool) -> int:
     durable = mark.durable_phy_offset if mark is not None else 0
     on_disk = OnDisk(durable, BEFORE_ALL if is_live else None)
     end = find_end(log, begin, log.max_phy_offset, on_disk=on_disk)
-    end = look_behind(log, end, OnDisk(durable, None))
+    end = look_behind(log, end, OnDisk(durable, None, is_cut))
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
         later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=on_disk)

@@ -108,6 +108,15 @@ def test_what_a_replica_cut_off_is_no_damage_and_is_not_served(
         assert [path.name for path in (replica.root / "rmq/cut").iterdir()] != []
 
 
+def test_a_rebuild_leaves_out_what_a_replica_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    replica = Replica(tmp_path / "s")
+    replica.cut(4)
+    replica.put(b"new4 longer")
+    replica.end(is_closed=True)
+    assert rmq.rebuild(replica.root, tmp_path / "rebuilt", config=CONFIG).unit_count == 5
+
+
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(replica: Replica, mode: str) -> None:
     replica.cut(4, passed_ms=-1000)
