@@ -30,7 +30,7 @@ from rmq.lock import Crash
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
-from rmq.paths import FileVersion, version_of
+from rmq.paths import version_of
 from rmq.segment import SMALL_FILE, read_file
 
 logger = logging.getLogger("rmq")
@@ -60,12 +60,13 @@ class LogEnd:
 class OnDisk:
     """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each.
 
-    is_cut: but no record that is older than those before it: a broker of controller mode cut it off, and went on.
+    epoch: where a broker of controller mode began its last one. It may have cut off the log there or behind it: what is
+    older than the record before it was left behind.
     """
 
     phy_offset: int
     time: int | None
-    is_cut: bool = False
+    epoch: int | None = None
 
     def holds(self, end: int, time: int) -> bool:
         """A record that ends at `end`, stored at `time`."""
@@ -100,26 +101,25 @@ class Proof:
         return False
 
 
-class Epochs:
-    """The file of a broker in controller mode, which cuts its log where another one's differs, and goes on there.
+def last_epoch(path: Path) -> int | None:
+    """Where in the log a broker of controller mode began its last epoch, None: nobody tells. Source: EpochFileCache."""
+    with contextlib.suppress(OSError, ValueError, IndexError, CorruptFileError):
+        return int(read_file(path, SMALL_FILE).split()[-1].rpartition(b"-")[2])
+    return None
 
-    Source: RocketMQ EpochFileCache.
+
+class Epochs:
+    """Those of a broker in controller mode, which cuts its log where another one's differs, and goes on there.
+
+    last: where the last one began, None: nobody tells.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._name = path, str(path)
-        self._seen: FileVersion | None = None
-        self._first: Proof | None = None  # of the last epoch's first record
-
-    @property
-    def exist(self) -> bool:
-        return self._seen is not None
 
     def look(self, log: CommitLog) -> None:
-        self._seen, self._first = version_of(self._name), None
-        with contextlib.suppress(OSError, ValueError, IndexError, CorruptFileError):
-            last = read_file(self._path, SMALL_FILE).split()[-1]  # epoch-phy offset
-            self._first = Proof.of(log, int(last.rpartition(b"-")[2]))
+        self._seen, self.last = version_of(self._name), last_epoch(self._path)
+        self._first = Proof.of(log, self.last) if self.last is not None else None
 
     def have_changed(self, log: CommitLog) -> bool:
         """Whether another epoch began since the look, or its first record came."""
@@ -231,7 +231,8 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
             time = int(batch.numbers("store_timestamp")[0])
             batch.release()
             was_on_disk = on_disk.time is None or time <= on_disk.time
-            is_left_behind = on_disk.is_cut and time < _time_at(log, end.last_phy_offset)
+            is_left_behind = on_disk.epoch is not None and end.phy_offset >= on_disk.epoch and \
+                time < _time_at(log, end.last_phy_offset)
             end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
             break
     return end
@@ -249,12 +250,12 @@ def _time_at(log: CommitLog, phy_offset: int) -> int:
     return time
 
 
-def ends_for_sure(log: CommitLog, end: LogEnd, *, is_cut: bool) -> bool:
+def ends_for_sure(log: CommitLog, end: LogEnd, epoch: int | None) -> bool:
     """Beside a broker: whether no whole record lies behind the end but those that it appended since. One that does is
-    behind damage, or was cut off by a recovery: nobody tells which, but for an `is_cut` as OnDisk has it.
+    behind damage, or was cut off by a recovery: nobody tells which, but for an `epoch` as OnDisk has it.
     """
-    end = look_behind(log, replace(end), OnDisk(0, None if is_cut else BEFORE_ALL, is_cut))
-    is_sure = not end.is_damage and (is_cut or end.next_phy_offset in (-1, end.phy_offset))
+    end = look_behind(log, replace(end), OnDisk(0, BEFORE_ALL if epoch is None else None, epoch))
+    is_sure = not end.is_damage and (epoch is not None or end.next_phy_offset in (-1, end.phy_offset))
     if not is_sure and find_end(log, end.phy_offset, log.max_phy_offset).phy_offset > end.phy_offset:
         return True  # it was being written
     if not is_sure:

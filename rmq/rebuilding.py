@@ -27,7 +27,7 @@ from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
-from rmq.logend import BEFORE_ALL, OnDisk, find_end, look_behind, was_left_alone
+from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
@@ -234,7 +234,7 @@ class _Source:
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
-            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None, paths.epochs.exists())
+            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None, last_epoch(paths.epochs))
         except BaseException:
             self.log.close()
             raise
@@ -325,11 +325,11 @@ def _read_mark(paths: StorePaths) -> Mark | None:
         return marks.read()
 
 
-def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, is_cut: bool) -> int:
+def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, epoch: int | None) -> int:
     """Behind the last whole record. CorruptFileError when more had been there, or is.
 
     is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
-    is_cut: as OnDisk's.
+    epoch: as OnDisk's.
     """
     gap = log.first_gap()
     if gap >= 0:
@@ -338,7 +338,7 @@ def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, is_cut: bool) -> 
     durable = mark.durable_phy_offset if mark is not None else 0
     on_disk = OnDisk(durable, BEFORE_ALL if is_live else None)
     end = find_end(log, begin, log.max_phy_offset, on_disk=on_disk)
-    end = look_behind(log, end, OnDisk(durable, None, is_cut))
+    end = look_behind(log, end, OnDisk(durable, None, epoch))
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
         later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=on_disk)

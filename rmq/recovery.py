@@ -32,6 +32,7 @@ from rmq.logend import (
     OnDisk,
     find_end,
     fits,
+    last_epoch,
     look_behind,
     misses_last_segment,
     start_without_marks,
@@ -288,7 +289,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
+    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), last_epoch(store.paths.epochs))
     own_from = durable if crashed is Crash.OURS else None
     end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
     end = look_behind(log, end, on_disk)
@@ -317,7 +318,7 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     log, queues, clean = store.log, store.queues, crashed is None
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint), store.paths.epochs.exists())
+    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint), last_epoch(store.paths.epochs))
     end = look_behind(log, find_end(log, start, log.max_phy_offset, on_disk=on_disk), on_disk)
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip

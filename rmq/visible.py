@@ -124,7 +124,7 @@ class Visible:
         """Whether the log's end has gone back: what a read came to is no damage then, but what a broker had cut off."""
         with self._lock:
             before, last = self.end, self._last
-            if self._follows and self._epochs.exist and self._holder is Holder.OTHER:
+            if self._follows and self._epochs.last is not None and self._holder is Holder.OTHER:
                 self._look()
                 if not self._cuts:
                     self.end, self._last = before, last
@@ -175,7 +175,7 @@ class Visible:
             end = self._first_end(start, trusted)
             if is_short or (is_closed and misses_last_segment(log, Checkpoint(self._paths.checkpoint), queue_end)):
                 self.end = trusted = min(queue_end, log.max_phy_offset + log.segment_size)  # scans tell that it is gone
-            self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end, is_cut=self._epochs.exist)
+            self._cuts = self._holder is Holder.OTHER and ends_for_sure(log, end, self._epochs.last)
             if (mark is None or self._crashed is None) and (not self._is_live or self._cuts):
                 self._cut_queues(start, trusted, is_marked=mark is not None)
 
@@ -206,7 +206,7 @@ class Visible:
         end = self._find_end(max(start, self._log.min_phy_offset))
         if not self._is_live:
             since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-            end = look_behind(self._log, end, OnDisk(trusted, since, self._epochs.exist))
+            end = look_behind(self._log, end, OnDisk(trusted, since, self._epochs.last))
         if end.is_damage:
             end = end_past_damage(self._log, end)
         self.end = end.phy_offset

@@ -126,6 +126,18 @@ def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(repli
         store.scan().read_all()
 
 
+def test_damage_before_the_last_epoch_is_none_of_what_a_replica_cut_off(replica: Replica) -> None:
+    """Though the clock of the next master was behind, so that its messages are older."""
+    replica.cut(7, passed_ms=-1000)
+    replica.put(b"new7 longer")
+    with replica.path.open("r+b") as file:
+        file.seek(replica.places[6])
+        file.write(b"damage!!")
+    replica.end(is_closed=True)
+    with pytest.raises(rmq.CorruptFileError, match=f"byte {replica.places[6]}: "):
+        rmq.open(replica.root, "a", config=CONFIG)
+
+
 # ---- beside the broker -----------------------------------------------------------------------------------
 
 
