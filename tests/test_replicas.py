@@ -54,6 +54,10 @@ class Replica:
     def _tell(self, *epochs: str) -> None:
         (self.root / "epochFileCheckpoint").write_text("\n".join([str(len(epochs)), "0", *epochs, ""]))
 
+    @property
+    def size(self) -> int:
+        return len(self._log)
+
     def end(self, *, is_closed: bool) -> None:
         times = [START + 10_000] * 2
         (self.root / "checkpoint").write_bytes(struct.pack(">6q", *times, 0, 0, len(self._log), 0).ljust(4096, b"\0"))
@@ -106,6 +110,19 @@ def test_what_a_replica_cut_off_is_no_damage_and_is_not_served(
                                                                          for name in QUESTIONS}  # fmt: skip
     if mode == "a":
         assert [path.name for path in (replica.root / "rmq/cut").iterdir()] != []
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_a_replica_cut_off_is_no_damage_to_verify(replica: Replica, *, is_closed: bool) -> None:
+    """Nor what of it is left in queues; entries of the index are told as ones that are derived again."""
+    rmq.open(replica.root, "a", config=CONFIG).close()
+    shutil.rmtree(replica.root / "rmq")
+    replica.cut(4)
+    replica.put(b"new4 longer", b"new5 longer")
+    replica.end(is_closed=is_closed)
+    found = rmq.verify(replica.root, config=CONFIG)
+    assert (found.damage_count, found.record_count) == (0, 6)
+    assert [finding.offset for finding in found if finding.kind == "record"] == [replica.size]
 
 
 def test_a_rebuild_leaves_out_what_a_replica_cut_off(tmp_path: Path) -> None:

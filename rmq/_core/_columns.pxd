@@ -19,7 +19,6 @@ cdef class GrowingBuffer:
         uint8_t *data
         int64_t size
         int64_t room
-        Py_ssize_t _shape
     cdef int _grow(self, int64_t room) except -1 nogil
     cdef uint8_t *take(self, int64_t size) except NULL nogil
     cdef int add(self, const uint8_t *data, int64_t size) except -1 nogil

@@ -22,6 +22,8 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
+from rmq.logend import OnDisk, find_end, last_epoch, look_behind
 from rmq.logsegment import Segment
 from rmq.marks import Mark
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
@@ -108,6 +110,21 @@ class Ground:
     @property
     def is_closed(self) -> bool:
         return self.state == "closed"
+
+    def leave_out_cut(self) -> None:
+        """What a broker in controller mode had cut off, and has not written over, is no part of its log."""
+        log, epoch = self.log, last_epoch(self.paths.epochs)
+        if epoch is None or not log.segments:
+            return
+        with contextlib.suppress(CorruptFileError):  # who walks the log tells
+            start = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))),
+                         log.segments[-1].start)  # fmt: skip
+            end = look_behind(log, find_end(log, start, log.max_phy_offset), OnDisk(0, None, epoch))
+            if end.next_phy_offset < 0 or end.is_damage:
+                return
+            self.log_limit = min(self.log_limit, end.phy_offset)
+            self.report.note(log.listed_at(start).path, end.phy_offset - start, "record",
+                             "the log ends here; older records follow, which its broker had cut off")  # fmt: skip
 
     @contextlib.contextmanager
     def room(self) -> Iterator[Room]:

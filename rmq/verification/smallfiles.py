@@ -17,7 +17,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
 from rmq.geometry import kept_values
 from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, read_manifest, read_meta
-from rmq.paths import StorePaths
+from rmq.paths import LARGEST_OFFSET, StorePaths
 from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory
@@ -195,9 +195,10 @@ def _is_lock(path: Path) -> bool:
         return False
 
 
-def visible_end(paths: StorePaths, report: Report) -> int | None:
-    """End of the log that a writer of ours has published."""
-    return _of_marks(paths, report, lambda marks: marks.visible_phy_offset)
+def visible_end(paths: StorePaths, report: Report) -> int:
+    """End of the log that a writer of ours has published; behind all logs where nothing tells."""
+    end = _of_marks(paths, report, lambda marks: marks.visible_phy_offset)
+    return LARGEST_OFFSET if end is None else end
 
 
 def _of_marks(paths: StorePaths, report: Report, ask: Callable[[Marks], _Answer]) -> _Answer | None:

@@ -146,12 +146,12 @@ class _Verification:
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
         ground = Ground(paths, config, report, state, mark, checkpoint, log)
         if is_live and crash_of(paths) is Crash.OURS and mark is not None:
-            end = visible_end(paths, report)
-            ground.log_limit = ground.log_limit if end is None else end
+            ground.log_limit = visible_end(paths, report)
         judge_names(paths, report, is_live=is_live)
         judge_markers(paths, report, state)
         for begin, end in list_segments(log, report, is_live=is_live):
             ground.add_blind(begin, end)
+        ground.leave_out_cut()
         if has_lost_log(paths):
             report.damage(log.directories[0], 0, "missing", NO_LOG)
         if meta is not None and meta.get("origin") == "rmq" and mark is not None:
