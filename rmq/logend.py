@@ -109,20 +109,17 @@ def last_epoch(path: Path) -> int | None:
 
 
 class Epochs:
-    """Those of a broker in controller mode, which cuts its log where another one's differs, and goes on there.
-
-    last: where the last one began, None: nobody tells.
+    """Those of a broker in controller mode, which cuts its log where another one's differs, and goes on there, as they
+    stand. last: where the last one began, None: nobody tells.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._name = path, str(path)
-
-    def look(self, log: CommitLog) -> None:
-        self._seen, self.last = version_of(self._name), last_epoch(self._path)
+    def __init__(self, path: Path, log: CommitLog) -> None:
+        self._name = str(path)
+        self._seen, self.last = version_of(self._name), last_epoch(path)
         self._first = Proof.of(log, self.last) if self.last is not None else None
 
     def have_changed(self, log: CommitLog) -> bool:
-        """Whether another epoch began since the look, or its first record came."""
+        """Whether another epoch began since, or its first record came."""
         return version_of(self._name) != self._seen or (self._first is not None and self._first.is_cut(log))
 
 
@@ -236,6 +233,11 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
             end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
             break
     return end
+
+
+def last_start(log: CommitLog) -> int:
+    """Where the last segment that holds anything starts."""
+    return next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
 
 
 def _time_at(log: CommitLog, phy_offset: int) -> int:

@@ -27,7 +27,7 @@ from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
-from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, look_behind, was_left_alone
+from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, last_start, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
@@ -334,10 +334,9 @@ def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, epoch: int | None
     gap = log.first_gap()
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
-    begin = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
     durable = mark.durable_phy_offset if mark is not None else 0
     on_disk = OnDisk(durable, BEFORE_ALL if is_live else None)
-    end = find_end(log, begin, log.max_phy_offset, on_disk=on_disk)
+    end = find_end(log, last_start(log), log.max_phy_offset, on_disk=on_disk)
     end = look_behind(log, end, OnDisk(durable, None, epoch))
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)

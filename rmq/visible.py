@@ -61,14 +61,13 @@ class Visible:
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
         self._last: Proof | None = None  # of a record that was the last one
-        self._epochs = Epochs(paths.epochs)
         self._lock = threading.RLock()
         self._look()
 
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
-        self._epochs.look(log)
+        self._epochs = Epochs(paths.epochs, log)
         self._coverage = Coverage(paths, log, self._index)
         self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))

@@ -341,6 +341,10 @@ def test_a_user_who_may_not_write_reads_and_is_refused() -> None:
             (path / "s" / part).chmod(0)
             assert error_in_child(lambda: rmq.open(path / "s").query("T", "all"), user=NOBODY) == "PermissionError"
             (path / "s" / part).chmod(0o555)
+        for name in ("meta.json", "manifest.json"):  # damage is told only of what was read
+            (path / "s/rmq" / name).chmod(0)
+            assert error_in_child(lambda: rmq.verify(path / "s"), user=NOBODY) == "PermissionError"
+            (path / "s/rmq" / name).chmod(0o444)
         assert digests(path, "s") == before
     finally:
         for entry in [path, *path.rglob("*")]:

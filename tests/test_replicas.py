@@ -114,7 +114,7 @@ def test_what_a_replica_cut_off_is_no_damage_and_is_not_served(
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_what_a_replica_cut_off_is_no_damage_to_verify(replica: Replica, *, is_closed: bool) -> None:
-    """Nor what of it is left in queues; entries of the index are told as ones that are derived again."""
+    """Nor what of it is left in queues and index."""
     rmq.open(replica.root, "a", config=CONFIG).close()
     shutil.rmtree(replica.root / "rmq")
     replica.cut(4)

@@ -23,7 +23,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.logend import OnDisk, find_end, last_epoch, look_behind
+from rmq.logend import OnDisk, find_end, last_epoch, last_start, look_behind
 from rmq.logsegment import Segment
 from rmq.marks import Mark
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
@@ -117,8 +117,7 @@ class Ground:
         if epoch is None or not log.segments:
             return
         with contextlib.suppress(CorruptFileError):  # who walks the log tells
-            start = next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))),
-                         log.segments[-1].start)  # fmt: skip
+            start = last_start(log)
             end = look_behind(log, find_end(log, start, log.max_phy_offset), OnDisk(0, None, epoch))
             if end.next_phy_offset < 0 or end.is_damage:
                 return
