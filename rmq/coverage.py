@@ -88,7 +88,8 @@ class Coverage:
             if begin >= covered and (index.damaged or self._hides_keys(files, number, covered, end)):
                 ranges.append((covered, record_at(log, begin, end)[0]))
             covered = max(covered, file.end_phy_offset)
-        if is_closed and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
+        holds_all = is_closed and not index.damaged  # a damaged one may hold the rest of the last record's keys
+        if holds_all and files and covered == files[-1].end_phy_offset and not files[-1].is_full:
             covered = record_at(log, covered, end)[0]
         return ranges, covered
 

@@ -145,7 +145,7 @@ def find_geometry(paths: list[Path], config: StoreConfig, *, is_open: bool = Fal
         geometry = asked
         damaged = [path for pair, files in told.items() if pair != asked for path in files]
     elif len(told) > 1 and not tolerant:
-        other = min(told, key=lambda pair: len(told[pair]))
+        other = min(told.keys() - {geometry}, key=lambda pair: len(told[pair]))
         raise CorruptFileError(told[other][0], 0, f"entries fit the geometry {other}, those of other files {geometry}; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
     lengths = [length for length in map(file_size, there) if length]  # but of what was cleaned away
@@ -170,7 +170,8 @@ def _check_left_open(paths: list[Path], config: StoreConfig, unsure: dict[Path, 
     if unsure and not tolerant:
         raise CorruptFileError(next(iter(unsure)), 0, "entries fit no geometry: damaged, or no index file; "
                                "max_hash_slot_num and max_index_num can be passed")  # fmt: skip
-    raise ValueError(f"{paths[0].parent}: pass max_hash_slot_num and max_index_num: the files have no entries to tell")
+    why = "entries fit no or several geometries" if unsure else "the files have no entries to tell"
+    raise ValueError(f"{paths[0].parent}: pass max_hash_slot_num and max_index_num: {why}")
 
 
 def _fitting(path: Path, config: StoreConfig, being_put: bool) -> list[tuple[int, int]] | None:

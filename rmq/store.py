@@ -25,15 +25,13 @@ from rmq.commitlog import CommitLog
 from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.dispatch import Dispatcher
-from rmq.errors import (
-    CorruptFileError,
-)
+from rmq.errors import CorruptFileError
 from rmq.flushing import Flusher
 from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
 from rmq.keys import Mode, check_bools, check_open_mode
 from rmq.legacy import LegacyKeys
-from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
+from rmq.lock import Crash, StoreLock, announce_writer, check_same, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import (
     Marks,
@@ -165,6 +163,7 @@ class Store(StoreWriter):
         """For readers: see what is there now; returns the log's end. In an empty directory nothing tells the sizes."""
         while not self._is_settled:
             if not has_segments(self._paths):
+                check_same(self._paths.root, self._root, self._paths.root)
                 require_log(self._paths)
                 return 0
             with self._settling:
@@ -172,6 +171,7 @@ class Store(StoreWriter):
                     self._open_to_read(self._asked)
         end = self._visible.refresh()
         if not self._log.segments:
+            check_same(self._paths.root, self._root, self._paths.root)
             require_log(self._paths)
         return end
 
@@ -288,6 +288,8 @@ class Store(StoreWriter):
         return self._refresh() if self.mode == "r" else self._log.position
 
     def _was_cut_off(self, error: CorruptFileError) -> bool:
+        if self.mode == "r":
+            check_same(self._paths.root, self._root, self._paths.root)  # else another store's bytes are meant
         if self.mode != "r" or not self._is_settled or not self._visible.ends_earlier():
             return False
         places = [segment.start + error.offset for segment in self._log.segments if str(segment.path) == error.path]

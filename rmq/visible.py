@@ -67,6 +67,7 @@ class Visible:
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
+        self._judged: tuple[FileVersion | None, Mark | None] | None = None  # until the end: an error leaves it half
         self._epochs = Epochs(paths.epochs, log)
         self._coverage = Coverage(paths, log, self._index)
         self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
@@ -91,6 +92,7 @@ class Visible:
                 raise
             self._cut_short = error.path, version_of(error.path)  # a scan can skip it, every other read tells
             self.end = log.max_phy_offset
+        self._judged = self._writer, self._mark
 
     def _read_files(self) -> None:
         """Beside a writer each of these may be newer than the one before it, never older."""
@@ -99,7 +101,6 @@ class Visible:
         manifest = read_manifest(self._paths)
         self._read_mark()
         self._first_mark: Mark | None = self._mark  # of this writer: until another follows, it may be recovering
-        self._judged = self._writer, self._mark
         self._manifest = manifest if self._mark is not None else None
         self._queues.bridges_gaps = self._mark is not None
         self._queues.judges_files = not self._is_live and not self._is_clean  # as a recovery would
@@ -261,11 +262,12 @@ class Visible:
             if not self._follows:
                 return self.end
             self._log.refresh()
-            self._holder = lock_holder(self._paths.lock)
-            writer = self.writer_now()
+            self._holder, writer = lock_holder(self._paths.lock), self.writer_now()
             self._read_mark()
             if writer != self._writer:
                 self._writer, self._first_mark = writer, self._mark
+            if self._judged is None:
+                self._look_anew("an error ended the last look")
             signs = None if self._is_live else (writer, version_of(self._lock_name))
             may_be_cut = self._judged != (writer, self._mark) or self._holder is Holder.OTHER or signs != self._signs
             self._judged = writer, self._mark
@@ -328,8 +330,7 @@ class Visible:
 
     def _forget_removed(self) -> None:
         """Queues without messages that a cleaning removed begin at 0 again: a new manifest leaves them out."""
-        now = version_of(self._manifest_name)
-        if now == self._judged_manifest:
+        if self._judged_manifest == (now := version_of(self._manifest_name)):
             return
         self._judged_manifest = now
         empty = [queue for queue in self._queues.queues.values() if queue.max_offset == queue.min_offset]

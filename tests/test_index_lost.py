@@ -252,3 +252,36 @@ def test_index_files_of_a_cleaned_broker_that_begin_before_the_log_stay(
     assert {file.name: file.read_bytes() for file in index_files(path)} == before
     assert not (path / "rmq/cut").exists()
     assert caplog.messages == []
+
+
+def given_other_sizes(tmp_path: Path, slots: int, entries: int) -> tuple[Path, list[rmq.PutResult]]:
+    """A store as of a broker that was closed and given other index sizes: it makes its files as long as it wants them,
+    and goes on in the last one in its new way.
+    """
+    path = tmp_path / "store"
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=400,
+                             max_hash_slot_num=50, max_index_num=300)  # fmt: skip
+    with rmq.open(path, "x", config=config) as store:
+        puts = [store.put(rmq.Message("T", b"", keys=[f"k{n}"], uniq_key=f"u{n}")) for n in range(250)]
+    shutil.rmtree(path / "rmq")
+    for file in index_files(path):
+        os.truncate(file, 40 + 4 * slots + 20 * entries)
+    with rmq.IndexFile(index_files(path)[-1], "r+", max_hash_slot_num=slots, max_index_num=entries) as last:
+        last.put_keys([f"T#new{n}" for n in range(50)], [puts[-1].phy_offset] * 50, [puts[-1].store_timestamp] * 50)
+    return path, puts
+
+
+def test_a_message_whose_keys_go_on_in_a_file_of_other_sizes_is_found(tmp_path: Path) -> None:
+    path, puts = given_other_sizes(tmp_path, 100, 800)
+    with rmq.open(path) as store:
+        for number, put in enumerate(puts):
+            found = store.query("T", f"k{number}")
+            assert ([message.phy_offset for message in found], found.complete) == ([put.phy_offset], True)
+
+
+def test_verify_says_of_files_that_fit_no_sizes_what_an_open_says(tmp_path: Path) -> None:
+    path, _ = given_other_sizes(tmp_path, 51, 400)
+    with pytest.raises(rmq.CorruptFileError, match="entries fit no geometry"):
+        rmq.open(path)
+    with pytest.raises(ValueError, match="entries fit no or several geometries"):
+        rmq.verify(path)

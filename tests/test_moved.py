@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import time
@@ -15,6 +17,7 @@ from conftest import SIZES
 from test_groups import filled
 
 import rmq
+from rmq.index import Index
 from rmq.sidecar import make_sidecar
 
 CONFIG = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
@@ -112,6 +115,87 @@ def test_a_writer_whose_directory_was_moved_reads_nothing_of_another_store(tmp_p
         old.scan().read_all()
     with pytest.raises(OSError, match="moved or replaced"):
         old.close()
+
+
+READS: dict[str, Callable[[rmq.Store], object]] = {
+    "topics": lambda store: store.topics(),
+    "pull": lambda store: store.pull("T"),
+    "search_offset": lambda store: store.search_offset("T", 0, 0),
+    "lookup of a place": lambda store: store.lookup(("T", 0, 0)),
+    "query": lambda store: store.query("T", "old3"),
+    "scan": lambda store: store.scan().read_all(),
+    "poll": lambda store: rmq.Consumer(store, "g", "T").poll(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("how", ["moved", "removed", "emptied"])
+def test_a_reader_whose_directory_is_gone_says_so(tmp_path: Path, name: str, how: str) -> None:
+    path = tmp_path / "events"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        put(store, "old", 100)
+    with rmq.open(path) as reader:
+        READS[name](reader)
+        if how == "removed":
+            shutil.rmtree(path)
+        else:
+            path.rename(tmp_path / "elsewhere")
+        if how == "emptied":
+            path.mkdir()  # as a directory from which a disk was unmounted
+        for _ in range(2):
+            with pytest.raises(OSError, match=MOVED):
+                READS[name](reader)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_reader_calls_no_store_damaged_that_was_begun_in_its_place(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "events"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        put(store, "old", 100)
+    with rmq.open(path) as reader:
+        READS[name](reader)
+        path.rename(tmp_path / "elsewhere")
+        other = dataclasses.replace(CONFIG, mapped_file_size_commit_log=3 * CONFIG.mapped_file_size_commit_log + 500,
+                                    mapped_file_size_consume_queue=60)  # fmt: skip
+        with rmq.open(path, "x", config=other) as store:
+            put(store, "new", 300)
+        with pytest.raises(OSError, match=MOVED):
+            READS[name](reader)
+
+
+def test_a_reader_of_an_empty_directory_that_is_removed_says_so(tmp_path: Path) -> None:
+    rmq.open(tmp_path / "s", "x").close()
+    with rmq.open(tmp_path / "s") as reader:
+        assert reader.topics() == {}
+        shutil.rmtree(tmp_path / "s")
+        with pytest.raises(OSError, match=MOVED):
+            reader.topics()
+
+
+def test_a_reader_whose_look_at_what_was_put_back_fails_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        put(store, "old", 20)
+    shutil.copytree(path, tmp_path / "backup")
+    with rmq.open(path, "r+") as store:
+        put(store, "more", 200)
+    with rmq.open(path) as reader:
+        assert reader.topics() == {"T": {0: (0, 220)}}
+        for part in path.iterdir():
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        shutil.copytree(tmp_path / "backup", path, dirs_exist_ok=True)
+
+        def failing(index: Index) -> None:
+            monkeypatch.undo()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(Index, "refresh", failing)
+        with pytest.raises(OSError, match="Too many open files"):
+            reader.topics()
+        assert reader.topics() == {"T": {0: (0, 20)}}
+        assert len(reader.pull("T", limit=1000).messages) == 20
 
 
 def test_a_cleaning_whose_directory_is_moved_removes_nothing_of_another_store(tmp_path: Path) -> None:

@@ -205,3 +205,16 @@ def test_sound_index_files_of_two_geometries_are_refused(tmp_path: Path, closed:
         file.put_keys(["a#a1", "a#a2", "a#b7", "a#b9"], [1, 2, 3, 4], [1, 1, 1, 1])
     with pytest.raises(rmq.CorruptFileError, match="geometry"):
         rmq.open(path)
+
+
+def test_the_error_for_index_files_of_two_geometries_names_both(tmp_path: Path, closed: Path) -> None:
+    path = copy_store(closed, tmp_path / "s")
+    for file in (path / "index").iterdir():
+        file.unlink()
+    for name, slots in (("20260101000000000", 100), ("20260101000000001", 200)):
+        with rmq.IndexFile(path / "index" / name, "x", max_hash_slot_num=slots, max_index_num=400) as file:
+            file.put_keys([f"a#a{n}" for n in range(300)], list(range(300)), [1000] * 300)
+    with pytest.raises(rmq.CorruptFileError, match="geometry") as raised:
+        rmq.open(path)
+    assert "(100, 400)" in raised.value.reason
+    assert "(200, 400)" in raised.value.reason

@@ -150,6 +150,21 @@ def test_a_table_of_the_catalog_says_how_to_give_options(spark: Any, store: Path
         spark.sql("DROP TABLE orders_at")
 
 
+def test_spark_reads_a_table_that_is_named_twice_by_the_options_of_the_first(spark: Any, store: Path) -> None:
+    """As docs/spark.md warns. Fails when a release of Spark tells them apart: then the page need not."""
+    spark.sql("CREATE TABLE named_twice (body BINARY) USING rmq")
+    try:
+        both = " UNION ALL ".join(f"SELECT body FROM named_twice WITH (path='{store}', subscribe='{topic}')"
+                                  for topic in ("orders", "other"))  # fmt: skip
+        assert spark.sql(both).count() == COUNT + COUNT  # not COUNT + 10
+    finally:
+        spark.sql("DROP TABLE named_twice")
+    for topic in ("orders", "other"):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {topic}_alone USING rmq "
+                  f"OPTIONS (path '{store}', subscribe '{topic}')")  # fmt: skip
+    assert spark.sql("SELECT * FROM orders_alone UNION ALL SELECT * FROM other_alone").count() == COUNT + 10
+
+
 def test_a_loaded_frame_is_a_snapshot(spark: Any, tmp_path: Path) -> None:
     """Of a store that is written meanwhile: what was there at the first action."""
     with rmq.open(tmp_path / "s", "x") as live:
