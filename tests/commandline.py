@@ -83,9 +83,9 @@ def assert_error(done: Done, code: int, *parts: str) -> None:
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """That of a plain terminal, with the rmq under test."""
-    kept = {name: value for name, value in os.environ.items()
-            if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "TTY_COMPATIBLE")}  # fmt: skip
-    path = os.pathsep.join([str(Path(rmq.__file__).parents[1]), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+            and name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "TTY_COMPATIBLE")}  # fmt: skip
+    path = os.pathsep.join([str(Path(rmq.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**kept, "TERM": "xterm-256color", "PYTHONPATH": path, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 

@@ -159,12 +159,23 @@ def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path
         assert (done.returncode, done.stderr.decode()) == (4, f"rmq: stdout: No space left on device{more}\n")
 
 
+@pytest.mark.parametrize("full", ["stderr", "stdout and stderr"])
+def test_a_full_disk_below_stderr_leaves_the_code(store: Path, full: str) -> None:
+    for topic, code in (("NONE", 1), ("T", 4 if "stdout" in full else 0)):
+        with Path("/dev/full").open("wb") as sink:
+            done = subprocess.run([*COMMAND, "cat", str(store), topic], stderr=sink, check=False, env=environment(),
+                                  stdout=sink if "stdout" in full else subprocess.DEVNULL)  # fmt: skip
+        assert done.returncode == code
+
+
 @pytest.mark.parametrize(("verb", "limit"), [("ingest", 8192), ("export", 100)])
 def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: str, limit: int) -> None:
     (tmp_path / "x.csv").write_text("k\n1\n")
     words = ["ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T"] if verb == "ingest" else \
         ["export", store, tmp_path / "out", "--processes", 1]  # fmt: skip
-    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=False, env=environment(), text=True,
+    # CPython keeps a .pyc that the limit cuts short.
+    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=False, text=True,
+                          env=environment({"PYTHONDONTWRITEBYTECODE": "1"}),
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))  # fmt: skip
     name = "commitlog/00000000000000000000" if verb == "ingest" else "part-00000-0.parquet"
     assert done.returncode == 4

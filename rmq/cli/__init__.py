@@ -153,6 +153,7 @@ class Verbs(click.Group):
             code = stopped_by(error)
         finally:
             logging.getLogger("rmq").removeHandler(handler)
+            _drop_unwritten()
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
@@ -177,7 +178,6 @@ def _ending() -> Iterator[None]:
         raise Fault(str(error), FAILED) from error
     except OSError as error:
         if error.errno == errno.EPIPE:
-            _drop_output()
             raise click.exceptions.Exit(PIPE_CLOSED) from None
         raise Fault(reason_of(error), FAILED) from error
 
@@ -225,13 +225,18 @@ def complain(message: str) -> None:
         click.echo(f"rmq: {printable(message)}", err=True)
 
 
-def _drop_output() -> None:
-    """Whoever read stdout is gone: what is still buffered goes nowhere, quietly."""
-    with contextlib.suppress(OSError):  # no file behind it
-        place = sys.stdout.fileno()
-        sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, place)
-        os.close(sink)
+def _drop_unwritten() -> None:
+    """What stdout or stderr did not take has been told, or nobody reads it: the interpreter, which would try once more
+    and end with a code of its own, finds nothing.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # no file behind it
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, stream.fileno())
+                os.close(sink)
 
 
 class _PlainFormatter(logging.Formatter):
