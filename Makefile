@@ -16,8 +16,8 @@ FUZZ_SECONDS ?= 60
 # Thousands of interpreters are started; without its files each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test interop spark cluster spark-versions crash kill faults levels fuzz lint bench bench-quick \
-    bench-check bench-latency bench-spark bench-jobs bench-peers bench-growth performance-page docs build debug \
+.PHONY: help demo test interop spark cluster spark-versions crash kill faults levels aarch64 fuzz lint bench \
+    bench-quick bench-check bench-latency bench-spark bench-jobs bench-peers bench-growth performance-page docs build debug \
     sanitize memcheck clean FORCE
 .DELETE_ON_ERROR:
 
@@ -56,6 +56,9 @@ kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers 
 
 levels: $(VENV)/.dev ## tests of compiled code at each set of instructions that this CPU has; five minutes
 	$(PY) -m pytest -q -rPs --show-capture=stdout -m slow tests/test_levels.py tests/test_crc.py
+
+aarch64: $(VENV)/.dev ## the quick tests on aarch64, emulated; root on Debian, a quarter of an hour
+	tools/aarch64.sh -n 2 $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage
 	tools/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs 2

@@ -49,10 +49,10 @@ cdef extern from *:
     void rmq_acquire_fence() noexcept nogil
 
 CPU_LEVELS = tuple([rmq_cpu_names[level].decode() for level in range(RMQ_CPU_LEVELS)])
-_most = os.environ.get("RMQ_CPU", "vpclmul512")
+CPU_LEVEL = CPU_LEVELS[rmq_cpu_level]
+_most = os.environ.get("RMQ_CPU", CPU_LEVEL)
 if _most not in CPU_LEVELS:
     raise ImportError(f"RMQ_CPU must be one of {', '.join(CPU_LEVELS)}, got {_most!r}")
-CPU_LEVEL = CPU_LEVELS[rmq_cpu_level]
 
 cdef uint8_t[64] ZEROS
 memset(ZEROS, 0, 64)

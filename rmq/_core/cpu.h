@@ -6,10 +6,18 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AARCH64EL__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 /* Each level runs where those after it do. */
+#if defined(__AARCH64EL__)
+enum { RMQ_CPU_PLAIN, RMQ_CPU_CRC, RMQ_CPU_LEVELS };
+static const char *const rmq_cpu_names[RMQ_CPU_LEVELS] = {"plain", "crc"};
+#else
 enum { RMQ_CPU_PLAIN, RMQ_CPU_V2, RMQ_CPU_AVX2, RMQ_CPU_VPCLMUL256, RMQ_CPU_VPCLMUL512, RMQ_CPU_LEVELS };
 static const char *const rmq_cpu_names[RMQ_CPU_LEVELS] = {"plain", "v2", "avx2", "vpclmul256", "vpclmul512"};
+#endif
 
 static int rmq_cpu_level; /* written by the constructor alone */
 
@@ -22,6 +30,10 @@ static int rmq_cpu_best(void) {
     if (!__builtin_cpu_supports("vpclmulqdq")) return RMQ_CPU_AVX2;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return RMQ_CPU_VPCLMUL256;
     return RMQ_CPU_VPCLMUL512;
+#elif defined(__AARCH64EL__) && defined(__ARM_FEATURE_CRC32)
+    return RMQ_CPU_CRC;
+#elif defined(__AARCH64EL__) && defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_CRC32 ? RMQ_CPU_CRC : RMQ_CPU_PLAIN;
 #else
     return RMQ_CPU_PLAIN;
 #endif

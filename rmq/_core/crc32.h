@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
-   CRC-32 (IEEE 802.3, reflected 0xEDB88320), and with a copy of the bytes on the way. Carry-less multiply where the CPU
-   has it, tables elsewhere. Method: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ",
-   Intel, 2009. */
+   CRC-32 (IEEE 802.3, reflected 0xEDB88320), and with a copy of the bytes on the way. Carry-less multiply or instructions
+   for it where the CPU has them, tables elsewhere. Method: V. Gopal et al., "Fast CRC Computation for Generic Polynomials
+   Using PCLMULQDQ", Intel, 2009. */
 #ifndef RMQ_CRC32_H
 #define RMQ_CRC32_H
 
@@ -10,6 +10,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__AARCH64EL__)
+#include <arm_acle.h>
 #endif
 
 #include "asking.h"
@@ -245,6 +247,24 @@ RMQ_AT_512 static uint32_t rmq_crc_copy_512(uint32_t crc, uint8_t *dest, const u
 }
 #endif
 
+#if defined(__AARCH64EL__)
+#if defined(__ARM_FEATURE_CRC32)
+#define RMQ_AT_CRC
+#else
+#define RMQ_AT_CRC __attribute__((target("+crc")))
+#endif
+
+RMQ_AT_CRC static uint32_t rmq_crc_by_instruction(uint32_t crc, const uint8_t *p, size_t n) {
+    uint64_t eight;
+    for (; n >= 8; n -= 8, p += 8) {
+        memcpy(&eight, p, 8);
+        crc = __crc32d(crc, eight);
+    }
+    while (n--) crc = __crc32b(crc, *p++);
+    return crc;
+}
+#endif
+
 /* Whether a line is asked for whenever one of n bytes is taken: of what follows them in the log, or for a copy. */
 static inline int rmq_crc_asks(size_t n, int copies) {
     const int from = copies ? rmq_asks->copies_from : rmq_asks->reads_from;
@@ -257,6 +277,8 @@ static inline uint32_t rmq_crc_more(uint32_t crc, const uint8_t *p, size_t n, si
     if (n >= 16 && rmq_cpu_level == RMQ_CPU_VPCLMUL512) return rmq_crc_more_512(crc, p, n, ahead);
     if (n >= 128 && rmq_cpu_level == RMQ_CPU_VPCLMUL256) return rmq_crc_more_256(crc, p, n, ahead);
     if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_more_128(crc, p, n, ahead);
+#elif defined(__AARCH64EL__)
+    if (rmq_cpu_level == RMQ_CPU_CRC) return rmq_crc_by_instruction(crc, p, n);
 #endif
     (void)ahead;
     return rmq_crc_by_table(crc, p, n);
@@ -271,7 +293,7 @@ static inline uint32_t rmq_crc_more_copied(uint32_t crc, uint8_t *dest, const ui
     if (n >= 16 && rmq_cpu_level != RMQ_CPU_PLAIN) return rmq_crc_copy_128(crc, dest, p, n, ahead);
 #endif
     memcpy(dest, p, n);
-    return rmq_crc_by_table(crc, dest, n); /* of what was stored, whatever another thread does to p meanwhile */
+    return rmq_crc_more(crc, dest, n, 0); /* of what was stored, whatever another thread does to p meanwhile */
 }
 
 /* CRC-32 of n bytes, masked to 31 bits as RocketMQ stores it (UtilAll#crc32). */
