@@ -27,9 +27,9 @@ if [ ! -e "$BINFMT/qemu-aarch64" ]; then # by magic and machine of an ELF file; 
 fi
 
 if [ ! -e "$WORK/root.done" ]; then
-    rm -rf "$ROOT"
+    rm -rf "$ROOT" "$WORK/site.done"
     debootstrap --arch=arm64 --variant=minbase --include=python3,libpython3-dev bookworm "$ROOT" http://deb.debian.org/debian
-    printf '/work/rmq\n/opt/site\n' >"$ROOT/usr/lib/python3/dist-packages/rmq.pth"
+    printf '/srv/rmq\n/opt/site\n' >"$ROOT/usr/lib/python3/dist-packages/rmq.pth"
     touch "$WORK/root.done"
 fi
 if [ ! -e "$WORK/site.done" ]; then # for Debian 12's Python, by the names of the wheels
@@ -59,10 +59,10 @@ export ROOT SITE
 exec unshare --mount bash -ec '
     mount -t proc proc "$0/proc"
     mount --rbind /dev "$0/dev"
-    mkdir -p "$0/work/rmq" "$0/work/shared"
-    mount --bind "$1" "$0/work/rmq"
-    [ ! -d ../shared ] || mount --bind ../shared "$0/work/shared"
-    exec chroot "$0" env -i -C /work/rmq PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
+    mkdir -p "$0/srv/rmq" "$0/srv/shared"
+    mount --bind "$1" "$0/srv/rmq"
+    [ ! -d ../shared ] || mount --bind ../shared "$0/srv/shared"
+    exec chroot "$0" env -i -C /srv/rmq PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
         ${RMQ_CPU:+RMQ_CPU="$RMQ_CPU"} python3 -m pytest -q -p no:cacheprovider --ignore=tests/spark \
         --ignore=tests/test_tidy.py --ignore=tests/test_reading_on.py \
         --deselect tests/test_system_errors.py::test_a_file_that_finds_no_room_to_be_mapped_is_named "${@:2}"' "$ROOT" "$WORK/rmq" "$@"
