@@ -57,7 +57,7 @@ kill: $(VENV)/.dev ## 200 writers killed at random moments; threads and readers 
 levels: $(VENV)/.dev ## tests of compiled code at each set of instructions that this CPU has; five minutes
 	$(PY) -m pytest -q -rPs --show-capture=stdout -m slow tests/test_levels.py tests/test_crc.py
 
-aarch64: $(VENV)/.dev ## the quick tests on aarch64, emulated; root on Debian, a quarter of an hour
+aarch64: $(VENV)/.dev ## the quick tests on aarch64, emulated; root on Debian, ten minutes
 	tools/aarch64.sh -n 2 $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_SECONDS of hostile bytes (60) under ASan and UBSan, guided by coverage

@@ -214,12 +214,16 @@ class StoreWriter(StoreReader):
 
         self._commit(group, topic, checked)
 
+    def _check_place(self) -> None:
+        """Of a reader: OSError (ESTALE) where another directory, or none, lies at its path."""
+        check_same(self._paths.root, self._root, self._paths.root)
+
     @while_open
     def _commit(self, group: str, topic: str, tell: Callable[[], dict[int, int]]) -> None:
         """tell: the queue offsets, asked while no queue begins anew."""
         if self.mode == "r":
             check_writable(self._paths)
-            check_same(self._paths.root, self._root, self._paths.root)
+            self._check_place()
             if lock_holder(self._paths.lock) is Holder.OTHER:
                 raise StoreReadOnlyError(f"{self.path}: a broker has the store, which keeps its groups' offsets itself")
             self._offsets.commit_now(group, topic, tell)

@@ -31,7 +31,7 @@ from rmq.geometry import KEPT, settle_config
 from rmq.index import Durable, Index
 from rmq.keys import Mode, check_bools, check_open_mode
 from rmq.legacy import LegacyKeys
-from rmq.lock import Crash, StoreLock, announce_writer, check_same, holder_pid, keep_announced, restorer
+from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import (
     Marks,
@@ -163,7 +163,7 @@ class Store(StoreWriter):
         """For readers: see what is there now; returns the log's end. In an empty directory nothing tells the sizes."""
         while not self._is_settled:
             if not has_segments(self._paths):
-                check_same(self._paths.root, self._root, self._paths.root)
+                self._check_place()
                 require_log(self._paths)
                 return 0
             with self._settling:
@@ -171,7 +171,7 @@ class Store(StoreWriter):
                     self._open_to_read(self._asked)
         end = self._visible.refresh()
         if not self._log.segments:
-            check_same(self._paths.root, self._root, self._paths.root)
+            self._check_place()
             require_log(self._paths)
         return end
 
@@ -289,7 +289,7 @@ class Store(StoreWriter):
 
     def _was_cut_off(self, error: CorruptFileError) -> bool:
         if self.mode == "r":
-            check_same(self._paths.root, self._root, self._paths.root)  # else another store's bytes are meant
+            self._check_place()  # else another store's bytes are meant
         if self.mode != "r" or not self._is_settled or not self._visible.ends_earlier():
             return False
         places = [segment.start + error.offset for segment in self._log.segments if str(segment.path) == error.path]

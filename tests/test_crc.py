@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -96,6 +97,7 @@ def test_a_level_that_the_cpu_lacks_is_not_used(level: str) -> None:
 
 
 def test_an_unknown_level_is_told() -> None:
+    names = "plain, crc" if platform.machine() == "aarch64" else "plain, v2, avx2, vpclmul256, vpclmul512"
     done = run(SAID, "fast")
     assert done.returncode == 1
-    assert f"RMQ_CPU must be one of {', '.join(LEVELS)}, got 'fast'" in done.stderr
+    assert f"RMQ_CPU must be one of {names}, got 'fast'" in done.stderr

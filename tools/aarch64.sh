@@ -18,7 +18,7 @@ BINFMT=/proc/sys/fs/binfmt_misc
     exit 1
 }
 
-if ! command -v debootstrap aarch64-linux-gnu-gcc "$QEMU" >/dev/null; then
+if ! { command -v debootstrap && command -v aarch64-linux-gnu-gcc && command -v "$QEMU"; } >/dev/null; then
     apt-get install -y --no-install-recommends debootstrap qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 fi
 mountpoint -q "$BINFMT" || mount -t binfmt_misc binfmt_misc "$BINFMT"
@@ -46,7 +46,7 @@ mkdir -p "$WORK/rmq"
 git ls-files -z | tar --null -T - -c | tar -x -C "$WORK/rmq"
 (cd "$WORK/rmq" && "$OLDPWD/$PY" setup.py -q --version >/dev/null)
 compile() {
-    aarch64-linux-gnu-gcc -w -shared -fPIC -std=c11 -O3 -g0 -fno-strict-aliasing -Wno-unused-function -DNDEBUG \
+    aarch64-linux-gnu-gcc -w -shared -fPIC -std=c11 -O3 -g0 -fno-strict-aliasing -DNDEBUG \
         -DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION -Irmq/_core -I"$ROOT/usr/include/python3.11" \
         -I"$SITE/numpy/_core/include" -idirafter "$ROOT/usr/include" -Wl,-s \
         -o "rmq/_core/$(basename "$1" .c).cpython-311-aarch64-linux-gnu.so" "$1"
@@ -59,9 +59,8 @@ export ROOT SITE
 exec unshare --mount bash -ec '
     mount -t proc proc "$0/proc"
     mount --rbind /dev "$0/dev"
-    mkdir -p "$0/srv/rmq" "$0/srv/shared"
+    mkdir -p "$0/srv/rmq"
     mount --bind "$1" "$0/srv/rmq"
-    [ ! -d ../shared ] || mount --bind ../shared "$0/srv/shared"
     exec chroot "$0" env -i -C /srv/rmq PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
         ${RMQ_CPU:+RMQ_CPU="$RMQ_CPU"} python3 -m pytest -q -p no:cacheprovider --ignore=tests/spark \
         --ignore=tests/test_tidy.py --ignore=tests/test_reading_on.py \
