@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 SOURCES := pyproject.toml setup.py $(wildcard rmq/_core/*.pyx rmq/_core/*.pxd rmq/_core/*.h)
 CORE_TESTS := $(wildcard $(addprefix tests/test_,javahash.py record.py crc.py items.py places.py putbatch.py puttexts.py \
     putter.py indexfile.py indexbatches.py sidecar.py queries.py rowhashes.py consumequeue_units.py columns.py views.py jsonrows.py \
-    numbertext.py storedfields.py recordcheck.py verify_damage.py verify_pieces.py verify_windows.py))
+    messagelines.py numbertext.py storedfields.py recordcheck.py verify_damage.py verify_pieces.py verify_windows.py))
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60

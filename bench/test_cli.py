@@ -40,6 +40,17 @@ READERS = {
     "jsonl": "import pyarrow.json as j; t = j.read_json(f, read_options=j.ReadOptions(use_threads=threads))",
     "parquet": "import pyarrow.parquet as q; t = q.read_table(f, use_threads=threads)",
 }
+WRITERS = {
+    "jsonl": "w = lambda row: print(json.dumps(row, ensure_ascii=False))",
+    "csv": "c = csv.writer(sys.stdout); w = lambda row: c.writerow(row.values())",
+}
+LOOP = """import csv, json, sys, rmq; from rmq.cli.fields import message_row; {writer}
+with rmq.open({store!r}) as s:
+    at = 0
+    while (page := s.pull({topic!r}, 0, at, 512)).messages:
+        at = page.next_queue_offset
+        for message in page.messages: w(message_row(message))
+"""
 
 
 class Processes:
@@ -138,6 +149,17 @@ def test_first_line(measure: Measure, processes: Processes, store: Path) -> None
     cat = partial(make, *RMQ, "cat", str(store), TOPIC)
     measure(1, READS, cat, Peer("import numpy, click", partial(make, "-c", "import numpy, click; print()")), rounds=9)
     make()
+
+
+@WALL
+@pytest.mark.parametrize("form", WRITERS)
+def test_whole_topic(measure: Measure, processes: Processes, store: Path, form: str) -> None:
+    """`rmq cat` of all messages; the peer pulls the same and writes each row by Python's own module."""
+    loop = LOOP.format(writer=WRITERS[form], store=str(store), topic=TOPIC)
+    cat = partial(processes.run, "cat", *RMQ, "cat", str(store), TOPIC, "-o", form)
+    assert cat().count(b"\n") == MESSAGES + (form == "csv")
+    peer = Peer("a row each", partial(partial, processes.run, "loop", "-c", loop))
+    measure(MESSAGES, READS, lambda: cat, peer, rounds=5)
 
 
 def rows(first: int, count: int) -> pa.Table:

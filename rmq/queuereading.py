@@ -94,7 +94,10 @@ class QueueReader(OpenStore):
         UnsupportedFormatError (offsets in RocksDB). Cost: the file is read; by a writing store when others changed it.
         Source: RocketMQ ConsumerOffsetManager.
         """
-        return self._offsets.groups()
+        groups = self._offsets.groups()
+        if not groups:
+            self._log_end()  # of a directory that is gone: OSError, as of every other answer
+        return groups
 
     def _queue(self, topic: str, queue_id: int, derived: QueueSet | None = None) -> _Queue:
         """derived: what was derived just now."""

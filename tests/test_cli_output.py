@@ -178,7 +178,7 @@ def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: st
                           env=environment({"PYTHONDONTWRITEBYTECODE": "1"}),
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))  # fmt: skip
     name = "commitlog/00000000000000000000" if verb == "ingest" else "part-00000-0.parquet"
-    assert done.returncode == 4
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
     assert f"{name}: File too large" in done.stderr
 
 

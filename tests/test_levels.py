@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 # What calls rmq._core itself, and what reads and writes RocketMQ's bytes through it.
 CORE = [f"test_{name}.py" for name in (
     "arrow_values", "bad_input", "columns", "consumequeue_units", "damage", "golden_read", "golden_write",
-    "index_times", "indexbatches", "indexfile", "items", "javahash", "jsonrows", "places", "putbatch",
+    "index_times", "indexbatches", "indexfile", "items", "javahash", "jsonrows", "messagelines", "places", "putbatch",
     "putter", "puttexts",
     "queries", "record", "record_damage", "rowhashes", "scan_damage", "sidecar", "store",
     "storedfields", "views")]  # fmt: skip

@@ -125,6 +125,7 @@ READS: dict[str, Callable[[rmq.Store], object]] = {
     "query": lambda store: store.query("T", "old3"),
     "scan": lambda store: store.scan().read_all(),
     "poll": lambda store: rmq.Consumer(store, "g", "T").poll(),
+    "groups": lambda store: store.groups(),
 }
 
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message's fields as programs get them: exact values under their names, and a line of JSON."""
+"""A message's fields as programs get them: exact values under their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from json.encoder import encode_basestring as quoted
 from operator import attrgetter
 from typing import Any
 
@@ -72,29 +71,3 @@ TIME_FIELDS = ("store_timestamp", "born_timestamp")
 def message_row(message: StoredMessage, names: Iterable[str] = FIELDS) -> dict[str, Any]:
     """Fields under their names."""
     return {name: _VALUES[name](message) for name in names}
-
-
-def json_line(message: StoredMessage) -> str:
-    """message_row as JSON. Written out here: json.dumps makes an encoder, and the row, for each line."""
-    body, encoding = body_text(message.body)
-    tags, uniq_key = message.tags, message.uniq_key
-    keys = ", ".join([quoted(key) for key in message.keys])
-    properties = ", ".join([f"{quoted(name)}: {quoted(text)}" for name, text in message.properties.items()])
-    return (
-        f'{{"topic": {quoted(message.topic)}, "queue_id": {message.queue_id}, "queue_offset": {message.queue_offset}, '
-        f'"phy_offset": {message.phy_offset}, "size": {message.size}, '
-        f'"store_timestamp": {_json_time(message.store_timestamp)}, '
-        f'"born_timestamp": {_json_time(message.born_timestamp)}, '
-        f'"store_host": "{_host(message._store_host)}", "born_host": "{_host(message._born_host)}", '
-        f'"offset_msg_id": "{message.offset_msg_id}", '
-        f'"uniq_key": {"null" if uniq_key is None else quoted(uniq_key)}, "keys": [{keys}], '
-        f'"tags": {"null" if tags is None else quoted(tags)}, "properties": {{{properties}}}, '
-        f'"flag": {message.flag}, "sys_flag": {message.sys_flag}, "reconsume_times": {message.reconsume_times}, '
-        f'"prepared_transaction_offset": {message.prepared_transaction_offset}, "body_crc": {message.body_crc}, '
-        f'"body": {quoted(body)}, "body_encoding": "{encoding}"}}'
-    )
-
-
-def _json_time(ms: int) -> str:
-    time = iso_time(ms)
-    return f'"{time}"' if isinstance(time, str) else str(time)

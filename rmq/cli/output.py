@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmq._core._messagelines import MessageLines
 from rmq.cli import complain, flush_stdout, of_stdout, printable
-from rmq.cli.fields import FIELDS, body_text, iso_time, json_line, message_row
+from rmq.cli.fields import FIELDS, body_text, iso_time, message_row
 from rmq.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 FORMS = ("table", "jsonl", "csv")
 _SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _FLUSH_SECONDS = 0.05  # lines that come more slowly are not kept back for more
+_WRITE_BYTES = 64 * 1024  # of lines that come faster
 _GAP = 2  # columns between two of a table
 _WIDEST = 40  # of any column but the last
 _LEAST = 12  # of the last one and of those that may be cut; with less room each row becomes a block of lines
@@ -126,22 +128,22 @@ class Output:
             count += 1
         return count
 
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._flushed >= _FLUSH_SECONDS
+
     def _flush_if_due(self) -> None:
         """So that a pipe gets the first line at once, and one that was looked for long as soon as it is found."""
-        now = time.monotonic()
-        if now - self._flushed >= _FLUSH_SECONDS:
+        if self._is_due():
             flush_stdout()
-            self._flushed = now
+            self._flushed = time.monotonic()
 
     def messages(self, messages: Iterable[StoredMessage]) -> int:
         """Write messages; returns how many. A table takes them in pages, so that a long answer starts at once."""
         if self._template is not None:
             return self._write_lines(self._filled(*self._template, messages))
         if self.form != "table":
-            if self.form == "csv":
-                self._begin_csv(FIELDS)
-                return self._write_all(map(message_row, messages))
-            return self._write_lines(f"{self._safe_json(json_line(message))}\n" for message in messages)
+            self._begin_csv(FIELDS)
+            return self._write_messages(messages)
         names = ["time (UTC)", "queue", "offset", "tags", "keys", "body"]
         table = self._table = self._table or Table(names)
         count = 0
@@ -149,6 +151,27 @@ class Output:
             table.write([_message_cells(message) for message in page])
             count += len(page)
         return count
+
+    def _write_messages(self, messages: Iterable[StoredMessage]) -> int:
+        """Many lines at a time; on a terminal, which would obey what is in them, each by itself."""
+        lines, count = MessageLines(self.form), 0
+        try:
+            for message in messages:
+                lines.add(message)
+                count += 1
+                if self.is_terminal or lines.size >= _WRITE_BYTES or self._is_due():
+                    self._put(self._printable_line(lines.take()))
+                    self._flush_if_due()
+        finally:  # also those before one that cannot be read
+            self._put(self._printable_line(lines.take()))
+        return count
+
+    def _printable_line(self, text: str) -> str:
+        """Lines, of which there is one on a terminal at most."""
+        if not text or not self.is_terminal:
+            return text
+        line = text.removesuffix("\n")
+        return (printable(line) if self.form == "csv" else self._safe_json(line)) + "\n"
 
     def _write_lines(self, lines: Iterable[str]) -> int:
         count = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 import re
@@ -40,11 +42,13 @@ from rmq._core._consumequeue import pack_units, unpack_batch_units, unpack_units
 from rmq._core._indexfile import IndexFileView, index_file_size
 from rmq._core._indexfit import geometry_candidates
 from rmq._core._javahash import hash_str_keys
+from rmq._core._messagelines import MessageLines
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import CHECK_BODY_CRC, HASH_KEYS, PARSE_PROPERTIES, parse_properties, resync, used_size
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import stored, stored_at
 from rmq.checkpoint import Checkpoint
+from rmq.cli.fields import message_row
 from rmq.lock import holder_pid
 from rmq.marks import read_manifest
 from rmq.message import StoredMessage, inner_messages, parse_offset_msg_id, parse_uniq_key, plain_body
@@ -207,6 +211,7 @@ def compare_scan(data: bytes) -> None:
             equal("fields", ours, oracle_fields(theirs))
             equal("properties", parse_properties(ours[15]), theirs.properties)
     compare_columns(batch, messages)
+    compare_lines(messages)
 
 
 def oracle_fields(found: oracle.Record) -> tuple[Any, ...]:
@@ -230,6 +235,19 @@ def compare_columns(batch: RecordBatch, messages: list[StoredMessage]) -> None:
             values = [dict(items) for items in values]
         wanted = [getattr(message, name) for message in messages]
         equal(name, values, [list(item) for item in wanted] if name == "keys" else wanted)
+
+
+def compare_lines(messages: list[StoredMessage]) -> None:
+    lines, cells = MessageLines("jsonl"), MessageLines("csv")
+    for message in messages:
+        with suppress(rmq.CorruptFileError):
+            row = message_row(message)
+            lines.add(message)
+            equal("line", lines.take(), json.dumps(row, ensure_ascii=False) + "\n")
+            cells.add(message)
+            row |= {"keys": " ".join(row["keys"]), "properties": json.dumps(row["properties"], ensure_ascii=False)}
+            [read] = csv.reader(io.StringIO(cells.take(), newline=""))
+            equal("cells", read, ["" if value is None else str(value) for value in row.values()])
 
 
 def load(data: bytes) -> None:
