@@ -13,12 +13,9 @@ import resource
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from rmq.errors import CorruptFileError, RmqError
 from rmq.paths import SEGMENT_NAME
-
-Answer = TypeVar("Answer")
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from rmq._core._layout import MARKS_SIZE
 from rmq._core._ownedlock import OwnedLock
@@ -65,8 +65,6 @@ from rmq.storeroot import (
     require_store,
 )
 from rmq.visible import Visible
-
-_Answer = TypeVar("_Answer")
 
 
 def open(path: str | os.PathLike[str], mode: Mode = "r", *, config: StoreConfig | None = None,
