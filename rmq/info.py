@@ -97,8 +97,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
     )
 
 
-_OTHERS = ("timerwheel", "timerlog", "compaction/compactionLog", "consumequeue_ext", "batchconsumequeue",
-           "epochFileCheckpoint", "rocksdbstore", "kvStore")  # fmt: skip
+_OTHERS = ("timerwheel", "timerlog", "compaction/compactionLog", "consumequeue_ext", "rocksdbstore", "kvStore")
 
 
 def _last_messages(log: CommitLog, queues: Collection[ConsumeQueue | BatchConsumeQueue],

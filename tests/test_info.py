@@ -337,12 +337,19 @@ def test_pieces_that_recovery_cut_are_named(own: Path) -> None:
     assert shown(own)["kept"] == "1 piece that recovery cut off, in rmq/cut/"
 
 
-@pytest.mark.parametrize("name", ["timerwheel", "consumequeue_ext", "batchconsumequeue"])
+@pytest.mark.parametrize("name", ["timerwheel", "consumequeue_ext"])
 def test_parts_that_are_not_read_are_named(own: Path, name: str) -> None:
     (own / name).mkdir()
     (own / name / "x").write_bytes(b"x")
     assert name in info(own)["others"]
     assert name in shown(own)["not read"]
+
+
+@pytest.mark.parametrize("name", ["batchconsumequeue", "epochFileCheckpoint"])
+def test_parts_that_are_read_are_not_named_among_the_others(own: Path, name: str) -> None:
+    (own / name).mkdir()
+    assert info(own)["others"] == []
+    assert "not read" not in shown(own)
 
 
 @pytest.mark.slow
