@@ -164,13 +164,13 @@ class Index:
     def put_rows(self, batch: RecordBatch, row: int, key: int) -> tuple[int, int]:
         """Index rows of a batch from (row, key) on; returns where to go on. Source: IndexService#buildIndex."""
         if key and self.files and self.files[-1].is_full:
-            done = self.files[-1].put_rows(batch, row, key, self._config.indexes_tags)
+            done = self.files[-1].put_rows(batch, row, key, self.indexes_tags)
             if done != (row, key):
                 return done  # every key of the record was in; no other file is begun for it
         file = self._next_file()
         if file not in self._unsynced:
             self._unsynced.append(file)
-        return file.put_rows(batch, row, key, self._config.indexes_tags)
+        return file.put_rows(batch, row, key, self.indexes_tags)
 
     def take_unsynced(self, into: list[IndexFile]) -> None:
         """Move the files put into since the last call, oldest first, to a list, for the caller to sync."""
