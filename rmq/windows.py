@@ -27,7 +27,7 @@ from rmq.store import Store
 
 WINDOW = 1024 * 1024  # bytes of a window for a scan, which takes as many in one step; more for a larger record
 BLOCK = 64 * 1024  # of a window for one record
-MAGIC_BEGIN = bytes.fromhex("daa320")  # of both
+MAGIC_BEGIN = L.RECORD_MAGIC_V1.to_bytes(4, "big", signed=True)[:3]  # and of version 2
 
 
 class Window:
