@@ -40,19 +40,16 @@ def data_end(path: Path, size: int) -> int:
     """Position behind the last byte that the file system holds data for; what follows up to `size` reads as zeros."""
     if not hasattr(os, "SEEK_DATA"):
         return size
-    descriptor = open_regular(path, os.O_RDONLY)
-    try:
-        end = position = 0
-        while position < size:
-            position = os.lseek(descriptor, position, os.SEEK_DATA)
-            end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
-        return end
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # no data behind `position`
-            return end
-        raise
-    finally:
-        os.close(descriptor)
+    end = position = 0
+    with opened(path) as descriptor:
+        try:
+            while position < size:
+                position = os.lseek(descriptor, position, os.SEEK_DATA)
+                end = position = os.lseek(descriptor, position, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data behind `position`
+                raise
+    return end
 
 
 _Parameters = ParamSpec("_Parameters")
