@@ -126,24 +126,12 @@ class Epochs:
 # ---- the end of the log ----------------------------------------------------------------------------------------
 
 
-def _first_record_time(log: CommitLog, start: int) -> int | None:
-    """Store timestamp of a segment's first record, or None when none is readable there."""
-    segment = log.segment_at(start)
-    if segment is None:
-        return None  # cleaned away beside a reader
-    batch = RecordBatch(1)
-    segment.scan(batch, segment.start, segment.end, checks=CHECK_CRC)
-    time = int(batch.numbers("store_timestamp")[0]) if batch.count else None
-    batch.release()
-    return time or None
-
-
 def start_without_marks(log: CommitLog, clean: bool, checkpoint: Checkpoint, max_queue_phy_offset: int) -> int:
     """Where to begin a scan of a broker's log: by RocketMQ's rules, as the module's source has them."""
     latest = max(0, min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - CLOCK_SLACK_MS)
     for segment in reversed(log.segments):
-        time = _first_record_time(log, segment.start)
-        if time is None:
+        time = _time_at(log, segment.start, checks=CHECK_CRC)
+        if time in (0, BEFORE_ALL):
             continue
         if (segment.start <= max_queue_phy_offset) if clean else (time <= latest):
             return segment.start
@@ -223,10 +211,7 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
         found = segment.resync(min(begin, segment.end), segment.end)
         if found >= 0:
             end.next_phy_offset = found
-            batch = RecordBatch(1)
-            segment.scan(batch, found, segment.end)
-            time = int(batch.numbers("store_timestamp")[0])
-            batch.release()
+            time = _time_at(log, found)
             was_on_disk = on_disk.time is None or time <= on_disk.time
             is_left_behind = on_disk.epoch is not None and end.phy_offset >= on_disk.epoch and \
                 time < _time_at(log, end.last_phy_offset)
@@ -240,14 +225,14 @@ def last_start(log: CommitLog) -> int:
     return next((segment.start for segment in reversed(log.segments) if any(segment.read(0, 8))), log.min_phy_offset)
 
 
-def _time_at(log: CommitLog, phy_offset: int) -> int:
-    """Store timestamp of the record at a place; BEFORE_ALL without one."""
+def _time_at(log: CommitLog, phy_offset: int, *, checks: int = 0) -> int:
+    """Store timestamp of the record at a place; BEFORE_ALL without one, or where it was cleaned away."""
     segment = log.segment_at(phy_offset) if phy_offset >= 0 else None
     if segment is None:
         return BEFORE_ALL
     batch = RecordBatch(1)
-    segment.scan(batch, phy_offset, segment.end)
-    time = int(batch.numbers("store_timestamp")[0]) if batch.count else BEFORE_ALL
+    segment.scan(batch, phy_offset, segment.end, checks=checks)
+    time = batch.store_timestamp(0) if batch.count else BEFORE_ALL
     batch.release()
     return time
 
