@@ -41,16 +41,14 @@ class Consumer:
         if not isinstance(store, Store):
             raise TypeError(f"store must be an open Store, got {type(store).__name__}")
         check_group(group, topic)
-        wanted = tag_set(tags)
+        self._wanted = tag_set(tags)
         if not isinstance(consume_from, str):
             consume_from = to_ms(consume_from, "consume_from", True)
         elif consume_from not in ("first", "last"):
             raise ValueError(f"consume_from must be first, last or a time, got {consume_from!r}")
         self.store, self.group, self.topic = store, group, topic
-        self._wanted = wanted
         self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
-        self._places: dict[int, QueuePlace] = {}
-        self._places |= self._new_places(self._places, consume_from)
+        self._places = self._new_places((), consume_from)
 
     @property
     def positions(self) -> dict[int, int]:
