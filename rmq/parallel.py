@@ -74,7 +74,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     options: topics, keys, begin, end, columns, batch_rows, batch_bytes, check_crc, on_damage of Store.scan, checked
     here.
     """
-    checked_int(split_bytes, "split_bytes", least=1)
+    split_bytes = checked_int(split_bytes, "split_bytes", least=1)
     if options.keys() & {"lost", "skip_removed"}:  # nobody gets the list of another process, and a part skips nothing
         raise TypeError("lost and skip_removed are options of Store.scan alone")
     for name in ("topics", "columns"):
@@ -89,7 +89,7 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
         ranges = time_ranges(store, *times)
     if min_partitions is None:
         min_partitions = min(cores(), max(1, sum(last - first for first, last in ranges) // WORTH_A_PROCESS))
-    splits = plan(os.path.abspath(store.path), ranges, split_bytes=int(split_bytes), min_partitions=min_partitions)
+    splits = plan(os.path.abspath(store.path), ranges, split_bytes=split_bytes, min_partitions=min_partitions)
     return [ScanTask(split, config, options) for split in splits]
 
 
