@@ -131,7 +131,7 @@ class BrokerUnits:
         if begin != self._derived:
             self._ends = {}
         self._derived = -1  # until all are put: a gap begins anew
-        rows = rows_with(batch, MULTI_DISPATCH)
+        rows = rows_with(batch, MULTI_DISPATCH.encode())
         places = unpack_units(units)[0] if rows else np.empty(0, np.int64)
         for row in rows:
             message = stored_at(batch, row, StoredMessage)

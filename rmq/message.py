@@ -27,7 +27,7 @@ RESULTS_AT_FIRST, RESULTS_AT_ONCE = 8, 1024  # made for who goes through them: m
 PLAIN_BODY_LIMIT = 64 * 1024 * 1024  # bytes a compressed body may grow to; 16 times RocketMQ's default limit
 LARGEST_BASE = 2**62  # of an inner batch: its messages have queue offsets behind it
 DECIMALS = 18  # of a number in a property that an int64 holds whatever it is
-MULTI_DISPATCH = b"INNER_MULTI_DISPATCH"  # the property that names a message's light queues
+MULTI_DISPATCH = "INNER_MULTI_DISPATCH"  # the property that names a message's light queues
 SOME_SEGMENT = "commitlog"  # the path of an error whose offset is a phy offset: the files are not known where it arises
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _COMPRESSION = {0: "zlib", 3: "zlib", 1: "lz4", 2: "zstd"}
@@ -302,7 +302,7 @@ def dispatched_to(properties: Mapping[str, str]) -> dict[str, int]:
 
     Source: RocketMQ 4.9 MultiDispatch#wrapMultiDispatch, of any name; from 5.0 on of `%LMQ%` names alone.
     """
-    names = properties.get("INNER_MULTI_DISPATCH", "").rstrip(",").split(",")
+    names = properties.get(MULTI_DISPATCH, "").rstrip(",").split(",")
     offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").rstrip(",").split(",")
     pairs = [pair for pair in zip(names, offsets, strict=False) if any(pair)]
     if len(names) != len(offsets) or not all(_is_decimal(offset) for _, offset in pairs):

@@ -62,7 +62,7 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
     if (message.topic, message.queue_id) == (queue.topic, queue.queue_id):
         return True
     queue.is_light = queue.is_light or queue.topic in dispatched_to(message.properties)
-    return queue.is_light and queue.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    return queue.is_light and queue.topic in message.properties.get(MULTI_DISPATCH, "").split(",")
 
 
 def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None) -> None:
@@ -86,7 +86,7 @@ def _refuse_others_units(log: CommitLog, begin: int) -> None:
         assert segment is not None
         if (batch.numbers("sys_flag") & SYS_FLAG_INNER_BATCH).any():
             raise UnsupportedFormatError(segment.path, "inner batches, whose queues (BatchCQ) are gone", READS_IT)
-        for row in rows_with(batch, MULTI_DISPATCH):
+        for row in rows_with(batch, MULTI_DISPATCH.encode()):
             message = stored_at(batch, row, StoredMessage)
             if dispatched_to(message.properties).keys() - {message.topic}:
                 raise UnsupportedFormatError(segment.path, "messages of light queues, which are gone", READS_IT)
