@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rmq._core._jsonrows import JsonRows
 from rmq._core._numbertext import NUMBER_ROOM, number_texts
 from rmq._core._textcolumn import TextColumn
-from rmq.arrays import flags, number_array, text_column, text_scalar
+from rmq.arrays import NO_BYTES, flags, integers, number_array, text_column, text_scalar
 from rmq.cli.texts import NO_TEXT, NULL, as_text, is_bytes
 from rmq.cli.values import readable, written
 
@@ -92,8 +92,8 @@ def _number_text(column: pa.Array) -> TextColumn | None:
     else:
         return None
     count = len(column)
-    values = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][:count] if count else np.empty(0, np.int64)
-    missing = flags(column.is_null()).view(np.uint8) if column.null_count else np.empty(0, np.uint8)
+    values = integers(column)  # of a double its bits
+    missing = flags(column.is_null()).view(np.uint8) if column.null_count else NO_BYTES
     offsets, data = pa.allocate_buffer((count + 1) * 8), pa.allocate_buffer(count * NUMBER_ROOM)
     size = number_texts(values, missing, form, is_utc, np.frombuffer(offsets, np.int64), np.frombuffer(data, np.uint8))
     return TextColumn(offsets, data, missing) if size >= 0 else None
@@ -131,7 +131,7 @@ def _lists(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -
 def _of_items(column: pa.Array, name: str, broken: dict[int, str], write: _Write) -> pa.LargeListArray:
     """What is written of each item, as lists; null ones are empty."""
     lengths = pc.if_else(column.is_valid(), pc.list_value_length(column).cast(pa.int64()), _ZERO)
-    ends = np.cumsum(np.frombuffer(lengths.buffers()[1], np.int64)[lengths.offset :][: len(column)])
+    ends = np.cumsum(integers(lengths))
     inner: dict[int, str] = {}
     items = write(column.flatten(), name, inner)
     for item, reason in inner.items():
