@@ -13,6 +13,7 @@ from rmq._core._message import Message, check_topic, next_messages
 from rmq._core._putbatch import PutBatch
 from rmq.columns import ColumnReader, check_queue_id
 from rmq.errors import IllegalMessageError, MessageTypeError
+from rmq.keys import is_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,11 +29,6 @@ class Load(Protocol):
 
 
 Chunk = tuple[int, Load]
-
-
-def is_tabular(messages: Any) -> bool:
-    """Whether put_many takes it as Arrow."""
-    return hasattr(messages, "__arrow_c_stream__") or hasattr(messages, "__arrow_c_array__")
 
 
 def _batches_of(table: Any) -> Iterator[pa.RecordBatch]:
@@ -86,13 +82,13 @@ def put_chunks(messages: Any, topic: str | None, queue_id: int | None,
     is_plain = topic is None and queue_id is None and columns is None
     if is_plain and type(messages) is list and messages and type(messages[0]) is Message:  # as most are, at once
         return _list_chunks(messages)
-    if is_tabular(messages):
+    if is_arrow(messages):
         return _table_chunks([messages], topic, queue_id, columns)
     _check_iterable(messages, "Message or Arrow data")
     source = iter(messages)
     head = list(islice(source, 1))
     items = chain(head, source) if head else iter(head)  # one that ended is not asked again
-    if head and is_tabular(head[0]):
+    if head and is_arrow(head[0]):
         return _table_chunks(items, topic, queue_id, columns)
     if head and not is_plain:
         raise ValueError("topic, queue_id and columns are for Arrow data: a Message has its own")

@@ -37,20 +37,21 @@ def hash_keys(keys: Any, topic: str | None = None) -> npt.NDArray[np.int32]:
         raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
     if isinstance(keys, np.ndarray):
         keys = decoded_items(keys)
-    elif _is_arrow(keys):
+    elif is_arrow(keys):
         return hash_utf8_keys(*_utf8_column(keys), topic)
     elif not isinstance(keys, Iterable):
         raise TypeError(f"keys must be a sequence of str, got {type(keys).__name__}")
     return hash_str_keys(keys if type(keys) is list else list(keys), topic)
 
 
-def _is_arrow(values: Any) -> bool:
+def is_arrow(values: Any) -> bool:
+    """Whether values come by an Arrow C interface."""
     return hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__")
 
 
 def hash_parts(keys: Any) -> tuple[int, Iterable[npt.NDArray[np.int32]]]:
     """How many keys there are, and hash_keys of them, an Arrow array's in parts. All are checked before the first."""
-    if not _is_arrow(keys):
+    if not is_arrow(keys):
         hashes = hash_keys(keys)
         return len(hashes), (hashes,)
     starts, data = _utf8_column(keys)
@@ -171,7 +172,7 @@ def key_list(keys: Any) -> list[str]:
     """Keys as a list of str; TypeError and ValueError name the item."""
     if isinstance(keys, str | bytes):
         raise TypeError(f"keys must be a sequence of str, not one {type(keys).__name__}")
-    is_column = _is_arrow(keys)
+    is_column = is_arrow(keys)
     if is_column:
         import pyarrow as pa
 
