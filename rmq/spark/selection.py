@@ -172,7 +172,7 @@ def first_behind(store: Store, queue: tuple[str, int], span: range, place: int) 
 
 def starts(store: Store, queues: Bounds, options: ReadOptions) -> Offsets:
     """Where each queue begins by startingOffsets or startingOffsetsByTimestamp."""
-    return _places(store, queues, options, "startingOffsets", options["startingOffsets"])
+    return _places(store, queues, options, "startingOffsets")
 
 
 def may_move(queues: Bounds, places: Offsets, options: ReadOptions) -> bool:
@@ -186,8 +186,7 @@ def may_move(queues: Bounds, places: Offsets, options: ReadOptions) -> bool:
 
 def _bounds(store: Store, options: ReadOptions) -> Bounds:
     queues = chosen_queues(store, options)
-    first = _places(store, queues, options, "startingOffsets", options["startingOffsets"])
-    last = _places(store, queues, options, "endingOffsets", options["endingOffsets"])
+    first, last = starts(store, queues, options), _places(store, queues, options, "endingOffsets")
     bounds: Bounds = {}
     for topic, numbers in queues.items():
         for queue, (low, high) in numbers.items():
@@ -204,8 +203,8 @@ def _bounds(store: Store, options: ReadOptions) -> Bounds:
     return bounds
 
 
-def _places(store: Store, queues: Bounds, options: ReadOptions, name: str, given: str | Offsets) -> Offsets:
-    times = options[f"{name}ByTimestamp"]
+def _places(store: Store, queues: Bounds, options: ReadOptions, name: str) -> Offsets:
+    given, times = options[name], options[f"{name}ByTimestamp"]
     unknown = [f"{topic} queue {queue}" for topic, numbers in _explicit(times, given).items() for queue in numbers
                if queue not in queues.get(topic, {})]  # fmt: skip
     if unknown and options["failOnDataLoss"]:
