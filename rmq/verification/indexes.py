@@ -194,7 +194,8 @@ class IndexFiles:
         return checkpoint is not None and part.view.is_full and \
             part.header.end_timestamp <= checkpoint.index_msg_timestamp  # fmt: skip
 
-    def place_of(self, part: Part, entry: int) -> int:
+    def place_of(self, entry: int) -> int:
+        """Position of an entry: all files have one geometry."""
         return self._entries_at + entry * L.ENTRY_SIZE
 
     # ---- each by itself ----
@@ -243,11 +244,11 @@ class IndexFiles:
             wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, at most {part.view.index_num} fit")
         elif part.limit < part.view.index_num and self._is_used(part, part.limit):
             wrong(L.INDEX_COUNT_OFFSET, f"entry count is {header.index_count}, but an entry stands there")
-        elif used_size(memoryview(part.file.map)[: part.file.data_end()], begin := self.place_of(part, part.limit)) \
+        elif used_size(memoryview(part.file.map)[: part.file.data_end()], begin := self.place_of(part.limit)) \
                 > begin:  # fmt: skip
             report.derived(part.path, begin, "entry", "the bytes behind the last entry are not zero")
         if self._is_used(part, 0):
-            report.derived(part.path, self.place_of(part, 0), "entry", "entry 0, which means none, is used")
+            report.derived(part.path, self.place_of(0), "entry", "entry 0, which means none, is used")
         if count == 0:
             if header.begin_phy_offset != header.end_phy_offset or header.begin_timestamp != header.end_timestamp:
                 wrong(L.INDEX_BEGIN_TIMESTAMP_OFFSET, "a file without entries begins and ends at different records")
@@ -265,7 +266,7 @@ class IndexFiles:
             wrong(L.INDEX_HASH_SLOT_COUNT_OFFSET, f"slot count is {header.hash_slot_count}, {used} are used")
 
     def _is_used(self, part: Part, entry: int) -> bool:
-        at = self.place_of(part, entry)
+        at = self.place_of(entry)
         return any(part.file.map[at : at + L.ENTRY_SIZE])
 
     def _judge_times(self, number: int) -> None:
@@ -317,7 +318,7 @@ class IndexFiles:
                 return
             kind, number, entry, phy_offset, a, b = faults[at].tolist()
             part = self.parts[number]
-            offset = self.place_of(part, entry)
+            offset = self.place_of(entry)
             if kind == FAULT_HASH_RANGE:
                 reason = f"entry {entry} has the negative key hash {a}"
             elif kind == FAULT_LINK:

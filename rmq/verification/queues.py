@@ -280,7 +280,7 @@ class QueueFiles:
             report.derived(path, position, "unit-missing", f"unit {low} {what}; the record at {phy_offset} needs it"
                            + more)  # fmt: skip
             return
-        own = self._record_of(name, phy_offset)
+        own = self._record_of(phy_offset)
         if low == span[0] and phy[0] == phy_offset:
             reason = f"unit {low} of the record at {phy_offset} says size {sizes[0]} and tags code {tags[0]}"
             if own is not None:
@@ -323,7 +323,7 @@ class QueueFiles:
             ground.report.derived(path, position, "unit-extra", f"unit {queue_offset} is none: phy offset "
                                   f"{phy_offset}, size {size}")  # fmt: skip
             return
-        found = self._record_of(name, phy_offset)
+        found = self._record_of(phy_offset)
         if found is not None and (name[0].startswith(LMQ_PREFIX) or (
                 found[1] != name[0] and self._is_dispatched_to(name[0], phy_offset))):
             if found[0] != size:
@@ -350,7 +350,7 @@ class QueueFiles:
         finally:
             batch.release()
 
-    def _record_of(self, name: Name, phy_offset: int) -> tuple[int, str, int, int] | None:
+    def _record_of(self, phy_offset: int) -> tuple[int, str, int, int] | None:
         """(size, topic, queue id, queue offset) of the record at a phy offset, None when there is none."""
         batch = RecordBatch(1)
         try:
