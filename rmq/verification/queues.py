@@ -25,7 +25,15 @@ from rmq.filecache import FileCache
 from rmq.lock import Holder, lock_holder
 from rmq.mappedfile import data_end
 from rmq.message import dispatched_to
-from rmq.paths import LMQ_PREFIX, SEGMENT_NAME, is_queue_id, queue_directories, segment_name, topic_of
+from rmq.paths import (
+    LMQ_PREFIX,
+    SEGMENT_NAME,
+    is_queue_id,
+    queue_directories,
+    queue_directory,
+    segment_name,
+    topic_of,
+)
 from rmq.storeroot import foreign_queues
 from rmq.verification.findings import Report
 from rmq.verification.ground import UNFILLED, Ground, check_mode, scan_directory, size_of
@@ -192,8 +200,7 @@ class QueueFiles:
         """File and position of a unit, whether there is one or not."""
         position = queue_offset * UNIT_SIZE
         start = position - position % self._segment_size
-        queue = self.queues.get(name)
-        queue = queue or Queue(self._root / name[0] / str(name[1]))
+        queue = self.queues.get(name) or Queue(queue_directory(self._root, *name))
         return queue.path_of(start), position - start
 
     def last_phy_offset(self) -> int:
@@ -220,7 +227,7 @@ class QueueFiles:
 
         Memory: a span for each stretch without a fault.
         """
-        queue = self.queues.setdefault(name, Queue(self._root / name[0] / str(name[1])))
+        queue = self.queues.setdefault(name, Queue(queue_directory(self._root, *name)))
         for low, high, phy_offset, is_right in spans:
             at = bisect.bisect_left(queue.spans, (low, high, phy_offset, is_right))
             if at and _goes_on(queue.spans[at - 1], low, is_right):
