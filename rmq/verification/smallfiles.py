@@ -8,7 +8,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,14 +93,12 @@ def _is_whole(cell: bytes) -> bool:
 
 def read_own_manifest(paths: StorePaths, report: Report) -> Manifest | None:
     """The manifest, or None; one that is broken is reported."""
+    manifest = None
     if not _is_there(paths.manifest, report):
-        return None
-    try:
+        return manifest
+    with suppress(CorruptFileError, ValueError, RecursionError):
         json.loads(read_file(paths.manifest, MANIFEST_LIMIT))
-    except (CorruptFileError, ValueError, RecursionError):
-        report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
-        return None
-    manifest = read_manifest(paths)
+        manifest = read_manifest(paths)
     if manifest is None:
         report.derived(paths.manifest, 0, "own", "manifest.json is not what this library writes")
     return manifest
