@@ -28,8 +28,7 @@ _REMEDY = "no open takes them but with `repair=True`, which sets them aside"
 # What RocketMQ and its parts that are not read here leave below the root.
 _ROOT_NAMES = frozenset({
     "commitlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "checkpoint", "abort", "abort.bak",
-    "lock", "config", "rmq", "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity",
-    "delayOffset", "tieredStore", "rocksdbstore", "kvStore",
+    "lock", "config", "rmq", "compaction", "brokerIdentity", "delayOffset", "rocksdbstore", "kvStore",
 })  # fmt: skip
 _ROOT_PREFIXES = ("consumequeue_r", "indexRocksDB", "dledger-", "tiered", "epochFileCheckpoint", "checkpoint.",
                   "timer")  # fmt: skip
