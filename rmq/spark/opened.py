@@ -20,7 +20,7 @@ from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
-from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, store_root
+from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, path_text, store_root
 from rmq.snapshot import META, Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -226,9 +226,7 @@ def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
 
 def checked_path(path: str | os.PathLike[str]) -> str:
     """As text. TypeError for what is no path, FileNotFoundError for an empty one."""
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(text, str):
-        raise TypeError(f"path must be str or os.PathLike, got {type(path).__name__}")
+    text = path_text(path, "path")
     if not is_elsewhere(text):
         store_root(text)
     return text
