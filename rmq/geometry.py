@@ -17,6 +17,7 @@ from rmq.errors import CorruptFileError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.mappedfile import MappedFile
+from rmq.marks import is_ours
 from rmq.paths import StorePaths
 from rmq.segment import directories_in, file_size, segments_in
 
@@ -42,7 +43,7 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
         known = {}
     if not known:
         known, damaged = _geometry_of_files(paths, config, tolerant)
-    is_own = meta is not None and meta.get("origin") == "rmq"  # a broker may have been of another release
+    is_own = is_ours(meta)  # a broker may have been of another release
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
             if name == "enabled_append_prop_crc" or (name == "rocketmq_version" and not is_own):

@@ -14,6 +14,7 @@ from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
 from rmq.index import Index
+from rmq.marks import is_ours
 from rmq.paths import StorePaths
 from rmq.queueset import QueueSet
 from rmq.signs import Sample, VersionSign, file_signs, first_messages, generation, index_signs, record_signs, samples
@@ -70,7 +71,7 @@ def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, ind
     if paths.checkpoint.is_file() and not paths.abort_bak.exists() and not paths.abort.exists() \
             and all(sign.first < (5, 0, 0) for sign in signs):  # a copy may leave it out  # fmt: skip
         signs.append(VersionSign(last=(4, 9, 8), fact="abort.bak is not there"))
-    own = meta is not None and meta.get("origin") == "rmq"
+    own = is_ours(meta)
     going_on = f", written here as {config.rocketmq_version}" if meta is not None else ""
     writer = {None: "RocketMQ", "rmq": "rmq"}.get(str(meta.get("origin")) if meta else None, "RocketMQ and rmq")
     return StoreInfo(

@@ -177,6 +177,11 @@ def read_meta(paths: StorePaths) -> dict[str, Any] | None:
     return dict(meta)
 
 
+def is_ours(meta: dict[str, Any] | None) -> bool:
+    """Whether this library made a store, by its meta.json."""
+    return meta is not None and meta.get("origin") == "rmq"
+
+
 def write_meta(paths: StorePaths, meta: dict[str, Any]) -> None:
     make_directory(paths.own)
     write_atomically(paths.meta, (json.dumps({"format": FORMAT, **meta}, indent=1) + "\n").encode())

@@ -28,7 +28,7 @@ from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
 from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, last_start, look_behind, was_left_alone
-from rmq.marks import Manifest, Mark, Marks, finish_rebuild, read_meta, remove_rebuild, write_manifest
+from rmq.marks import Manifest, Mark, Marks, finish_rebuild, is_ours, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
 from rmq.pool import Runner, in_processes
 from rmq.queueends import refuse_light
@@ -230,7 +230,7 @@ class _Source:
         self.config, _ = settle_config(paths, asked, meta)
         self._paths = paths
         self._mark = _read_mark(paths) if meta is not None else None
-        self._is_own = meta is not None and meta.get("origin") == "rmq"
+        self._is_own = is_ours(meta)
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:

@@ -37,6 +37,7 @@ from rmq.marks import (
     Marks,
     finish_rebuild,
     give_up_spare,
+    is_ours,
     keep_spare,
     read_manifest,
     read_meta,
@@ -141,7 +142,7 @@ class Store(StoreWriter):
         is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
         try:
-            is_own = meta is not None and meta.get("origin") == "rmq"
+            is_own = is_ours(meta)
             self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode="r")
             self._open_parts(damaged, meta, False, is_own)
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)

@@ -13,7 +13,7 @@ from typing import Any
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
-from rmq.marks import shown_end
+from rmq.marks import is_ours, shown_end
 from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb
 from rmq.segment import directories_in, make_directory, opened, segments_in, sync_directory
 from rmq.topics import unwritten_topic
@@ -62,7 +62,7 @@ def check_log_place(paths: StorePaths) -> None:
 def is_own_store(paths: StorePaths, meta: dict[str, Any] | None) -> bool:
     """Whether we made the store, or make it now. require_log, before a file of ours says anything of it."""
     if meta is not None:
-        return bool(meta.get("origin") == "rmq")
+        return is_ours(meta)
     require_log(paths)
     return not has_segments(paths)
 

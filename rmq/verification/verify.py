@@ -20,7 +20,7 @@ from rmq.keys import checked_int
 from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
-from rmq.marks import Manifest, Mark, read_manifest
+from rmq.marks import Manifest, Mark, is_ours, read_manifest
 from rmq.paths import StorePaths, segment_name, store_root
 from rmq.pool import Runner, cores
 from rmq.storeroot import (
@@ -154,7 +154,7 @@ class _Verification:
         ground.leave_out_cut()
         if has_lost_log(paths):
             report.damage(log.directories[0], 0, "missing", NO_LOG)
-        if meta is not None and meta.get("origin") == "rmq" and mark is not None:
+        if is_ours(meta) and mark is not None:
             ground.is_own = was_left_alone(log, mark) if ground.is_closed else crash_of(paths) is Crash.OURS
         return ground
 
