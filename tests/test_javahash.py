@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from test_arrow_values import of_views
 
 import rmq
-from rmq._core._javahash import decode_text, hash_slot, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash
+from rmq._core._javahash import decode_text, hash_str_keys, hash_utf8_keys, index_key_hash, java_hash
 from rmq.keys import hash_keys
 
 SLOTS = 5_000_000
@@ -120,7 +120,7 @@ def test_a_key_has_java_s_hash_and_its_slot(key: str, code: int, key_hash: int, 
     assert java_hash(key) == rmq.java_hash(key) == code
     assert index_key_hash(key) == rmq.index_key_hash(key) == key_hash
     assert hash_str_keys([key]).tolist() == [key_hash]
-    assert hash_slot(key_hash, SLOTS) == slot
+    assert key_hash % SLOTS == slot
     assert 40 + 4 * slot == position
     if key != "\ud83d":
         assert utf8_keys(key.encode()) == [key_hash]
@@ -135,14 +135,6 @@ def test_a_surrogate_pair_hashes_like_its_character_and_a_lone_one_like_a_unit()
     assert java_hash("\ud83d\ude00") == java_hash("\U0001f600")
     assert java_hash("\ude00") == 0xDE00
     assert hash_str_keys(["\ud83d", "\ude00\ud83d"]).tolist() == [0xD83D, 31 * 0xDE00 + 0xD83D]
-
-
-def test_slots_of_a_hash_that_is_none_are_refused() -> None:
-    assert hash_slot(2**31 - 1, 1) == 0
-    assert hash_slot(2**31 - 1, 2**31 - 1) == 0
-    for arguments in [(-1, 5), (5, 0), (5, -3)]:
-        with pytest.raises(ValueError, match="hash_slot_num"):
-            hash_slot(*arguments)
 
 
 @given(any_text)

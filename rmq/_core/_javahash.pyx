@@ -86,13 +86,6 @@ def index_key_hash(key):
     return key_hash_of(hash_of_str(_named(key, "key"), 0))
 
 
-def hash_slot(int32_t key_hash, int32_t hash_slot_num):
-    """Slot of a key hash. Both must not be negative, hash_slot_num not 0: ValueError."""
-    if key_hash < 0 or hash_slot_num <= 0:
-        raise ValueError("key_hash must be >= 0 and hash_slot_num > 0")
-    return key_hash % hash_slot_num
-
-
 cdef int32_t _seed_of(object topic) except? -1:
     """Hash of `topic#`, on which the hash of the key goes on; 0 for whole index keys."""
     if topic is None:
