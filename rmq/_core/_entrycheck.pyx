@@ -4,7 +4,7 @@
 Source: RocketMQ IndexFile#putKey, IndexService#buildIndex.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memcpy, memset
 

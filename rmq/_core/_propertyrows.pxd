@@ -25,7 +25,7 @@ cdef class PropertyRows:
         TextColumn _raw
         bint _is_stored                     # read from a store, where values may hold 0x01
         bint _drops_crc                     # a CRC property that comes along is left out
-        readonly bint is_foreign            # there may be names that mean something to RocketMQ
+        bint is_foreign                     # there may be names that mean something to RocketMQ
     cdef int begin(self, Py_ssize_t count, TextColumn keys, const int64_t[::1] key_lists, TextColumn tags,
                    TextColumn uniq_key, TextColumn names, TextColumn values, const int64_t[::1] maps,
                    TextColumn raw, bint is_stored, bint drops_crc) except -1

@@ -21,7 +21,7 @@ cdef class PutBatch:
         rmq_texts _texts                    # of which property strings are made while they are written
         bint _one_queue                     # all rows go to that of the first
         object _source                      # keeps what the rows borrow
-        readonly PutRules rules
+        PutRules rules
         readonly int32_t count
         readonly int64_t records_size       # bytes of all rows' records
         readonly bint waits                 # some message asks SYNC_FLUSH to wait for it

@@ -35,7 +35,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyBytes_GET_SIZE(PyObject *text) noexcept
 
 from rmq._core._message import without_property
-from rmq.errors import IllegalMessageError, MessageTooLargeError, MessageTypeError
+from rmq.errors import MessageTooLargeError, MessageTypeError
 
 cdef Py_ssize_t MESSAGES_AHEAD = 8, TEXTS_AHEAD = 4, ROWS_AHEAD = 4     # asked for before they are needed
 cdef Py_ssize_t MOST_KEPT = 65536    # rows whose room stays for the next batch

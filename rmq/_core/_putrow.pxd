@@ -32,13 +32,13 @@ cdef struct QueuesAtHand:           # of one topic: numbers that are found witho
 cdef class PutRules:
     """What a store's configuration says about messages that go in."""
     cdef:
-        readonly int64_t max_message_size
-        readonly int64_t max_record_size    # of one record, properties and header included
-        readonly bint allow_v2
-        readonly bint allow_ipv6            # RocketMQ 4.6.0 and later
-        readonly bint append_crc
-        readonly bint drop_last_separator   # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
-        readonly bytes store_host
+        int64_t max_message_size
+        int64_t max_record_size     # of one record, properties and header included
+        bint allow_v2
+        bint allow_ipv6             # RocketMQ 4.6.0 and later
+        bint append_crc
+        bint drop_last_separator    # RocketMQ 4.9.1-4.9.8, 5.0.0-5.1.x: no 0x02 at the very end
+        bytes store_host
 
 
 cdef object fault(Py_ssize_t row, str text, kind=*)
