@@ -137,8 +137,7 @@ class _Moved:
         """The bytes of a batch's records, which lie in a segment one behind the other, for the whole log."""
         data = bytearray(segment.read(position, size))
         phy_offsets, numbers = batch.numbers("phy_offset"), batch.numbers("queue")
-        transaction = batch.numbers("sys_flag") & L.SYS_FLAG_TRANSACTION_MASK
-        has_offset = (transaction != L.SYS_FLAG_PREPARED) & (transaction != L.SYS_FLAG_ROLLBACK)
+        has_offset = batch.numbers("sys_flag") & L.SYS_FLAG_PREPARED == 0  # nor has ROLLBACK, which has this bit too
         self._learn()
         queue_offsets = batch.numbers("queue_offset") + np.array(self._first, np.int64)[numbers] * has_offset
         self._counts += np.bincount(numbers[has_offset], minlength=len(self._counts))

@@ -82,7 +82,7 @@ class Selection:
         wanted = (topic << 32) | (batch.column("queue_id").to_numpy().astype(np.int64) & 0xFFFFFFFF)
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         offset = batch.column("queue_offset").to_numpy()
-        has_unit = np.isin(batch.column("sys_flag").to_numpy() & L.SYS_FLAG_TRANSACTION_MASK, _WITH_UNIT)
+        has_unit = batch.column("sys_flag").to_numpy() & L.SYS_FLAG_PREPARED == 0  # nor has ROLLBACK: this bit, too
         within: npt.NDArray[np.bool_] = (topic >= 0) & has_unit & (keys[place] == wanted) \
             & (offset >= lows[place]) & (offset < highs[place])  # fmt: skip
         return within
@@ -99,9 +99,6 @@ class Selection:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags)
-
-
-_WITH_UNIT = (0, L.SYS_FLAG_COMMIT)  # no transaction, or committed
 
 
 def select(store: Store, options: ReadOptions) -> Selection:
