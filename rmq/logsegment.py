@@ -96,7 +96,7 @@ class Segment:
                 self._file = file
         return file
 
-    # What of a segment is read goes through these five: of one that is fetched piece by piece the rest reads as zeros,
+    # What a store reads of a segment goes through these: of one that is fetched piece by piece the rest reads as zeros,
     # of one that is read in windows there is no more than was asked for.
 
     def holding(self, begin: int, end: int) -> Held:
