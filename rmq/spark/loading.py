@@ -89,9 +89,10 @@ def check_new(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _made(directory: Path, partition: int, attempt: int) -> Iterator[Path]:
+def made(directory: Path, partition: int, attempt: int) -> Iterator[Path]:
     """A new directory for one attempt; it loses its `.tmp` when all in it is there, and goes with an error."""
     make_directory(directory)
+    # Of its own: Spark's numbers come again after a restart.
     place = directory / f"{partition:05d}.{attempt}.{uuid.uuid4().hex[:12]}.tmp"
     place.mkdir(DIRECTORY_MODE)
     try:
@@ -109,7 +110,7 @@ def stage(staging: Staging, partition: int, attempt: int, batches: Iterable[pa.R
     first = next(filled, None)
     if first is None:
         return None
-    with _made(staging.directory, partition, attempt) as place:
+    with made(staging.directory, partition, attempt) as place:
         with PartWriter(place, config, store_timestamp) as writer:
             rows = put(writer.put_many, chain([first], filled))
             part = writer.finish()
@@ -139,7 +140,7 @@ def put_in_place(staging: Staging, place: Place, segment_size: int, attempt: int
     """
     staged = place.staged
     source = staging.directory / staged.name
-    with _made(staging.directory / PLACED, staged.partition, attempt) as target:
+    with made(staging.directory / PLACED, staged.partition, attempt) as target:
         part = place_part(source, target, staged.part, segment_size=segment_size, begin=place.begin,
                           queue_offsets=place.queue_offsets, closed=not place.is_last)  # fmt: skip
         if part != staged.part:

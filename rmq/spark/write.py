@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from pyspark.sql.types import StructType
 from rmq.config import StoreConfig
 from rmq.errors import RowError, UnsupportedFormatError
 from rmq.paths import StorePaths, local_path
-from rmq.segment import make_directory, sync_directory
+from rmq.segment import sync_directory
+from rmq.spark.loading import made
 from rmq.spark.options import WriteOptions
 from rmq.spark.staging import SHARD, Staging, Written, commits, is_store
 from rmq.store import open as open_store
@@ -81,19 +81,11 @@ class Task:
         first = next(filled, None)
         if first is None:
             return TaskMessage(job, Written(partition, None, 0))
-        directory = Staging(self.asked.path, job).directory
-        make_directory(directory)
-        name = f"{partition:05d}.{attempt}.{uuid.uuid4().hex[:12]}"  # Spark's own numbers come again after a restart
-        place = directory / f"{name}.tmp"
-        try:
-            with open_store(place, "x", config=self._config()) as store:
-                rows = self.put(partial(store.put_many, results=False), chain([first], filled), turn + partition)
-            os.rename(place, directory / name)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
-        sync_directory(directory)
-        return TaskMessage(job, Written(partition, name, rows))
+        with (made(Staging(self.asked.path, job).directory, partition, attempt) as place,
+              open_store(place, "x", config=self._config()) as store):  # fmt: skip
+            rows = self.put(partial(store.put_many, results=False), chain([first], filled), turn + partition)
+        sync_directory(place.parent)
+        return TaskMessage(job, Written(partition, place.stem, rows))
 
     def put(self, put_many: Callable[..., object], batches: Iterable[pa.RecordBatch], turn: int) -> int:
         """Put the rows of all batches; returns how many. turn: which queue the first row goes to, of those in turn."""
