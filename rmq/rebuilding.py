@@ -29,14 +29,14 @@ from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, holder_pid, lock_holder
 from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, last_start, look_behind, was_left_alone
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, is_ours, read_meta, remove_rebuild, write_manifest
-from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path, store_root
+from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueends import refuse_light
 from rmq.queueset import QueueSet
 from rmq.segment import LOOKS, exchange, make_directory, sync_directories, sync_directory
 from rmq.sidecar import make_sidecar, sweep_sidecars
 from rmq.store import open as open_store
-from rmq.storeroot import check_is_store, check_readable, check_writable, require_store
+from rmq.storeroot import check_writable, paths_to_read
 
 logger = logging.getLogger("rmq")
 
@@ -86,11 +86,7 @@ def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathL
                config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
     """`rebuild` with tasks that run elsewhere."""
     asked = config or StoreConfig()
-    root = store_root(path)
-    paths = StorePaths(root.absolute(), asked.store_path_commit_log)
-    require_store(root, paths)
-    check_is_store(paths)
-    check_readable(paths)
+    paths = paths_to_read(path, asked)
     check_writable(paths)
     if output is not None:
         return _rebuild_into(run, paths, directory_here(output, "output"), asked)
@@ -354,10 +350,7 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
     index files do not change. Raises CorruptFileError, UnsupportedFormatError, ValueError as `rmq.open`, OSError.
     """
     asked = config or StoreConfig()
-    root = store_root(path)
-    paths = StorePaths(root.absolute(), asked.store_path_commit_log)
-    require_store(root, paths)
-    check_readable(paths)
+    paths = paths_to_read(path, asked)
     known, damaged = settle_config(paths, asked, read_meta(paths))
     slots, entries = known.max_hash_slot_num, known.max_index_num
     for index in index_paths(paths.index):

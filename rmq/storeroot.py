@@ -10,11 +10,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.marks import is_ours, shown_end
-from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb
+from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb, store_root
 from rmq.segment import directories_in, make_directory, opened, segments_in, sync_directory
 from rmq.topics import unwritten_topic
 
@@ -198,6 +199,16 @@ def require_store(path: Path, paths: StorePaths) -> None:
     if paths.is_log_elsewhere and not any(path.is_dir() for path in paths.commit_logs):
         raise FileNotFoundError(errno.ENOENT, "no such commit-log directory", ", ".join(map(str, paths.commit_logs)))
     check_log_place(paths)
+
+
+def paths_to_read(path: str | os.PathLike[str], config: StoreConfig) -> StorePaths:
+    """The files of a store that is there and can be read, else the errors of an open."""
+    root = store_root(path)
+    paths = StorePaths(root.absolute(), config.store_path_commit_log)
+    require_store(root, paths)
+    check_readable(paths)
+    check_is_store(paths)
+    return paths
 
 
 def require_directory(path: Path) -> None:

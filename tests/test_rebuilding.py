@@ -380,6 +380,8 @@ def test_the_output_is_never_written_over(store: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(rmq.UnsupportedFormatError, match="no message store"):
         rmq.rebuild(tmp_path / "empty")
+    with pytest.raises(rmq.UnsupportedFormatError, match="no message store"):
+        list(rebuilding.rebuild_sidecars(tmp_path / "empty"))
     assert not list((tmp_path / "empty").iterdir())
 
 

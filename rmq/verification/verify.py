@@ -21,17 +21,9 @@ from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
 from rmq.logsegment import Segment
 from rmq.marks import Manifest, Mark, is_ours, read_manifest
-from rmq.paths import StorePaths, segment_name, store_root
+from rmq.paths import StorePaths, segment_name
 from rmq.pool import Runner, cores
-from rmq.storeroot import (
-    NO_LOG,
-    check_is_store,
-    check_readable,
-    foreign_index,
-    foreign_queues,
-    has_lost_log,
-    require_store,
-)
+from rmq.storeroot import NO_LOG, foreign_index, foreign_queues, has_lost_log, paths_to_read
 from rmq.verification.findings import DAMAGE, DERIVED, LIMIT, Report, VerifyResult
 from rmq.verification.ground import NO_LIMIT, Ground, HeldLog, holds_bytes, list_segments
 from rmq.verification.indexes import IndexFiles
@@ -112,12 +104,7 @@ def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[St
     if config is not None and not isinstance(config, StoreConfig):
         raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
     given = config or StoreConfig()
-    root = store_root(path)
-    paths = StorePaths(root.absolute(), given.store_path_commit_log)
-    require_store(root, paths)
-    check_readable(paths)
-    check_is_store(paths)
-    return paths, given
+    return paths_to_read(path, given), given
 
 
 class _Verification:
