@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def settle_config(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] |
     if not known:
         known, damaged = _geometry_of_files(paths, config, tolerant)
     is_own = is_ours(meta)  # a broker may have been of another release
+    known |= changed_by_broker(paths, config, meta, tolerant)
     for name, value in known.items():
         if config.is_explicit(name) and getattr(config, name) != value:
             if name == "enabled_append_prop_crc" or (name == "rocketmq_version" and not is_own):
@@ -66,6 +67,45 @@ def kept_values(paths: StorePaths, meta: dict[str, Any] | None) -> dict[str, Any
     except (TypeError, ValueError) as error:
         raise CorruptFileError(paths.meta, 0, f"meta.json: {error}") from None
     return known
+
+
+def changed_by_broker(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None,
+                      tolerant: bool) -> dict[str, Any]:  # fmt: skip
+    """Sizes of a broker's queues and index, which it derived again since meta.json was written: no file has the old
+    one, and several have one other, or one has that the caller passes.
+    """
+    known: dict[str, Any] = {}
+    with contextlib.suppress(CorruptFileError):  # of a broken meta.json: who asks for what it says is told
+        known = {} if is_ours(meta) else kept_values(paths, meta)
+    if not known:
+        return {}
+    name = "mapped_file_size_consume_queue"
+    queues = (queue for topic in directories_in(paths.consume_queue) for queue in directories_in(topic))
+    changed: dict[str, Any] = {}
+    lengths = _others(known.get(name, 0), (length for _, length in segments_in(queues)))
+    is_passed = bool(lengths) and config.is_explicit(name) and getattr(config, name) == lengths[0]
+    if (len(lengths) > 1 or is_passed) and lengths[0] % L.UNIT_SIZE == 0:
+        changed[name] = lengths[0]
+    geometry = known.get("max_hash_slot_num", 0), known.get("max_index_num", 0)
+    files = index_paths(paths.index)
+    lengths = _others(index_file_size(*geometry) if all(geometry) else 0, filter(None, map(file_size, files)))
+    is_passed = config.is_explicit("max_hash_slot_num") and config.is_explicit("max_index_num")
+    if len(lengths) > 1 or (lengths and is_passed):
+        is_open = paths.abort.exists() or lock_holder(paths.lock) is not None
+        found, _ = find_geometry(files, config, is_open=is_open, tolerant=tolerant)
+        if found is not None:
+            changed["max_hash_slot_num"], changed["max_index_num"] = found
+    return changed
+
+
+def _others(known: int, lengths: Iterable[int]) -> list[int]:
+    """The lengths, when all are one that is not the known one; 0: none is known."""
+    found: list[int] = []
+    for length in lengths:
+        if not known or length == known or (found and length != found[0]):
+            return []
+        found.append(length)
+    return found
 
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:

@@ -60,8 +60,8 @@ class LogEnd:
 class OnDisk:
     """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each.
 
-    epoch: where a broker of controller mode began its last one. It may have cut off the log there or behind it: what is
-    older than the record before it was left behind.
+    What is older than the record before it was left behind by a broker that cut its log. epoch: where one of controller
+    mode began its last one, which cuts there or behind it.
     """
 
     phy_offset: int
@@ -213,7 +213,7 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
             end.next_phy_offset = found
             time = _time_at(log, found)
             was_on_disk = on_disk.time is None or time <= on_disk.time
-            is_left_behind = on_disk.epoch is not None and end.phy_offset >= on_disk.epoch and \
+            is_left_behind = (on_disk.epoch is None or end.phy_offset >= on_disk.epoch) and \
                 time < _time_at(log, end.last_phy_offset)
             end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
             break

@@ -317,7 +317,7 @@ def directories_in(path: Path) -> list[Path]:
         return []
 
 
-def segments_in(directories: list[Path]) -> Iterator[tuple[int, int]]:
+def segments_in(directories: Iterable[Path]) -> Iterator[tuple[int, int]]:
     """(start, length) of every segment file that is not empty."""
     for directory in directories:
         names: list[str] = []

@@ -422,3 +422,40 @@ def test_a_store_with_topics_that_a_broker_keeps_otherwise_is_not_written(
     for text in (b"", b'{"topicConfigTable": {', b"[]"):  # a broker then loads the .bak
         builder.file("config/topics.json", text, 0)
         refused(builder.path, what, CONFIG)
+
+
+SIZES_BEFORE = {"mapped_file_size_consume_queue": 400, "max_hash_slot_num": 7, "max_index_num": 20}
+SIZES_SINCE = {"consumequeue": {"mapped_file_size_consume_queue": 200},
+               "index": {"max_hash_slot_num": 9, "max_index_num": 15}}  # fmt: skip
+
+
+def as_a_broker_leaves_it(path: Path, count: int, **sizes: int) -> None:
+    """A closed store without anything of ours."""
+    with rmq.open(path, "x", config=rmq.StoreConfig(**sizes), clock=lambda: 1_700_000_000_000) as store:
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}") for number in range(count)])
+    shutil.rmtree(path / "rmq")
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("part", SIZES_SINCE)
+@pytest.mark.parametrize("count", [40, 3])
+def test_sizes_that_a_broker_changed_since_we_wrote_are_those_of_the_files(
+    tmp_path: Path, part: str, mode: Any, count: int
+) -> None:
+    """Its operator removes a directory and gives other sizes; it derives the files again. Of one file the caller must
+    say them.
+    """
+    path, changed = tmp_path / "s", SIZES_SINCE[part]
+    as_a_broker_leaves_it(path, count, **SIZES_BEFORE)
+    rmq.open(path, "a", config=rmq.StoreConfig(**SIZES_BEFORE)).close()
+    as_a_broker_leaves_it(tmp_path / "other", count, **SIZES_BEFORE | changed)
+    shutil.rmtree(path / part)
+    shutil.copytree(tmp_path / "other" / part, path / part)
+    passed = rmq.StoreConfig(**changed) if count == 3 else None
+    assert rmq.verify(path, config=passed).damage_count == 0
+    with rmq.open(path, mode, config=passed) as store:
+        assert {name: getattr(store.config, name) for name in changed} == changed
+        assert len(store.pull("T", limit=100).messages) == count
+        assert [message.body for message in store.query("T", "k2")] == [b"2"]
+    with pytest.raises(ValueError, match="contradicts the store"):
+        rmq.open(path, config=rmq.StoreConfig(**dict.fromkeys(changed, 4000)))

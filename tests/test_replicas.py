@@ -135,6 +135,20 @@ def test_a_rebuild_leaves_out_what_a_replica_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
+def test_what_a_broker_cut_off_when_it_started_is_no_damage_without_epochs_either(replica: Replica, mode: str) -> None:
+    """At a record that power loss took, or that its release cannot read."""
+    replica.cut(4)
+    (replica.root / "epochFileCheckpoint").unlink()
+    replica.put(b"new4 longer", b"new5 longer")
+    replica.end(is_closed=True)
+    with rmq.open(replica.root, mode, config=CONFIG) as store:
+        assert store.topics() == {"T": {0: (0, 6)}}
+        assert [message.body for message in store.pull("T").messages] == [*OLD[:4], b"new4 longer", b"new5 longer"]
+        assert store.scan().read_all().num_rows == 6
+    assert rmq.verify(replica.root, config=CONFIG).damage_count == 0
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
 def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(replica: Replica, mode: str) -> None:
     replica.cut(4, passed_ms=-1000)
     replica.put(b"new4 longer", b"new5 longer")

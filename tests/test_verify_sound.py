@@ -42,6 +42,18 @@ def test_rocketmq_s_own_stores_give_no_finding_and_every_record_unit_and_entry_i
     assert result.state == "closed"
 
 
+@pytest.mark.parametrize("is_ours_since", [True, False])
+def test_an_index_file_that_releases_before_and_after_4_8_wrote_is_sound(tmp_path: Path, is_ours_since: bool) -> None:
+    """The older count each entry as a used slot, the later ones go on from there."""
+    path = tmp_path / "s"
+    for version, count in (("4.7.0", 12), ("5.3.3", 3)):
+        with rmq.open(path, "a", config=rmq.StoreConfig(**SIZES, rocketmq_version=version)) as store:
+            store.put_many([rmq.Message("T", b"", keys=f"k{number}") for number in range(count)])
+        if version == "4.7.0" or not is_ours_since:
+            shutil.rmtree(path / "rmq")
+    assert_sound(path)
+
+
 @pytest.mark.parametrize("is_brokers", [True, False])
 def test_properties_that_end_with_nul_are_damage_of_ours_and_no_finding_of_a_brokers(
     tmp_path: Path, is_brokers: bool

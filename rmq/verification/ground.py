@@ -112,13 +112,15 @@ class Ground:
         return self.state == "closed"
 
     def leave_out_cut(self) -> None:
-        """What a broker in controller mode had cut off, and has not written over, is no part of its log."""
+        """What a broker had cut off, and has not written over, is no part of its log."""
         log, epoch = self.log, last_epoch(self.paths.epochs)
-        if epoch is None or not log.segments:
+        if not log.segments:
             return
         with contextlib.suppress(CorruptFileError):  # who walks the log tells
             start = last_start(log)
-            end = look_behind(log, find_end(log, start, log.max_phy_offset), OnDisk(0, None, epoch))
+            durable = self.mark.durable_phy_offset if self.mark is not None else 0
+            begin = min(max(start, durable), log.max_phy_offset)
+            end = look_behind(log, find_end(log, begin, log.max_phy_offset), OnDisk(durable, None, epoch))
             if end.next_phy_offset < 0 or end.is_damage:
                 return
             self.log_limit = min(self.log_limit, end.phy_offset)

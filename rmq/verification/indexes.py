@@ -258,11 +258,10 @@ class IndexFiles:
                     (L.INDEX_END_PHY_OFFSET_OFFSET, "end", header.end_phy_offset, part.phy_offset(count))):  # fmt: skip
                 if stored != right:
                     wrong(offset, f"{name} phy offset is {stored}, but the entry there points to {right}")
-        config = self._ground.config
-        allowed = (count if config.counts_every_index_put else used,) if self._ground.is_own else (used, count)
-        is_upgraded = not self._ground.is_own and used < header.hash_slot_count < count and \
-            any(other.header.hash_slot_count == other.limit - 1 for other in self.parts[:number])  # fmt: skip
-        if header.hash_slot_count not in allowed and not is_upgraded:
+        least = most = count if self._ground.config.counts_every_index_put else used
+        if not self._ground.is_own:  # brokers up to 4.7.0 counted each entry, later ones go on with used slots
+            least, most = used, count
+        if not least <= header.hash_slot_count <= most:
             wrong(L.INDEX_HASH_SLOT_COUNT_OFFSET, f"slot count is {header.hash_slot_count}, {used} are used")
 
     def _is_used(self, part: Part, entry: int) -> bool:

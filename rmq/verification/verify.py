@@ -15,7 +15,7 @@ import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
 from rmq.config import StoreConfig
-from rmq.geometry import segment_sizes, settle_config
+from rmq.geometry import changed_by_broker, segment_sizes, settle_config
 from rmq.keys import checked_int
 from rmq.lock import Crash, crash_of, lock_holder
 from rmq.logend import fits, misses_last_segment, start_without_marks, was_left_alone
@@ -125,9 +125,11 @@ class _Verification:
         mark = read_mark(paths, report)
         self._manifest: Manifest | None = read_own_manifest(paths, report) if mark is not None else None
         checkpoint = read_checkpoint(paths, report, is_live=is_live)
+        changed = changed_by_broker(paths, self._given, meta, True)
         for name, size in segment_sizes(paths).items() if meta is not None else ():
             if meta is not None and meta.get(name, size) != size:
-                report.damage(paths.meta, 0, "own", f"meta.json says {name} {meta[name]}, the files have {size}")
+                tell = report.note if changed.get(name) == size else report.damage
+                tell(paths.meta, 0, "own", f"meta.json says {name} {meta[name]}, the files have {size}")
                 meta[name] = size
         config, _ = settle_config(paths, self._given, meta, tolerant=True)
         log = HeldLog(paths.commit_logs, config.mapped_file_size_commit_log)
