@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import errno
 import logging
 import os
 import threading
@@ -88,11 +89,11 @@ class Flusher:
             self._has_dispatch_failed = False
 
     def try_dispatch(self) -> bool:
-        """dispatch, and whether it came to the end: what is full or used up may keep it from that."""
+        """dispatch, and whether it came to the end: what is full, used up or read only may keep it from that."""
         try:
             self.dispatch()
         except OSError as error:
-            if is_handlers(error) or not passes(error):
+            if is_handlers(error) or error.errno == errno.ESTALE or getattr(error, "failed_sync", False):
                 raise
             return False
         return True

@@ -80,7 +80,9 @@ class LogFiles:
             if not found or int(path.name) < found[0].start:
                 raise CorruptFileError(path, 0, "a symbolic link to nothing")
         while found and found[-1].start in empty:
-            found.pop()  # made and not filled by a process that was killed; RocketMQ deletes it
+            path = found.pop().path  # made and not filled by a process that was killed; RocketMQ 5.x deletes it
+            if self.writable:
+                path.unlink(missing_ok=True)  # releases of 4.x load no log with it
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")

@@ -25,6 +25,7 @@ INDEX_NAME = re.compile(r"\d{17}", re.ASCII)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 FILE_URI = re.compile(r"(?i:file:(?://(?:localhost)?(?=/)|(?!//)))(/.*)", re.DOTALL)
 LARGEST_OFFSET = 2**63 - 1
+PATH_BELOW = 350  # bytes of the longest path below a root: rmq/replaced/consumequeue, a topic, a queue id, a segment
 FileVersion = tuple[int, int, int]
 BEGUN_BY_SPARK = {"spark", "meta.json", "meta.json.tmp"}  # in rmq/, while there is no store yet
 

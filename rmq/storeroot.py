@@ -15,7 +15,7 @@ from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.index import index_paths
 from rmq.lock import lock_holder
 from rmq.marks import is_ours, shown_end
-from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, StorePaths, is_rocksdb, store_root
+from rmq.paths import BEGUN_BY_SPARK, LMQ_PREFIX, PATH_BELOW, StorePaths, is_rocksdb, store_root
 from rmq.segment import directories_in, make_directory, opened, segments_in, sync_directory
 from rmq.topics import unwritten_topic
 
@@ -159,6 +159,7 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         if mode == "r+":
             raise
         check_writable(paths)  # before anything is made
+        _check_room(paths)
         make_directory(path)
         return
     check_log_place(paths)
@@ -169,8 +170,15 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
     if mode == "r+" and not _is_store(paths):
         raise FileNotFoundError(errno.ENOENT, "no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark(), str(path))
     if is_empty:  # perhaps made by a process that was killed
+        _check_room(paths)
         with contextlib.suppress(PermissionError):
             sync_directory(paths.root.parent)
+
+
+def _check_room(paths: StorePaths) -> None:
+    """Of a store that is made now: a queue whose path is too long would keep it from being opened again."""
+    if len(os.fsencode(paths.root)) + PATH_BELOW >= os.pathconf("/", "PC_PATH_MAX"):
+        raise OSError(errno.ENAMETOOLONG, f"leaves less than {PATH_BELOW} bytes for paths below it", str(paths.root))
 
 
 def _names(path: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cleaning import CONFIG, HOUR, ROOMY, SEGMENT, date, make
-from commandline import Done, assert_error, call, good, on_terminal, run
+from commandline import SGR, Done, assert_error, call, good, on_terminal, run
 from conftest import digests
 
 import rmq
@@ -49,9 +49,9 @@ def test_a_dry_run_lists_the_same_and_changes_nothing(shop: Path) -> None:
 
 
 def test_a_table_shows_paths_below_the_store_and_says_why(shop: Path) -> None:
-    lines = on_terminal("clean", shop, "--dry-run", *ROOM, columns=120).out.split("\n")
+    lines = SGR.sub("", on_terminal("clean", shop, "--dry-run", *ROOM, columns=120).out).split("\n")
     assert [line.split() for line in lines[:2]] == [
-        ["\x1b[1msize", "reason", "file\x1b[0m"],
+        ["size", "reason", "file"],
         ["4.10", "kB", "last", "changed", "72", "h", "ago", "or", "earlier", "commitlog/00000000000000000000"],
     ]
     rows = good("clean", shop, "--dry-run", "-o", "csv", *ROOM).table

@@ -348,3 +348,21 @@ def test_a_list_of_queues_that_makes_no_sense_counts_as_none(tmp_path: Path, que
     assert read_manifest(StorePaths(tmp_path / "s")) is None
     with rmq.open(tmp_path / "s", mode) as store:
         assert store.topics() == topics
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_segments_that_a_killed_process_made_and_did_not_fill_go(tmp_path: Path, count: int) -> None:
+    """RocketMQ up to 4.9 loads no log with an empty one."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put(rmq.Message("T", b"1"))
+    made = [tmp_path / "s/commitlog" / f"{4096 * number:020d}" for number in range(1, count + 1)]
+    for path in made:
+        path.touch()
+    with rmq.open(tmp_path / "s") as store:
+        assert len(store.pull("T").messages) == 1
+    assert all(path.exists() for path in made)
+    with rmq.open(tmp_path / "s", "r+") as store:
+        store.put(rmq.Message("T", b"2"))
+    assert not any(path.exists() for path in made)
+    assert rmq.verify(tmp_path / "s") == []

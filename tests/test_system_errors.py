@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq import marks, segment
+from rmq import marks, queuefiles, segment
 from rmq.paths import StorePaths
 
 CONFIG = rmq.StoreConfig(max_hash_slot_num=10, max_index_num=40)
@@ -77,3 +77,51 @@ def test_a_directory_that_cannot_be_renamed_at_all_says_what_to_do(
     with pytest.raises(OSError, match="rebuild with an output") as error:
         segment.exchange(tmp_path / "a", tmp_path / "b")
     assert error.value.errno == errno.EXDEV
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENAMETOOLONG])
+def test_a_writer_that_can_make_no_queue_file_any_more_reads_all_it_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As a file system that turned read only after an error of its disk."""
+    config = rmq.StoreConfig(mapped_file_size_consume_queue=400, flush_interval_commit_log=2**31 - 1)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}") for number in range(20)])
+        store.flush()
+
+        def refused(path: Path, *args: object) -> int:
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(queuefiles, "create_file", refused)
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}") for number in range(20, 25)])
+        assert store.topics() == {"T": {0: (0, 25)}}
+        assert [message.body for message in store.pull("T", 0, 18).messages] == [b"%d" % n for n in range(18, 25)]
+        for key in (3, 24):
+            assert [message.body for message in store.query("T", f"k{key}")] == [b"%d" % key]
+        with pytest.raises(OSError, match=os.strerror(number)):
+            store.flush()
+        assert store.lookup(("T", 0, 24)).body == b"24"
+        with pytest.raises(rmq.StoreReadOnlyError):
+            store.put(rmq.Message("T", b""))
+        monkeypatch.undo()
+    with rmq.open(tmp_path / "s", "r+") as store:
+        assert store.topics() == {"T": {0: (0, 25)}}
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_no_store_is_made_below_which_a_queue_has_no_room_in_a_path(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path
+    while len(os.fsencode(path)) < 3800:
+        path /= "d" * 100
+    path.parent.mkdir(parents=True)
+    if is_there:
+        path.mkdir()
+    for mode in ("x", "a"):
+        with pytest.raises(OSError, match="leaves less than 350 bytes") as raised:
+            rmq.open(path, mode)  # type: ignore[arg-type]
+        assert raised.value.errno == errno.ENAMETOOLONG
+        assert not path.exists() or not list(path.iterdir())
+    with rmq.open(Path(*path.parts[:-2], "s"), "x") as store:
+        store.put(rmq.Message("%RETRY%" + "t" * 248, b"", queue_id=2**31 - 1))
+        store.flush()
+        assert len(store.pull("%RETRY%" + "t" * 248, 2**31 - 1).messages) == 1

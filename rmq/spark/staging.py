@@ -93,10 +93,9 @@ class Intent:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
+    found = None
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(read_file(path, MARKER_LIMIT))
-    except (ValueError, RecursionError):
-        found = None
     if not isinstance(found, dict):
         raise CorruptFileError(path, 0, "no JSON object")
     return found
@@ -126,9 +125,11 @@ class Staging:
         return self.marker.exists()
 
     def commit_shards(self, written: list[Written], *, overwrite: bool = False) -> None:
-        """Publish the staged stores as shards. A job that has happened is left as it is."""
+        """Publish the staged stores as shards, once; ValueError in what became a store meanwhile."""
         with self.locked():
             if not self.is_committed:
+                if is_store(self.path):
+                    raise ValueError(f"{self.path} became a store meanwhile: shards need a directory of their own")
                 shards = [self._publish(item.partition, item.name) for item in _in_order(written) if item.name]
                 sync_directory(self.path)
                 self._mark(overwrite, shards, sum(item.rows for item in written))
@@ -368,8 +369,7 @@ def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
     removed, [] when Spark never wrote there. Raises OSError, CorruptFileError of a marker, of mode=single's store what
     opening it raises, and ValueError for an object store, where Spark never writes.
     """
-    path = os.fspath(path)
-    refuse_elsewhere(path)
+    refuse_elsewhere(path := os.fspath(path))
     root, limit = Path(local_path(path)), time.time() - older_than
     removed: list[str] = []
     if not (root / OWN).is_dir():

@@ -51,6 +51,20 @@ def test_what_spark_has_begun_and_what_it_passes_over_are_no_files_of_others(tmp
     assert bodies(tmp_path) == ["a"]
 
 
+def test_shards_are_not_published_in_a_directory_that_became_a_store(tmp_path: Path) -> None:
+    check_target(str(tmp_path), "shards")
+    staging = Staging(str(tmp_path), "a")
+    written = [stage(staging, 0, ["a"])]
+    single = Staging(str(tmp_path), "b")
+    single.commit_single([stage(single, 0, ["b"])], CONFIG)
+    with pytest.raises(ValueError, match="became a store meanwhile"):
+        staging.commit_shards(written)
+    staging.abandon()
+    assert bodies(tmp_path) == ["b"]
+    check_target(str(tmp_path), "single")
+    assert not list(tmp_path.glob("part-*"))
+
+
 def test_shards_that_are_not_committed_yet_are_shards(tmp_path: Path) -> None:
     (tmp_path / "part-00000-a1").mkdir()
     check_target(str(tmp_path), "shards")
