@@ -50,9 +50,9 @@ static inline uint8_t *rmq_json_copy(uint8_t *dest, const uint8_t *p, int64_t n)
         const __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)p) : rmq_load_part(p, n);
         const __m128i pairs = _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash));
         const __m128i controls = _mm_cmpeq_epi8(_mm_min_epu8(bytes, last), bytes);
-        const unsigned odd = (unsigned)_mm_movemask_epi8(_mm_or_si128(pairs, controls));
-        int64_t plain = odd ? __builtin_ctz(odd) : 16;
-        if (plain > n) plain = n;
+        const unsigned own = n >= 16 ? 0xFFFFu : (1u << n) - 1;
+        const unsigned odd = (unsigned)_mm_movemask_epi8(_mm_or_si128(pairs, controls)) & own;
+        const int64_t plain = odd ? __builtin_ctz(odd) : n < 16 ? n : 16;
         _mm_storeu_si128((__m128i *)dest, bytes);
         dest += plain, p += plain, n -= plain;
         if (plain < 16 && n > 0) {
