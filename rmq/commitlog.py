@@ -265,6 +265,12 @@ class CommitLog(LogFiles):
             file.check()
             file.sync()
 
+    def remove_unfilled(self) -> None:
+        """RocketMQ up to 4.9 loads no log with an empty segment."""
+        for path in self.unfilled:
+            remove_file(path)
+        self.unfilled = []
+
     def close(self) -> None:
         self.tail.release()
         close_all(segment.close for segment in [*self.segments, *self.following.kept])

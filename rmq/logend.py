@@ -60,13 +60,15 @@ class LogEnd:
 class OnDisk:
     """What of a log had been durable: each byte below a phy offset, each record stored up to a time, None: each.
 
-    What is older than the record before it was left behind by a broker that cut its log. epoch: where one of controller
-    mode began its last one, which cuts there or behind it.
+    What is older, all of it, than the record before it was left behind by a broker that cut its log. epoch: where one
+    of controller mode began its last one, which cuts there or behind it. latest: a time at or behind that of the last
+    record; the log went on behind a later one.
     """
 
     phy_offset: int
     time: int | None
     epoch: int | None = None
+    latest: int = 2**63 - 1
 
     def holds(self, end: int, time: int) -> bool:
         """A record that ends at `end`, stored at `time`."""
@@ -192,6 +194,13 @@ def time_on_disk(crashed: Crash | None, checkpoint: Checkpoint) -> int | None:
     return checkpoint.physic_msg_timestamp if crashed is Crash.BROKERS else BEFORE_ALL
 
 
+def on_disk_since(durable: int, crashed: Crash | None, checkpoint: Checkpoint, epoch: int | None) -> OnDisk:
+    """Of a store that nobody writes. durable: by our mark."""
+    time = time_on_disk(crashed, checkpoint)
+    return OnDisk(durable, time, epoch) if time is not None else \
+        OnDisk(durable, None, epoch, checkpoint.physic_msg_timestamp)
+
+
 def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
     """Judge what lies behind the end: a torn tail, or damage in what had been durable.
 
@@ -213,8 +222,9 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
             end.next_phy_offset = found
             time = _time_at(log, found)
             was_on_disk = on_disk.time is None or time <= on_disk.time
-            is_left_behind = (on_disk.epoch is None or end.phy_offset >= on_disk.epoch) and \
-                time < _time_at(log, end.last_phy_offset)
+            cut_at = _time_at(log, end.last_phy_offset)
+            may_be_cut = cut_at <= on_disk.latest if on_disk.epoch is None else end.phy_offset >= on_disk.epoch
+            is_left_behind = may_be_cut and time < cut_at and _newest(log, found) < cut_at
             end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
             break
     return end
@@ -235,6 +245,16 @@ def _time_at(log: CommitLog, phy_offset: int, *, checks: int = 0) -> int:
     time = batch.store_timestamp(0) if batch.count else BEFORE_ALL
     batch.release()
     return time
+
+
+def _newest(log: CommitLog, phy_offset: int) -> int:
+    """Latest store timestamp of the whole records from one on. A clock that was set back has come up again since."""
+    newest = BEFORE_ALL
+    while phy_offset >= 0:
+        scan = log.scan(phy_offset, log.max_phy_offset, checks=CHECK_BODY_CRC)
+        newest = max(newest, *(int(batch.numbers("store_timestamp").max()) for batch in scan))
+        phy_offset = record_behind(log, scan.phy_offset)
+    return newest
 
 
 def ends_for_sure(log: CommitLog, end: LogEnd, epoch: int | None) -> bool:

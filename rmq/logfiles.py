@@ -31,6 +31,7 @@ class LogFiles:
                  stay_mapped: Callable[[], Iterable[Segment]]) -> None:  # fmt: skip
         """make_segment: takes Segment's arguments. stay_mapped: segments that do, besides the last."""
         self.directories, self.segment_size, self.writable = directories, segment_size, writable
+        self.unfilled: list[Path] = []  # last ones that a process made, and was killed; it is none of the log
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self._watch, self._make_segment, self._lost_pages = DirectoryWatch(directories), make_segment, 0
         self._maps = SegmentMaps(room_for_maps(segment_size), lambda: {*stay_mapped(), *self.segments[-1:]})
@@ -41,6 +42,7 @@ class LogFiles:
         if not self.writable and self._watch.is_unchanged(self.segments):
             return
         known = {(segment.path, segment.inode): segment for segment in self.segments}
+        self.unfilled = []
         found: list[Segment] = []
         empty: list[int] = []
         nowhere: list[Path] = []  # links
@@ -80,9 +82,7 @@ class LogFiles:
             if not found or int(path.name) < found[0].start:
                 raise CorruptFileError(path, 0, "a symbolic link to nothing")
         while found and found[-1].start in empty:
-            path = found.pop().path  # made and not filled by a process that was killed; RocketMQ 5.x deletes it
-            if self.writable:
-                path.unlink(missing_ok=True)  # releases of 4.x load no log with it
+            self.unfilled.append(found.pop().path)
         for segment in found:
             if self.writable and segment.start in empty:
                 raise CorruptFileError(segment.path, 0, "segment is empty")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rmq._core._layout import UNIT_SIZE
 from rmq._core._record import SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
+from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.consumequeue import ConsumeQueue
@@ -26,8 +27,17 @@ from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import StoreLock, holder_pid, lock_holder
-from rmq.logend import BEFORE_ALL, OnDisk, find_end, last_epoch, last_start, look_behind, was_left_alone
+from rmq.lock import StoreLock, crash_of, holder_pid, lock_holder
+from rmq.logend import (
+    BEFORE_ALL,
+    OnDisk,
+    find_end,
+    last_epoch,
+    last_start,
+    look_behind,
+    on_disk_since,
+    was_left_alone,
+)
 from rmq.marks import Manifest, Mark, Marks, finish_rebuild, is_ours, read_meta, remove_rebuild, write_manifest
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path
 from rmq.pool import Runner, in_processes
@@ -230,7 +240,9 @@ class _Source:
         self.log = CommitLog(paths.commit_logs, self.config.mapped_file_size_commit_log, writable=False)
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
-            self._end = _log_end(self.log, self._mark, lock_holder(paths.lock) is not None, last_epoch(paths.epochs))
+            durable = self._mark.durable_phy_offset if self._mark is not None else 0
+            on_disk = on_disk_since(durable, crash_of(paths), Checkpoint(paths.checkpoint), last_epoch(paths.epochs))
+            self._end = _log_end(self.log, replace(on_disk, time=None), lock_holder(paths.lock) is not None)
         except BaseException:
             self.log.close()
             raise
@@ -321,22 +333,19 @@ def _read_mark(paths: StorePaths) -> Mark | None:
         return marks.read()
 
 
-def _log_end(log: CommitLog, mark: Mark | None, is_live: bool, epoch: int | None) -> int:
+def _log_end(log: CommitLog, on_disk: OnDisk, is_live: bool) -> int:
     """Behind the last whole record. CorruptFileError when more had been there, or is.
 
     is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
-    epoch: as OnDisk's.
     """
     gap = log.first_gap()
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
-    durable = mark.durable_phy_offset if mark is not None else 0
-    on_disk = OnDisk(durable, BEFORE_ALL if is_live else None)
-    end = find_end(log, last_start(log), log.max_phy_offset, on_disk=on_disk)
-    end = look_behind(log, end, OnDisk(durable, None, epoch))
+    seen = replace(on_disk, time=BEFORE_ALL if is_live else None)
+    end = look_behind(log, find_end(log, last_start(log), log.max_phy_offset, on_disk=seen), on_disk)
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
-        later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=on_disk)
+        later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=seen)
         if later.phy_offset > end.phy_offset:
             end = later
             break

@@ -35,6 +35,7 @@ from rmq.logend import (
     last_epoch,
     look_behind,
     misses_last_segment,
+    on_disk_since,
     start_without_marks,
     time_on_disk,
     was_closed,
@@ -289,7 +290,7 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     log, durable, clean = store.log, mark.durable_phy_offset, crashed is None
     segment = log.segment_at(max(durable - 1, log.min_phy_offset))
     begin = max(durable, log.min_phy_offset) if clean or segment is None else segment.start
-    on_disk = OnDisk(durable, time_on_disk(crashed, store.checkpoint), last_epoch(store.paths.epochs))
+    on_disk = on_disk_since(durable, crashed, store.checkpoint, last_epoch(store.paths.epochs))
     own_from = durable if crashed is Crash.OURS else None
     end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
     end = look_behind(log, end, on_disk)
@@ -318,7 +319,7 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     log, queues, clean = store.log, store.queues, crashed is None
     queue_end = queues.end_phy_offset()
     start = start_without_marks(log, clean, store.checkpoint, queue_end)
-    on_disk = OnDisk(0, time_on_disk(crashed, store.checkpoint), last_epoch(store.paths.epochs))
+    on_disk = on_disk_since(0, crashed, store.checkpoint, last_epoch(store.paths.epochs))
     end = look_behind(log, find_end(log, start, log.max_phy_offset, on_disk=on_disk), on_disk)
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
@@ -382,3 +383,4 @@ def _continue(store: OpenedStore, queue_phy_offset: int, index_begin: tuple[int,
         store.queues.touch(queue)
     store.queues.correct_min_offsets(low)
     fill_table(store.queues, store.table)
+    store.log.remove_unfilled()

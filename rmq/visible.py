@@ -27,9 +27,9 @@ from rmq.logend import (
     look_behind,
     may_go_on,
     misses_last_segment,
+    on_disk_since,
     record_behind,
     start_without_marks,
-    time_on_disk,
     was_closed,
     was_left_alone,
 )
@@ -205,8 +205,8 @@ class Visible:
         """Of the log, looked for from `start`; records below `trusted` are on disk whatever follows them."""
         end = self._find_end(max(start, self._log.min_phy_offset))
         if not self._is_live:
-            since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint))
-            end = look_behind(self._log, end, OnDisk(trusted, since, self._epochs.last))
+            checkpoint = Checkpoint(self._paths.checkpoint)
+            end = look_behind(self._log, end, on_disk_since(trusted, self._crashed, checkpoint, self._epochs.last))
         if end.is_damage:
             end = end_past_damage(self._log, end)
         self.end = end.phy_offset
@@ -243,7 +243,7 @@ class Visible:
         durable = self._mark.durable_phy_offset if self._mark is not None else 0
         own_from = durable if self._crashed is Crash.OURS and self._mark is not None else None
         is_killed = self._crashed is Crash.BROKERS
-        since = time_on_disk(self._crashed, Checkpoint(self._paths.checkpoint)) if is_killed else BEFORE_ALL
+        since = Checkpoint(self._paths.checkpoint).physic_msg_timestamp if is_killed else BEFORE_ALL
         on_disk = OnDisk(durable, since) if is_killed or self._holder is Holder.OTHER else None
         return find_end(self._log, begin, self._limit(), own_from=own_from, on_disk=on_disk)
 

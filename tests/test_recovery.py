@@ -366,3 +366,13 @@ def test_segments_that_a_killed_process_made_and_did_not_fill_go(tmp_path: Path,
         store.put(rmq.Message("T", b"2"))
     assert not any(path.exists() for path in made)
     assert rmq.verify(tmp_path / "s") == []
+
+
+def test_an_open_that_refuses_a_log_leaves_its_empty_segments(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many(messages(40))
+    *_, last = sorted((tmp_path / "s/commitlog").iterdir())
+    last.write_bytes(b"")
+    with pytest.raises(rmq.CorruptFileError, match="segment is missing"):
+        rmq.open(tmp_path / "s", "r+")
+    assert last.exists()

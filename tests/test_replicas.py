@@ -149,6 +149,29 @@ def test_what_a_broker_cut_off_when_it_started_is_no_damage_without_epochs_eithe
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("back", [5, 1000])
+def test_damage_where_a_clock_was_set_back_is_damage(tmp_path: Path, mode: Any, back: int) -> None:
+    """Later ones of the records behind it are newer; or the log ends before the clock has come up again, of which the
+    checkpoint tells.
+    """
+    path, times = tmp_path / "s", iter([*range(200), *range(200 - back, 400 - back)])
+    with rmq.open(path, "x", config=CONFIG, clock=lambda: START + next(times)) as store:
+        places = [store.put(rmq.Message("T", b"%d" % number)).phy_offset for number in range(400)]
+    shutil.rmtree(path / "rmq")
+    segment = path / "commitlog" / f"{places[199] // 4096 * 4096:020d}"
+    with segment.open("r+b") as file:
+        file.seek(places[199] % 4096)
+        file.write(b"\xaa" * 50)
+    assert rmq.verify(path).damage_count == 1
+    if mode == "a":
+        with pytest.raises(rmq.CorruptFileError):
+            rmq.open(path, mode)
+    with rmq.open(path) as store:
+        assert store.scan(on_damage="skip").read_all().num_rows == 399
+        assert store.topics() == {"T": {0: (0, 400)}}
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
 def test_records_that_are_newer_behind_a_break_are_damage_of_a_replica_too(replica: Replica, mode: str) -> None:
     replica.cut(4, passed_ms=-1000)
     replica.put(b"new4 longer", b"new5 longer")

@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -120,7 +120,10 @@ class Ground:
             start = last_start(log)
             durable = self.mark.durable_phy_offset if self.mark is not None else 0
             begin = min(max(start, durable), log.max_phy_offset)
-            end = look_behind(log, find_end(log, begin, log.max_phy_offset), OnDisk(durable, None, epoch))
+            on_disk = OnDisk(durable, None, epoch)
+            if self.is_closed:
+                on_disk = replace(on_disk, latest=self.checkpoint.physic_msg_timestamp if self.checkpoint else 0)
+            end = look_behind(log, find_end(log, begin, log.max_phy_offset), on_disk)
             if end.next_phy_offset < 0 or end.is_damage:
                 return
             self.log_limit = min(self.log_limit, end.phy_offset)
