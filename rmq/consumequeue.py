@@ -113,10 +113,11 @@ class ConsumeQueue(QueueUnits):
                 raise QueueGapError(f"{self.directory}: units 0 to {first - 1} are missing")
             return first, data
         is_newer = self._is_newer(first, data)
-        if is_newer and not self._writable and not self._says(self.max_offset - 1, None, told):
+        is_repeated = is_newer and first > 0 and self._ends_in_log(told)
+        if is_newer and not is_repeated and not self._writable and not self._says(self.max_offset - 1, None, told):
             self.forget_files()  # the queue had ended and begins again
             return first, data
-        if not self._judges or (self._tail and not is_dispatched and not is_newer):
+        if is_repeated or not self._judges or (self._tail and not is_dispatched and not is_newer):
             done = min(len(data) // UNIT_SIZE, self.max_offset - first)
             return first + done, data[done * UNIT_SIZE :]
         last = self.max_offset - 1
@@ -148,6 +149,14 @@ class ConsumeQueue(QueueUnits):
         """Whether units are of later records than the queue's last one. Size 0: a recovery's cut."""
         last, size, _ = self.read(self.max_offset - 1, 1)
         return bool(size[0] > 0 and unpack_units(data[:UNIT_SIZE])[0][0] > last[0]) if len(last) else first == 0
+
+    def _ends_in_log(self, told: Told | None) -> bool:
+        """Whether the last unit of a broker's queue is of a message of it that is there. Made anew, the queue would
+        begin at 0: a queue offset behind that, which comes again, was given twice, and its first message keeps it.
+        """
+        phy_offset, size, _ = self.read(self.max_offset - 1, 1)
+        return not self.is_exact and told is not None and len(size) > 0 and \
+            told.holds(self.topic, self.queue_id, None, int(phy_offset[0]), int(size[0]))
 
     def _says(self, number: int, queue_offset: int | None, told: Told | None) -> bool:
         """Whether a unit of an exact queue is of a record of it that says a queue offset (None: any)."""

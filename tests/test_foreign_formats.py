@@ -459,3 +459,24 @@ def test_sizes_that_a_broker_changed_since_we_wrote_are_those_of_the_files(
         assert [message.body for message in store.query("T", "k2")] == [b"2"]
     with pytest.raises(ValueError, match="contradicts the store"):
         rmq.open(path, config=rmq.StoreConfig(**dict.fromkeys(changed, 4000)))
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("twice", [[9], [5], [5, 6, 7], [1, 2]], ids=str)
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_queue_offsets_that_a_broker_gave_twice_move_no_other_message(
+    tmp_path: Path, mode: Any, twice: list[int], is_killed: bool
+) -> None:
+    """As after a start with a lagging dispatch, or with duplicationEnable: the units that are there stand."""
+    builder = Builder(tmp_path / "store")
+    places = [builder.record(body=b"%d" % number, queue_offset=number) for number in range(10)]
+    for number in twice:
+        builder.record(body=b"again", queue_offset=number)
+    builder.units("T", 0, [(*place, 0) for place in places])
+    path = builder.finish()
+    if is_killed:
+        (path / "abort").touch()
+    with rmq.open(path, mode, config=CONFIG) as store:
+        assert store.topics() == {"T": {0: (0, 10)}}
+        assert [message.body for message in store.pull("T").messages] == [b"%d" % number for number in range(10)]
+        assert store.scan().read_all().num_rows == 10 + len(twice)

@@ -136,10 +136,12 @@ def plan(staged: Sequence[Staged], segment_size: int) -> list[Place]:
 def put_in_place(staging: Staging, place: Place, segment_size: int, attempt: int = 0) -> Placed:
     """What a task does then: the segments of one place. What was staged stays, for another attempt.
 
-    Raises CorruptFileError when that is not what was staged, OSError.
+    Raises CorruptFileError when that is not what was staged, FileNotFoundError when it is not here, OSError.
     """
     staged = place.staged
     source = staging.directory / staged.name
+    if not source.is_dir():
+        raise FileNotFoundError(f"{source} is not to be seen here: the driver and all executors need {staging.path}")
     with made(staging.directory / PLACED, staged.partition, attempt) as target:
         part = place_part(source, target, staged.part, segment_size=segment_size, begin=place.begin,
                           queue_offsets=place.queue_offsets, closed=not place.is_last)  # fmt: skip

@@ -31,6 +31,7 @@ from rmq.windows import WindowedStore
 LIMIT = 16  # stores of a worker; of more, the one that nobody uses for longest is closed
 
 Identity = tuple[object, ...]  # of a process and of the files that a directory's store began with
+Head = tuple[str, bytes]  # of a log
 Place = str | Snapshot  # a directory here, or what the driver has listed elsewhere
 
 _lock = threading.Lock()
@@ -158,14 +159,29 @@ def _identity(place: Place, config: StoreConfig | None = None) -> Identity:
 
 def _head_of_log(paths: StorePaths) -> Identity:
     """The first segment and its first record's fixed part: a number of a file that was removed is soon another's."""
+    if (first := _first_segment(paths)) is not None:
+        with contextlib.suppress(OSError, ValueError), open(first, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            return found.st_dev, found.st_ino, file.read(L.RECORD_FIXED_SIZE)
+    return ()
+
+
+def _first_segment(paths: StorePaths) -> Path | None:
     segments: list[tuple[str, Path]] = []
     for directory in paths.commit_logs:
         with contextlib.suppress(OSError):
             segments += [(name, directory / name) for name in os.listdir(directory) if SEGMENT_NAME.fullmatch(name)]
-    with contextlib.suppress(OSError, ValueError), open(min(segments)[1], "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        return found.st_dev, found.st_ino, file.read(L.RECORD_FIXED_SIZE)
-    return ()
+    return min(segments)[1] if segments else None
+
+
+def log_head(path: str, config: StoreConfig | None = None) -> Head | None:
+    """What tells a store from another one at its path, on every host: the name and the first record's fixed part of its
+    first segment. None: there is none."""
+    first = _first_segment(StorePaths(Path(path), config.store_path_commit_log if config is not None else None))
+    if first is not None:
+        with contextlib.suppress(OSError, ValueError), open(first, "rb", buffering=0) as file:
+            return first.name, file.read(L.RECORD_FIXED_SIZE)
+    return None
 
 
 @contextlib.contextmanager

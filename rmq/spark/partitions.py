@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.spark.opened import Place, check_version, forget, using
+from rmq.spark.opened import Head, Place, check_version, forget, log_head, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.queues import Span, batches_of, plan_spans, reads_by_queue
 from rmq.spark.schema import in_pieces, kafka_batch, native_batch, sources_of
@@ -39,6 +39,7 @@ class SplitPartition(InputPartition):
         super().__init__(split)
         self.split, self.selection = split, selection
         self.path, self.place = split.path, place or split.path
+        self.head: Head | None = None
         self.planned_by = __version__
 
 
@@ -51,6 +52,7 @@ class KeysPartition(InputPartition):
         self.place = place or path
         self.path, self.keys, self.end, self.selection = path, keys, end, selection
         self.begin = begin
+        self.head: Head | None = None
         self.planned_by = __version__
 
 
@@ -60,6 +62,7 @@ class QueuePartition(InputPartition):
     def __init__(self, path: str, spans: list[Span], selection: Selection) -> None:
         super().__init__(path)
         self.path, self.place, self.spans, self.selection = path, path, spans, selection
+        self.head: Head | None = None
         self.planned_by = __version__
 
 
@@ -80,10 +83,17 @@ def config_of(options: ReadOptions) -> StoreConfig | None:
 def partitions_of(path: str, store: Store, selection: Selection, ranges: list[tuple[int, int]], asked: ReadOptions,
                   min_partitions: int) -> list[InputPartition]:  # fmt: skip
     """Partitions of one store's messages, which lie in `ranges` of its log: by queue, or pieces of those ranges."""
+    parts: list[SplitPartition | QueuePartition]
     if reads_by_queue(store, selection, ranges, asked):
-        return [QueuePartition(path, spans, selection) for spans in plan_spans(store, selection, asked, min_partitions)]
-    splits = plan(path, ranges, split_bytes=asked["splitBytes"], min_partitions=min_partitions)
-    return [SplitPartition(split, selection) for split in splits]
+        parts = [QueuePartition(path, spans, selection) for spans in plan_spans(store, selection, asked,
+                                                                                min_partitions)]  # fmt: skip
+    else:
+        splits = plan(path, ranges, split_bytes=asked["splitBytes"], min_partitions=min_partitions)
+        parts = [SplitPartition(split, selection) for split in splits]
+    head = log_head(path, config_of(asked)) if parts else None
+    for part in parts:
+        part.head = head
+    return list(parts)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -104,6 +114,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
     shape = kafka_batch if mode == "kafka" else native_batch
     try:
         with using(place, config_of(asked), "mmap" if isinstance(partition, KeysPartition) else asked["io"]) as store:
+            check_same(partition, asked)
             found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
                 pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
                 queried(store, partition, columns, asked)  # fmt: skip
@@ -111,6 +122,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
                 kept = selection.keep(batch)
                 if len(kept):
                     yield shape(kept, target, path)
+            check_same(partition, asked)  # segments are opened one by one
     finally:
         if isinstance(partition, SplitPartition) and not isinstance(place, str):
             forget(place)  # no other task reads that range
@@ -129,6 +141,17 @@ def scanned(store: Store, partition: SplitPartition, columns: list[str],
     except CorruptFileError:
         check_range(store, (split.begin, split.end), asked)  # what is missing may have been cleaned away meanwhile
         raise
+
+
+def check_same(partition: SplitPartition | KeysPartition | QueuePartition, asked: ReadOptions) -> None:
+    """DataLossError when there is another store at the path than the read was planned for, by its first record."""
+    planned = partition.head
+    if planned is None or not asked["failOnDataLoss"]:
+        return
+    found = log_head(partition.path, config_of(asked))
+    if found is not None and found[0] == planned[0] and found[1] != planned[1]:
+        raise DataLossError(f"{partition.path}: the store was made anew since the read was planned; load anew, or "
+                            "failOnDataLoss=false reads what is there")  # fmt: skip
 
 
 def check_range(store: Store, planned: tuple[int, int], asked: ReadOptions) -> None:

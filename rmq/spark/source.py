@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from rmq.paths import is_elsewhere
 from rmq.scan import COLUMNS
-from rmq.spark.opened import Place, check_version, using
+from rmq.spark.opened import Place, check_version, log_head, using
 from rmq.spark.options import ReadOptions
 from rmq.spark.partitions import (
     KeysPartition,
@@ -175,7 +175,9 @@ class MessageReader(DataSourceReader):
                 selection = select(store, asked)
                 if asked.is_by_index:
                     begin, end = log_bounds(store)
-                    parts.append(KeysPartition(path, asked["keys"], end, selection, begin=begin))
+                    part = KeysPartition(path, asked["keys"], end, selection, begin=begin)
+                    part.head = log_head(path, config_of(asked))
+                    parts.append(part)
                     continue
                 parts += partitions_of(path, store, selection, ranges(store, selection, asked), asked,
                                        -(-asked["minPartitions"] // len(asked.paths)))  # fmt: skip

@@ -259,6 +259,33 @@ def test_what_expired_since_the_plan_is_data_loss(tmp_path: Path, options: dict[
     assert read(anew, anew.partitions()) == read(readers[1], plans[1])
 
 
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_a_store_that_was_made_anew_since_the_plan_is_data_loss(tmp_path: Path, options: dict[str, str]) -> None:
+    """Though it has outgrown the one that was planned for; also when the read has begun."""
+    path, config = tmp_path / "s", rmq.StoreConfig(mapped_file_size_commit_log=16384)
+
+    def make() -> None:
+        with rmq.open(path, "x", config=config) as made:
+            made.put_many(orders(1000))
+
+    make()
+    readers = [reader_of(path, failOnDataLoss=fail, **options) for fail in ("true", "false")]
+    plans = [reader.partitions() for reader in readers]
+    count = read(readers[0], plans[0])
+    shutil.rmtree(path)
+    make()
+    with pytest.raises(DataLossError, match="was made anew since the read was planned"):
+        read(readers[0], plans[0])
+    assert read(readers[1], plans[1]) == count
+    plan = readers[0].partitions()
+    begun = readers[0].read(plan[0])
+    next(begun)
+    shutil.rmtree(path)
+    make()
+    with pytest.raises(DataLossError, match="was made anew since the read was planned"):
+        list(begun)
+
+
 def test_the_store_behind_these_tests_has_what_they_ask_for(store: Path) -> None:
     reader = reader_of(store)
     assert read(reader, reader.partitions()) == COUNT + 10

@@ -167,6 +167,8 @@ def test_a_staged_log_that_is_another_one_now_is_an_error(tmp_path: Path, number
     staging = Staging(str(tmp_path / "s"), "job")
     places = plan(staged_all(staging, range(200)), SEGMENT)
     shutil.rmtree(staging.directory / places[0].staged.name)
+    with pytest.raises(FileNotFoundError, match="the driver and all executors need"):
+        put_in_place(staging, places[0], SEGMENT)
     other = staged_one(staging, 0, numbers)
     assert other is not None
     os.rename(staging.directory / other.name, staging.directory / places[0].staged.name)
