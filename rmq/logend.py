@@ -252,7 +252,7 @@ def _newest(log: CommitLog, phy_offset: int) -> int:
     newest = BEFORE_ALL
     while phy_offset >= 0:
         scan = log.scan(phy_offset, log.max_phy_offset, checks=CHECK_BODY_CRC)
-        newest = max(newest, *(int(batch.numbers("store_timestamp").max()) for batch in scan))
+        newest = max([newest, *(int(batch.numbers("store_timestamp").max()) for batch in scan)])
         phy_offset = record_behind(log, scan.phy_offset)
     return newest
 

@@ -149,6 +149,22 @@ def test_what_a_broker_cut_off_when_it_started_is_no_damage_without_epochs_eithe
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("damaged", [5, 6, 7])
+def test_a_damaged_body_in_what_a_broker_cut_off_is_none_of_its_log(
+    replica: Replica, mode: Any, damaged: int
+) -> None:
+    replica.cut(4)
+    (replica.root / "epochFileCheckpoint").unlink()
+    replica.put(b"new4 longer")
+    replica.end(is_closed=True)
+    data = replica.path.read_bytes()
+    assert data.count(OLD[damaged]) == 2  # key and body
+    replica.path.write_bytes(data[: (at := data.rindex(OLD[damaged]))] + b"!" + data[at + 1 :])
+    with rmq.open(replica.root, mode, config=CONFIG) as store:
+        assert store.scan(columns=["body"]).read_all()["body"].to_pylist() == [*OLD[:4], b"new4 longer"]
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("back", [5, 1000])
 def test_damage_where_a_clock_was_set_back_is_damage(tmp_path: Path, mode: Any, back: int) -> None:
     """Later ones of the records behind it are newer; or the log ends before the clock has come up again, of which the
