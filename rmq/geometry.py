@@ -72,7 +72,7 @@ def kept_values(paths: StorePaths, meta: dict[str, Any] | None) -> dict[str, Any
 def changed_by_broker(paths: StorePaths, config: StoreConfig, meta: dict[str, Any] | None,
                       tolerant: bool) -> dict[str, Any]:  # fmt: skip
     """Sizes of a broker's queues and index, which it derived again since meta.json was written: no file has the old
-    one, and several have one other, or one has that the caller passes.
+    one, and several that follow each other have one other, or one has that the caller passes.
     """
     known: dict[str, Any] = {}
     with contextlib.suppress(CorruptFileError):  # of a broken meta.json: who asks for what it says is told
@@ -82,30 +82,34 @@ def changed_by_broker(paths: StorePaths, config: StoreConfig, meta: dict[str, An
     name = "mapped_file_size_consume_queue"
     queues = (queue for topic in directories_in(paths.consume_queue) for queue in directories_in(topic))
     changed: dict[str, Any] = {}
-    lengths = _others(known.get(name, 0), (length for _, length in segments_in(queues)))
-    is_passed = bool(lengths) and config.is_explicit(name) and getattr(config, name) == lengths[0]
-    if (len(lengths) > 1 or is_passed) and lengths[0] % L.UNIT_SIZE == 0:
-        changed[name] = lengths[0]
-    geometry = known.get("max_hash_slot_num", 0), known.get("max_index_num", 0)
-    files = index_paths(paths.index)
-    lengths = _others(index_file_size(*geometry) if all(geometry) else 0, filter(None, map(file_size, files)))
+    size, starts = _other_size(known.get(name, 0), segments_in(queues))
+    is_passed = config.is_explicit(name) and getattr(config, name) == size
+    if size and size % L.UNIT_SIZE == 0 and (is_passed or any(start + size in starts for start in starts)):
+        changed[name] = size
+    geometry, files = (known.get("max_hash_slot_num", 0), known.get("max_index_num", 0)), index_paths(paths.index)
+    size, names = _other_size(index_file_size(*geometry) if all(geometry) else 0,
+                              ((int(path.name), file_size(path)) for path in files))  # fmt: skip
     is_passed = config.is_explicit("max_hash_slot_num") and config.is_explicit("max_index_num")
-    if len(lengths) > 1 or (lengths and is_passed):
+    if size and (is_passed or len(names) > 1):
         is_open = paths.abort.exists() or lock_holder(paths.lock) is not None
-        found, _ = find_geometry(files, config, is_open=is_open, tolerant=tolerant)
-        if found is not None:
-            changed["max_hash_slot_num"], changed["max_index_num"] = found
+        with contextlib.suppress(CorruptFileError, ValueError):  # which do not tell it
+            found, _ = find_geometry(files, config, is_open=is_open, tolerant=tolerant)
+            if found is not None:
+                changed["max_hash_slot_num"], changed["max_index_num"] = found
     return changed
 
 
-def _others(known: int, lengths: Iterable[int]) -> list[int]:
-    """The lengths, when all are one that is not the known one; 0: none is known."""
-    found: list[int] = []
-    for length in lengths:
-        if not known or length == known or (found and length != found[0]):
-            return []
-        found.append(length)
-    return found
+def _other_size(known: int, files: Iterable[tuple[int, int]]) -> tuple[int, set[int]]:
+    """The size of files (number, size), when it is one for all and not the known one, and their numbers; else 0.
+
+    known: 0, none is. Files of 0 bytes do not count.
+    """
+    size, numbers = 0, set[int]()
+    for number, length in files:
+        if length and (not known or length == known or length != (size or length)):
+            return 0, set()
+        size, numbers = size or length, numbers | ({number} if length else set())
+    return size, numbers
 
 
 def segment_sizes(paths: StorePaths) -> dict[str, int]:

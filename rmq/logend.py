@@ -220,14 +220,17 @@ def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:
         found = segment.resync(min(begin, segment.end), segment.end)
         if found >= 0:
             end.next_phy_offset = found
-            time = _time_at(log, found)
-            was_on_disk = on_disk.time is None or time <= on_disk.time
-            cut_at = _time_at(log, end.last_phy_offset)
-            may_be_cut = cut_at <= on_disk.latest if on_disk.epoch is None else end.phy_offset >= on_disk.epoch
-            is_left_behind = may_be_cut and time < cut_at and _newest(log, found) < cut_at
-            end.is_damage = end.is_damage or (was_on_disk and not is_left_behind)
+            was_on_disk = on_disk.time is None or _time_at(log, found) <= on_disk.time
+            end.is_damage = end.is_damage or (was_on_disk and not _is_cut(log, end, on_disk))
             break
     return end
+
+
+def _is_cut(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> bool:
+    """Whether a broker cut the log at this end: whole records behind it are all older than the last one before it."""
+    time = _time_at(log, end.last_phy_offset)
+    may_be = time <= on_disk.latest if on_disk.epoch is None else end.phy_offset >= on_disk.epoch
+    return may_be and _time_at(log, end.next_phy_offset) < time and _newest(log, end.next_phy_offset) < time
 
 
 def last_start(log: CommitLog) -> int:
@@ -306,7 +309,7 @@ def misses_last_segment(log: CommitLog, checkpoint: Checkpoint, queue_end: int) 
 def end_past_damage(log: CommitLog, end: LogEnd) -> LogEnd:
     """For readers: the end of the last whole record behind the damage, found by looking for records again."""
     while end.next_phy_offset >= 0:
-        end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), OnDisk(0, None))
+        end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), OnDisk(0, BEFORE_ALL))
     return end
 
 

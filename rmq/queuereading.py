@@ -91,8 +91,8 @@ class QueueReader(OpenStore):
 
         Beside a broker as it wrote them last (each 5 s). An offset may lie outside of its queue's bounds, and the topic
         may be gone. Raises StoreClosedError, CorruptFileError (neither the file nor its .bak tells),
-        UnsupportedFormatError (offsets in RocksDB). Cost: the file is read; by a writing store when others changed it.
-        Source: RocketMQ ConsumerOffsetManager.
+        UnsupportedFormatError (offsets in RocksDB); where there are none, as topics of the log. Cost: the file is read;
+        by a writing store when others changed it. Source: RocketMQ ConsumerOffsetManager.
         """
         groups = self._offsets.groups()
         if not groups:

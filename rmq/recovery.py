@@ -232,6 +232,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         if shown_end(store.paths) > 0 or (mark is not None and mark.durable_phy_offset > 0) or store.queues.extents():
             raise CorruptFileError(log.directories[0], 0, NO_LOG)
         _set_damaged_aside(store.paths, store.index)
+        log.remove_unfilled()
         return
     if repair:
         refuse_light(log, store.queues, 0)

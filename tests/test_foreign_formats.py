@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Sequence
@@ -429,10 +430,11 @@ SIZES_SINCE = {"consumequeue": {"mapped_file_size_consume_queue": 200},
                "index": {"max_hash_slot_num": 9, "max_index_num": 15}}  # fmt: skip
 
 
-def as_a_broker_leaves_it(path: Path, count: int, **sizes: int) -> None:
+def as_a_broker_leaves_it(path: Path, count: int, queues: int = 1, **sizes: int) -> None:
     """A closed store without anything of ours."""
     with rmq.open(path, "x", config=rmq.StoreConfig(**sizes), clock=lambda: 1_700_000_000_000) as store:
-        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}") for number in range(count)])
+        store.put_many([rmq.Message("T", b"%d" % number, keys=f"k{number}", queue_id=number % queues)
+                        for number in range(count)])  # fmt: skip
     shutil.rmtree(path / "rmq")
 
 
@@ -459,6 +461,20 @@ def test_sizes_that_a_broker_changed_since_we_wrote_are_those_of_the_files(
         assert [message.body for message in store.query("T", "k2")] == [b"2"]
     with pytest.raises(ValueError, match="contradicts the store"):
         rmq.open(path, config=rmq.StoreConfig(**dict.fromkeys(changed, 4000)))
+
+
+@pytest.mark.parametrize("part", SIZES_SINCE)
+def test_files_that_were_all_cut_short_are_no_other_sizes(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "s"
+    as_a_broker_leaves_it(path, 40, 2, **SIZES_BEFORE)
+    rmq.open(path, "a", config=rmq.StoreConfig(**SIZES_BEFORE)).close()
+    files = [item for item in (path / part).rglob("*") if item.is_file()]
+    for item in files:
+        os.truncate(item, 100)
+    assert any(finding.path in map(str, [*files, path / "rmq/meta.json"]) for finding in rmq.verify(path)
+               if finding.severity != "note")  # fmt: skip
+    assert rmq.rebuild(path).unit_count == 40
+    assert rmq.verify(path) == []
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])

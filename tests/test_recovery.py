@@ -368,6 +368,14 @@ def test_segments_that_a_killed_process_made_and_did_not_fill_go(tmp_path: Path,
     assert rmq.verify(tmp_path / "s") == []
 
 
+def test_the_first_segment_that_was_made_and_not_filled_goes_too(tmp_path: Path) -> None:
+    rmq.open(tmp_path / "s", "x", config=CONFIG).close()
+    first = tmp_path / "s/commitlog" / f"{0:020d}"
+    first.touch()
+    rmq.open(tmp_path / "s", "a").close()
+    assert not first.exists()
+
+
 def test_an_open_that_refuses_a_log_leaves_its_empty_segments(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
         store.put_many(messages(40))

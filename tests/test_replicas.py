@@ -14,6 +14,7 @@ import pytest
 from forks import lock_of_a_broker
 
 import rmq
+from rmq import logend
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096)
 START = 1_700_000_000_000  # ms
@@ -158,8 +159,8 @@ def test_a_damaged_body_in_what_a_broker_cut_off_is_none_of_its_log(
     replica.put(b"new4 longer")
     replica.end(is_closed=True)
     data = replica.path.read_bytes()
-    assert data.count(OLD[damaged]) == 2  # key and body
-    replica.path.write_bytes(data[: (at := data.rindex(OLD[damaged]))] + b"!" + data[at + 1 :])
+    assert data.count(OLD[damaged]) == 2  # body and key
+    replica.path.write_bytes(data[: (at := data.index(OLD[damaged]))] + b"!" + data[at + 1 :])
     with rmq.open(replica.root, mode, config=CONFIG) as store:
         assert store.scan(columns=["body"]).read_all()["body"].to_pylist() == [*OLD[:4], b"new4 longer"]
 
@@ -257,3 +258,38 @@ def test_units_that_a_replica_left_behind_its_cut_do_not_count(replica: Replica,
     replica.put(b"new4 longer")
     with lock_of_a_broker(replica.root), rmq.open(replica.root) as reader:
         assert QUESTIONS[question](reader) == answer(replica, question)
+
+
+def test_a_verification_leaves_out_what_was_cut_off_though_the_log_has_outgrown_our_mark(replica: Replica) -> None:
+    """A broker that came after us cut below it, and its records end elsewhere."""
+    replica.end(is_closed=True)
+    rmq.open(replica.root, "a", config=CONFIG).close()
+    replica.cut(6)
+    replica.put(b"new6 " + bytes(200))
+    rest = oracle.encode_record("T", 0, 7, replica.size + 9, OLD[7], b"", store_timestamp=START + 8, born_timestamp=1)
+    with replica.path.open("r+b") as file:
+        file.seek(replica.size)
+        file.write(bytes(range(1, 10)) + rest)
+    replica.end(is_closed=True)
+    assert rmq.verify(replica.root, config=CONFIG).damage_count == 0
+
+
+def test_of_a_log_of_breaks_what_follows_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record but the last older than the one before, every second one damaged: each break may be a cut."""
+    log = b""
+    for number in range(200):
+        body = b"%08d" % number
+        stored = START - number if number < 198 else START + 1
+        record = oracle.encode_record("T", 0, number, len(log), body, store_timestamp=stored, born_timestamp=1)
+        log += record.replace(body, b"damaged!") if number % 2 else record
+    path = tmp_path / "s/commitlog" / f"{0:020d}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(log)
+    (tmp_path / "s/checkpoint").write_bytes(struct.pack(">6q", START, START, 0, 0, 0, 0).ljust(4096, b"\0"))
+    config = rmq.StoreConfig(mapped_file_size_commit_log=len(log))
+    looks: list[int] = []
+    real = logend._newest
+    monkeypatch.setattr(logend, "_newest", lambda log, place: looks.append(place) or real(log, place))
+    with rmq.open(tmp_path / "s", config=config) as store:
+        assert store.scan(on_damage="skip").read_all().num_rows == 100
+    assert len(looks) == 1

@@ -176,7 +176,7 @@ class MessageReader(DataSourceReader):
                 if asked.is_by_index:
                     begin, end = log_bounds(store)
                     part = KeysPartition(path, asked["keys"], end, selection, begin=begin)
-                    part.head = log_head(path, config_of(asked))
+                    part.head = log_head(path, config_of(asked)) if begin < end else None
                     parts.append(part)
                     continue
                 parts += partitions_of(path, store, selection, ranges(store, selection, asked), asked,

@@ -23,7 +23,7 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.logend import OnDisk, find_end, last_epoch, last_start, look_behind
+from rmq.logend import OnDisk, find_end, fits, last_epoch, last_start, look_behind
 from rmq.logsegment import Segment
 from rmq.marks import Mark
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
@@ -118,7 +118,7 @@ class Ground:
             return
         with contextlib.suppress(CorruptFileError):  # who walks the log tells
             start = last_start(log)
-            durable = self.mark.durable_phy_offset if self.mark is not None else 0
+            durable = self.mark.durable_phy_offset if self.mark is not None and fits(log, self.mark) else 0
             begin = min(max(start, durable), log.max_phy_offset)
             on_disk = OnDisk(durable, None, epoch)
             if self.is_closed:
