@@ -108,7 +108,9 @@ def _other_size(known: int, files: Iterable[tuple[int, int]]) -> tuple[int, set[
     for number, length in files:
         if length and (not known or length == known or length != (size or length)):
             return 0, set()
-        size, numbers = size or length, numbers | ({number} if length else set())
+        if length:
+            size = length
+            numbers.add(number)
     return size, numbers
 
 

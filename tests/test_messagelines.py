@@ -71,6 +71,7 @@ PROPERTIES = {
         b"TAGS\x01a\x02KEYS\x01k\x02UNIQ_KEY\x01u\x02TAGS\x01b\x02KEYS\x01l m\x02UNIQ_KEY\x01v\x02",
     "two names that read alike": b"\xff\x011\x02\xfe\x012\x02",
     "a value that is not UTF-8": b"KEYS\x01k\xc3 \xed\xa0\x80\x02TAGS\x01\xf8\x02UNIQ_KEY\x01\xc0\x80\x02",
+    "nothing but bytes that are not UTF-8": b"\xff",
     "no end": b"a\x011",
     "malformed": b"a\x02\x011\x02b\x01\x02c\x011\x012\x02\x02",
     "spaces": b"KEYS\x01  k   l \x02a b\x01 \x02",

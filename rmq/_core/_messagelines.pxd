@@ -11,7 +11,7 @@ from rmq._core._storedfields cimport StoredFields
 cdef class MessageLines:
     cdef:
         readonly int64_t size           # bytes of the lines that were added and not taken
-        readonly bint is_csv
+        bint _is_csv
         uint8_t *_begin
         uint8_t *_at                    # where the line goes on that is being added
         int64_t _room                   # bytes behind _begin

@@ -120,7 +120,7 @@ cdef class MessageLines:
     def __cinit__(self, str form not None):
         if form not in ("jsonl", "csv"):
             raise ValueError(f"form must be jsonl or csv, got {form!r}")
-        self.is_csv = form == "csv"
+        self._is_csv = form == "csv"
         self._hosts = {}
 
     def __dealloc__(self):
@@ -181,7 +181,7 @@ cdef class MessageLines:
 
     cdef int _name(self, const char *json) except -1:
         """What stands before a value that is not the line's first."""
-        if self.is_csv:
+        if self._is_csv:
             json = ","
         return self._plain(json)
 
@@ -207,7 +207,7 @@ cdef class MessageLines:
     cdef int _value(self, const uint8_t *p, int64_t size) except -1:
         """UTF-8."""
         cdef int64_t start = self._at - self._begin
-        if not self.is_csv:
+        if not self._is_csv:
             return self._quoted(p, size)
         self._copied(p, size)
         return self._end_cell(start)
@@ -220,7 +220,7 @@ cdef class MessageLines:
     cdef int _found(self, const Property *item) except -1:
         if item != NULL:
             return self._value(item.value, item.value_size)
-        return 0 if self.is_csv else self._plain("null")
+        return 0 if self._is_csv else self._plain("null")
 
     cdef int _host(self, const char *name, bytes host) except -1:
         cdef str text = self._hosts.get(host)
@@ -248,14 +248,14 @@ cdef class MessageLines:
         cdef const uint8_t *end = cursor + item.value_size if item != NULL else NULL
         cdef const uint8_t *key
         cdef bint is_first = True
-        if not self.is_csv:
+        if not self._is_csv:
             self._plain("[")
         while next_key(&cursor, end, &key, &key_size):
             if not is_first:
-                self._plain(" ") if self.is_csv else self._plain(", ")
+                self._plain(" ") if self._is_csv else self._plain(", ")
             is_first = False
-            self._copied(key, key_size) if self.is_csv else self._quoted(key, key_size)
-        return self._end_cell(start) if self.is_csv else self._plain("]")
+            self._copied(key, key_size) if self._is_csv else self._quoted(key, key_size)
+        return self._end_cell(start) if self._is_csv else self._plain("]")
 
     cdef int _properties(self, const Property *items, int count) except -1:
         """An object of JSON, also in a cell of CSV."""
@@ -269,7 +269,7 @@ cdef class MessageLines:
             self._plain(": ")
             self._quoted(items[i].value, items[i].value_size)
         self._plain("}")
-        return self._end_cell(start) if self.is_csv else 0
+        return self._end_cell(start) if self._is_csv else 0
 
     cdef int _body(self, bytes body) except -1:
         """The body and its encoding."""
@@ -290,7 +290,7 @@ cdef class MessageLines:
         if count >= 0:
             return self._fields(message, few, count)
         properties = message.properties
-        many = <Property *>malloc(<size_t>len(properties) * sizeof(Property))
+        many = <Property *>malloc(<size_t>max(len(properties), 1) * sizeof(Property))
         if many == NULL:
             raise MemoryError
         try:
@@ -307,7 +307,7 @@ cdef class MessageLines:
         """The line: the fields of message_row in their order."""
         cdef const Property *keys = _item(items, count, "KEYS")
         cdef bint is_packed = message.sys_flag & L.SYS_FLAG_COMPRESSED != 0
-        if not self.is_csv:
+        if not self._is_csv:
             self._plain('{"topic": ')
         self._text(message.topic)
         self._integer(', "queue_id": ', message.queue_id)
@@ -333,6 +333,6 @@ cdef class MessageLines:
         self._integer(', "prepared_transaction_offset": ', message.prepared_transaction_offset)
         self._integer(', "body_crc": ', message.body_crc)
         self._body(message.body if is_packed else message.raw_body)
-        if not self.is_csv:
+        if not self._is_csv:
             self._plain("}")
         return self._plain("\n")
