@@ -101,7 +101,7 @@ def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int,
     if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
         column = column.cast(_without_views(column.type)).take(np.arange(len(column)))
         offsets = integers(column.offsets).astype(np.int64)
-    items = len(column.keys if hasattr(column, "keys") else column.values)
+    items = min(len(column.keys), len(column.items)) if hasattr(column, "keys") else len(column.values)
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")
     first = int(offsets[0])

@@ -57,9 +57,10 @@ class Checkpoint:
         """The log's last record was stored at that time: after a crash a checkpoint that was copied later than the log
         may say more.
         """
-        if 0 < newest < max(self.physic_msg_timestamp, self.logics_msg_timestamp):
+        if 0 < newest < max(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp):
             self.physic_msg_timestamp = min(self.physic_msg_timestamp, newest)
             self.logics_msg_timestamp = min(self.logics_msg_timestamp, newest)
+            self.index_msg_timestamp = min(self.index_msg_timestamp, newest)
             self.is_behind = True
 
     def take_back(self, end: int, last_phy_offset: int, newest: int) -> None:

@@ -77,7 +77,8 @@ class ColumnReader:
             raise ValueError(f"column names repeat: {next(name for name in found if found.count(name) > 1)!r}")
         self._places = {field: found.index(name) for field, name in names.items()}
         self._numbered = [field for field in _NUMBERS if field in self._places]
-        self._coded = [field for field, place in self._places.items() if is_dictionary(types[place])]
+        self._coded = [field for field, place in self._places.items()
+                       if field in _ACCEPTED and field not in _NUMBERS and is_dictionary(types[place])]
         self._widths = {field: 0 if field in _NUMBERS else offset_size(types[place], field in _BYTES)
                         for field, place in self._places.items()}  # fmt: skip
         self._topic = topic

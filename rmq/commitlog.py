@@ -43,7 +43,7 @@ class CommitLog(LogFiles):
         self.appends_crc = self.judges_crc = False  # each record has its CRC: by our last writer; or by the config
         self.unsynced: list[Segment] = []
         self.unsynced_limit = max(1, room_for_maps(segment_size) // 2)  # above it, some should be synced
-        self.following = FollowingSegment(self._new_segment)
+        self.following = FollowingSegment(self._new_segment, lambda: self.segments)
         # What is not synced, and the end of the log, stay mapped: an error of the disk shows at an open descriptor.
         super().__init__(directories, segment_size, writable=writable, make_segment=make_segment,
                          stay_mapped=lambda: [*self.unsynced, *self.following.kept])  # fmt: skip
@@ -77,8 +77,10 @@ class CommitLog(LogFiles):
         plan: list[tuple[Segment, MappedFile, int, int, int]] = []  # position, rows [first, stop); none: blank
         row = 0
         while row < len(batch):
-            segment = self._known_segment(phy_offset) or self.following.append_to(self.segments, phy_offset)
+            segment = self._known_segment(phy_offset) or self.following.append(phy_offset)
             position = phy_offset - segment.start
+            if self.segment_size - position < L.BLANK_HEADER_SIZE:
+                raise CorruptFileError(segment.path, position, "no room is left for the record that ends a segment")
             fitting, used = batch.fit(row, self.segment_size - position)
             if whole and fitting < len(batch):
                 fitting = used = 0
@@ -108,7 +110,7 @@ class CommitLog(LogFiles):
                 self.writer.write(batch, file, segment.start, position, first, stop, store_timestamp, queues)
             file.check()
         self.tail.reach(phy_offset, batch)
-        if plan and self.writer.is_small:
+        if self.writer.is_small:
             self.tail.stand(file.map, file.map.guard, segment.start, file.reserved)
         return phy_offset
 

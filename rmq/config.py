@@ -243,6 +243,13 @@ StoreConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [*inspect.signature(StoreConfig.__init__).parameters.values()][1:])  # fmt: skip
 
 
+def config_or_default(config: Any) -> StoreConfig:
+    """What a caller passes as config; None: nothing is known. TypeError."""
+    if config is not None and not isinstance(config, StoreConfig):
+        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
+    return StoreConfig() if config is None else config
+
+
 def _is_address(text: str) -> bool:
     """Whether it is a number of IPv4 or IPv6, not a host's name."""
     import socket

@@ -22,7 +22,7 @@ from typing import Any
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.fastjson import count_on, document_bytes, read_document, with_backup, write_document
-from rmq.keys import encoded
+from rmq.keys import checked_int, encoded
 from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, FileVersion, StorePaths, is_rocksdb, version_of
 from rmq.segment import make_directory, open_regular
 
@@ -44,6 +44,14 @@ def check_group(group: Any, topic: Any) -> None:
         raise ValueError(f"group must be a name without {SEPARATOR!r}, got {group!r}")
     if not encoded(topic, "topic"):
         raise ValueError("topic must not be empty")
+
+
+def checked_queue_id(queue_id: Any) -> int:
+    """TypeError or ValueError for what is no queue id of Java's: a broker would read no offset of any group then."""
+    number = checked_int(queue_id, "queue_id", least=0)
+    if number >= 2**31:
+        raise ValueError(f"queue_id must be an int of Java's, got {number}")
+    return number
 
 
 def read_offsets(paths: StorePaths) -> Offsets:

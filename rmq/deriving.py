@@ -29,7 +29,7 @@ from rmq.indexfile import ENTRY, IndexFile
 from rmq.paths import LARGEST_OFFSET, next_index_name, queue_directory, segment_name
 from rmq.pool import Runner
 from rmq.queueset import QueueSet
-from rmq.segment import DIRECTORY_MODE, make_directory, open_file, sync_directories
+from rmq.segment import DIRECTORY_MODE, make_directory, open_file, sync_directories, telling
 
 KEYS = np.dtype([("hash", "<i4"), ("phy_offset", "<i8"), ("store_timestamp", "<i8")])  # staged, read by this machine
 _FIELDS = ("hash", "phy_offset", "store_timestamp")
@@ -149,7 +149,7 @@ class _KeySink:
     """Takes what a Dispatcher gives to its index: hash, phy offset and time of each key go to a file, in order."""
 
     def __init__(self, path: Path, indexes_tags: bool) -> None:
-        self._file = path.open("wb")
+        self._path, self._file = path, path.open("wb")
         self._indexes_tags = indexes_tags
         self._size = index_file_size(SCRATCH_SLOTS, SCRATCH_ENTRIES)
         self._entries_at = L.INDEX_HEADER_SIZE + SCRATCH_SLOTS * L.INDEX_SLOT_SIZE
@@ -169,12 +169,14 @@ class _KeySink:
         found["hash"], found["phy_offset"] = entries["hash"], entries["phy_offset"]
         rows = np.searchsorted(batch.numbers("phy_offset"), found["phy_offset"])
         found["store_timestamp"] = batch.numbers("store_timestamp")[rows]
-        self._file.write(found.tobytes())
+        with telling(self._path):
+            self._file.write(found.tobytes())
         self.count += count
         return following
 
     def close(self) -> None:
-        self._file.close()
+        with telling(self._path):
+            self._file.close()
 
 
 def derive_segment(task: SegmentTask) -> SegmentPart:

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 def escaped(text: str) -> str:
@@ -95,3 +99,13 @@ class UnsupportedFormatError(RmqError):
 
     def __str__(self) -> str:
         return escaped(f"{self.path}: {self.what}; {self.reads_it}")
+
+
+def undamaged(items: Iterable[Item], damage: list[CorruptFileError]) -> Iterator[Item]:
+    """The items before the first damage, which goes to a list: who raises it pops it, as in a local it would hold the
+    frame that its traceback holds.
+    """
+    try:
+        yield from items
+    except CorruptFileError as error:
+        damage.append(error)

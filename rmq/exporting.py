@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, in_processes
@@ -126,8 +126,7 @@ def run_export(run: Runner, path: str | os.PathLike[str], target: str | os.PathL
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, got {type(progress).__name__}")
     config = options.get("config")
-    if config is not None and not isinstance(config, StoreConfig):
-        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
+    config_or_default(config)
     chosen, wanted = checked_partitions(partition_by), checked_columns(columns)
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}")

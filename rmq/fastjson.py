@@ -16,7 +16,7 @@ from typing import Any
 
 from rmq.segment import LOOKS, file_size, make_directory, read_file, write_atomically
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|([{,]\s*)(-?\d+)(\s*:)')
 CONFIG_LIMIT = 64 * 1024 * 1024  # bytes of one file
 
 

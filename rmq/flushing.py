@@ -55,15 +55,13 @@ class Flusher:
         if self._is_sync:
             store.log.tail.written_from, store.log.writer.is_synced = 0, True
         self.preparer = Preparer(store.log, lock, fills=self._is_sync, failed=weakly(self._distrust))
-        self._interval = config.flush_interval_commit_log / 1000
-        self._known_queues = known_queues
+        self._interval, self._known_queues = config.flush_interval_commit_log / 1000, known_queues
         store.log.tail.followed(store.dispatcher.wanted, BATCH_BYTES)
         self._flushed = self._derived = store.log.position  # up to there the log, and the queues, are on disk
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._group, self._owed = GroupCommit(self._flushed), Owed(store.log, store.queues, store.index)
-        self._sidecars = SidecarMaker()
+        self._sidecars, self._sleeper = SidecarMaker(), Sleeper()  # woken to end
         self._is_closed, self._has_dispatch_failed, self.pid = False, False, os.getpid()
-        self._sleeper = Sleeper()  # woken to end
         self._thread: threading.Thread | None = None
 
     @property
@@ -126,10 +124,12 @@ class Flusher:
         try:
             self.dispatch()
         except Exception as error:
+            self._has_dispatch_failed = True  # these messages are stored; the next put tries again first
             if isinstance(error, OSError):
+                if is_handlers(error):
+                    raise
                 self._note(error)
                 self._is_untold = self.failure is not None
-            self._has_dispatch_failed = True  # these messages are stored; the next put tries again first
             logger.error("%s: queues and index cannot follow: %r", self._store.paths.root, error)
 
     def _dispatch_due(self) -> None:
@@ -181,6 +181,8 @@ class Flusher:
             try:
                 self.sync_log(log.position)
             except OSError as error:
+                if is_handlers(error):
+                    raise
                 self._is_untold = True
                 logger.error("%s: sync failed: %s", self._store.paths.root, error)
 
@@ -208,21 +210,24 @@ class Flusher:
                 known, topics = len(store.table), topics_from(store.table, self._known_queues)
             with self._noting():
                 self._sync_segments(files)
+                owed.segments, store.checkpoint.is_behind = [], store.checkpoint.is_behind or bool(files)
                 if derived == end:
                     self._sync_queues(end, last_unit)
                 for index_file in owed.index_files:
                     index_file.sync()
-                if files or store.checkpoint.is_behind:
+                self.check_place()  # that took its time, and what follows goes by names
+                if store.checkpoint.is_behind:
                     store.checkpoint.flush()
                 self._marks.write(mark)
                 store.queues.cache.syncs_new = False  # from now on the mark tells which units there must be
-                index_files, owed.segments, owed.index_files = owed.index_files, [], []
+                index_files, owed.index_files = owed.index_files, []
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                     self._written = version
                 merge_topics(store.paths.topics_json, topics)
                 self._known_queues = known
             if closing:
+                self.check_place()
                 store.log.following.remove()
             self._flushed = end
             self._group.note(end)
@@ -258,22 +263,17 @@ class Flusher:
         try:
             self.flush()
         except OSError as error:
-            if is_handlers(error):
-                raise
-            if self.failure is None:
+            if self.failure is None and not is_handlers(error):
                 self._catch_up()
-            if self.failure is not None:
+            if self.failure is not None or is_handlers(error):
                 raise
         with self._log_lock:  # a sync under way may still look at segments that go
             return self._derived
 
     def sync_names(self, descriptor: int) -> None:
         """Names in a directory are on disk. Raises OSError when the sync failed."""
-        try:
+        with self._noting():
             sync_file(descriptor)
-        except OSError as error:
-            self._note(error)
-            raise
 
     def _note(self, error: OSError) -> None:
         """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from rmq._core._message import to_ms
-from rmq.consumeroffsets import check_group
+from rmq.consumeroffsets import check_group, checked_queue_id
 from rmq.errors import CorruptFileError, RmqError
 from rmq.keys import checked_int
 from rmq.message import StoredMessage
@@ -46,6 +46,8 @@ class Consumer:
             consume_from = to_ms(consume_from, "consume_from", True)
         elif consume_from not in ("first", "last"):
             raise ValueError(f"consume_from must be first, last or a time, got {consume_from!r}")
+        if queue_ids is not None and not isinstance(queue_ids, Iterable):
+            raise TypeError(f"queue_ids must be a sequence of ints, got {type(queue_ids).__name__}")
         self.store, self.group, self.topic = store, group, topic
         self._chosen = None if queue_ids is None else {checked_int(item, "queue_ids", least=0) for item in queue_ids}
         self._places = self._new_places((), consume_from)
@@ -90,7 +92,7 @@ class Consumer:
         Raises TypeError, ValueError (negative, behind the queue's end, or a queue that is not one of queue_ids), and
         as Store.topics. Cost: as that.
         """
-        number = checked_int(queue_id, "queue_id", least=0)
+        number = checked_queue_id(queue_id)
         if self._chosen is not None and number not in self._chosen:
             raise ValueError(f"queue_id {number} is not one of this consumer's queue_ids")
         place = checked_int(queue_offset, "queue_offset", least=0)

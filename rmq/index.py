@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._indexfile import IndexFileView
-from rmq._core._mapguard import lost_pages
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.directorywatch import DirectoryWatch
@@ -72,7 +71,7 @@ class Index:
         self._writable = writable
         self._unsynced: list[IndexFile] = []
         self.spare_names: list[str] = []  # of files that were removed to be derived again
-        self._judged, self._is_old, self._lost_pages = 0, False, 0
+        self._judged, self._is_old = 0, False
         for path in () if writable else sorted(damaged):
             logger.warning("%s: length, entries, slots and links do not fit together; the log is searched for its keys",
                            path)
@@ -200,7 +199,7 @@ class Index:
                 break
         if not answers:
             return found.astype(np.int64), np.empty(0, np.int64)
-        self.check()
+        self._check(files)
         order = np.argsort(np.concatenate(key_numbers), kind="stable")
         return found.astype(np.int64), np.concatenate(answers)[order]
 
@@ -218,15 +217,15 @@ class Index:
         Left out are only such whose message is for sure not stored in [begin, end], whatever the clock did.
         """
         numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        every = np.arange(len(hashes))
-        for file in reversed(self.files):
+        every, files = np.arange(len(hashes)), self.files
+        for file in reversed(files):
             file.look()
             counts, values = file.view.collect(hashes, begin, end) if durable is None else \
                 self._collect_durable(file, hashes, *durable)  # fmt: skip
             if len(values):
                 numbers.append(np.repeat(every, counts))
                 offsets.append(values)
-        self.check()
+        self._check(files)
         return np.concatenate(numbers), np.concatenate(offsets)
 
     def _collect_durable(self, file: IndexFile, hashes: npt.NDArray[np.int32], name: int,
@@ -241,18 +240,18 @@ class Index:
         """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time. Cost:
         an fstat for each file.
         """
-        count = lost_pages()
-        for file in list(self.files):
+        self._check(self.files)
+
+    def _check(self, files: Sequence[IndexFile]) -> None:
+        """check of files that were read: another thread's may have taken one of them off the list."""
+        for file in files:
             try:
                 file.check_size()
-                if count != self._lost_pages:
-                    file._check_maps()
+                file._check_maps()
             except CorruptFileError:
-                if not self._writable:
+                if not self._writable:  # other threads may be at it: it goes with the last of them
                     self.files = [other for other in self.files if other is not file]
-                    file.close()
                 raise
-        self._lost_pages = count
 
     def close(self) -> None:
         close_all(file.close for file in self.files)

@@ -131,8 +131,9 @@ class IndexFile:
     def look(self) -> None:
         """Take up the sidecar of a full file. It may come later: looks are ever further apart."""
         view = self.view
-        if view.sidecar is not None:
-            if view.sidecar.is_damaged:
+        sidecar = view.sidecar  # another thread may take it off
+        if sidecar is not None:
+            if sidecar.is_damaged:
                 logger.warning("%s: its sidecar is damaged and not used; `rmq rebuild --sidecar` makes it again",
                                self.path)  # fmt: skip
                 view.sidecar, self._looks = None, -1
@@ -191,7 +192,8 @@ class IndexFile:
     def put_key(self, key: str, phy_offset: int, store_timestamp: int) -> bool:
         """Append one entry; False when the file is full. Raises as put_keys. Source: IndexFile#putKey."""
         try:
-            if self._view is not None and self._view.put_one(key, phy_offset, store_timestamp):
+            view = self._view  # another thread may close the file
+            if view is not None and view.put_one(key, phy_offset, store_timestamp):
                 return True
         finally:
             if lost_pages():
@@ -233,7 +235,8 @@ class IndexFile:
                           end: int = MAX_TIMESTAMP) -> list[int]:  # fmt: skip
         """select_phy_offset_many for one key, a list. Raises as that."""
         try:
-            answer = self._view.select_one(key, max_num, begin, end) if self._view is not None else None
+            view = self._view
+            answer = None if view is None else view.select_one(key, max_num, begin, end)
         finally:
             if lost_pages():
                 self._check_maps()
@@ -333,6 +336,7 @@ class IndexFile:
     def sync(self) -> None:
         """Everything put before is on disk."""
         if self._writable:
+            _ = self.view  # StoreClosedError
             self._file.sync()
 
     def _check_size(self) -> None:

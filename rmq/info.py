@@ -58,13 +58,16 @@ class StoreInfo:
         return sum(end - begin for begin, end in self.unindexed)
 
 
-def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet, index: Index, config: StoreConfig, *,
-             batched: list[BatchConsumeQueue], log_end: int, uncovered: list[tuple[int, int]],
+def describe(path: str, paths: StorePaths, log: CommitLog, queues: QueueSet | None, index: Index,
+             config: StoreConfig, *, batched: list[BatchConsumeQueue], log_end: int, uncovered: list[tuple[int, int]],
              meta: dict[str, Any] | None, foreign: list[str], is_open: bool) -> StoreInfo:  # fmt: skip
-    """StoreInfo of opened parts whose queues are level with the log. Cost: a few records for each queue."""
+    """StoreInfo of opened parts whose queues (None: they are not read) are level with the log. Cost: a few records for
+    each queue.
+    """
     # Asked once: another thread's put may make queues at any time.
     used: dict[tuple[str, int], ConsumeQueue | BatchConsumeQueue] = {
-        key: queue for key, queue in list(queues.queues.items()) if queue.max_offset}  # fmt: skip
+        key: queue for key, queue in (list(queues.queues.items()) if queues is not None else ())
+        if queue.max_offset}  # fmt: skip
     used |= {(queue.topic, queue.queue_id): queue for queue in batched if queue.max_offset}
     head, tails = first_messages(log, log_end), _last_messages(log, used.values(), log_end)
     signs = [*file_signs(paths), *index_signs(index), *record_signs([*head, *tails])]

@@ -77,8 +77,11 @@ def decoded_items(array: npt.NDArray[Any]) -> list[Any]:
 
 
 def _one_dimensional(values: Any, name: str) -> npt.NDArray[Any]:
+    listed = list(values) if isinstance(values, Iterator) else values
     try:
-        array = np.asarray(list(values) if isinstance(values, Iterator) else values)
+        array = np.asarray(listed)
+        if array.dtype.kind == "f" and not hasattr(listed, "dtype"):  # of ints outside 64 bits, too
+            array = np.asarray(listed, object)
     except ValueError:
         raise ValueError(f"{name} must be one-dimensional") from None
     if array.ndim == 0:
@@ -94,10 +97,13 @@ def int64_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind == "O":
-        stranger = next((item for item in array.tolist() if not isinstance(item, int)), 0)
-        if isinstance(stranger, int):
+        items = array.tolist()
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int | np.integer):
+                raise TypeError(f"{name} must be integers, got {type(item).__name__}")
+        if not -INT64_MAX - 1 <= min(items) <= max(items) <= INT64_MAX:
             raise ValueError(f"{name} holds a number outside 64 bits")
-        raise TypeError(f"{name} must be integers, got {type(stranger).__name__}")
+        return np.array(items, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.dtype.kind == "u" and array.max() > INT64_MAX:

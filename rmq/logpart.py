@@ -28,7 +28,7 @@ from rmq.config import StoreConfig
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER, Segment
 from rmq.paths import segment_name
-from rmq.segment import opened, sync_file, write_fully
+from rmq.segment import opened, sync_file, telling, write_fully
 
 COPY_BYTES = 1024 * 1024  # or one record: so much is read, changed and written while a CPU's cache holds it
 
@@ -108,7 +108,8 @@ def place_part(source: Path, target: Path, part: Part, *, segment_size: int, beg
             segment, stop = log.segment_at(start), min(part.end, start + segment_size)
             if segment is None:
                 raise log.damage(start, SCAN_ZERO)
-            with opened(target / segment_name(begin + start), os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+            with (opened(place := target / segment_name(begin + start), os.O_RDWR | os.O_CREAT | os.O_EXCL) as file,
+                  telling(place)):  # fmt: skip
                 os.ftruncate(file, segment_size)
                 used = 0
                 for batch in log.records(start, stop, queues=moved.table, checks=CHECK_CRC, byte_limit=COPY_BYTES):

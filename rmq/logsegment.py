@@ -278,9 +278,11 @@ class RecordWriter:
 class FollowingSegment:
     """The segment behind the last one: made before the log needs it, by another thread. Thread-safe."""
 
-    def __init__(self, make: Callable[[int], Segment]) -> None:
-        """make: a segment, as yet without a file, that begins at a phy offset."""
-        self._make = make
+    def __init__(self, make: Callable[[int], Segment], segments: Callable[[], list[Segment]]) -> None:
+        """make: a segment, as yet without a file, that begins at a phy offset. segments: those of the log now, asked
+        under the lock: behind the last of an older list may be one that holds messages.
+        """
+        self._make, self._segments = make, segments
         self._segment: Segment | None = None
         self._lock = threading.Lock()
 
@@ -290,25 +292,24 @@ class FollowingSegment:
         segment = self._segment
         return [] if segment is None else [segment]
 
-    def prepare(self, segments: list[Segment]) -> Segment:
-        """Make it, behind the last of `segments`, unless it is there. OSError (ENOSPC)."""
+    def prepare(self) -> Segment:
+        """Make it, behind the last one of the log, unless it is there. OSError (ENOSPC)."""
         with self._lock:
-            segment, start = self._segment, segments[-1].end
-            if segment is None or segment.start != start:
-                segment = self._made(start)
-                self._segment = segment
+            self._segment = segment = self._at(self._segments()[-1].end)
         return segment
 
-    def append_to(self, segments: list[Segment], start: int) -> Segment:
-        """Add it to `segments`, made now if it was not. OSError (ENOSPC)."""
+    def append(self, start: int) -> Segment:
+        """Add it to the log's, made now if it was not. The put lock is the caller's. OSError (ENOSPC)."""
         with self._lock:
-            segment = self._segment
-            if segment is None or segment.start != start:
-                segment = self._made(start)
-            segments.append(segment)
-            self._segment = None
+            segment = self._at(start)
+            self._segment = None  # first: what is the log's `remove` must not find here, whenever an interrupt comes
+            self._segments().append(segment)
         logger.info("%s: the log goes on here", segment.path)
         return segment
+
+    def _at(self, start: int) -> Segment:
+        segment = self._segment
+        return segment if segment is not None and segment.start == start else self._made(start)
 
     def _made(self, start: int) -> Segment:
         segment = self._make(start)

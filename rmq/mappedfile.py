@@ -176,6 +176,8 @@ class MappedFile:
         """
         # The kernel tells of an error once per descriptor: this must not take it from a sync of records.
         with opened(self.path, os.O_WRONLY) as descriptor:
+            if os.fstat(descriptor).st_ino != self.inode:
+                raise OSError(errno.ESTALE, "another file has its name", str(self.path))
             with self._growing:
                 begin = max(used, self._taken, self.filled or self.data_end())
                 end = min(self.size, (begin // count + 1) * count)

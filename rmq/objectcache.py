@@ -58,7 +58,7 @@ class ObjectCache:
             with _locked(part) as descriptor:
                 with contextlib.suppress(FileNotFoundError):
                     os.link(path, target)
-                    os.utime(path)
+                    os.utime(target)  # the object's, whose own name another process may just have removed
                     if target.stat().st_size == size:
                         if _is_named(descriptor, part):
                             _remove(part)

@@ -115,7 +115,7 @@ def topic_of(name: str) -> str | None:
 
 def is_queue_id(name: str) -> bool:
     """Whether a directory of a topic is a queue's."""
-    return name.isascii() and name.isdigit() and len(name) <= 10
+    return name.isascii() and name.isdigit() and len(name) <= 10 and int(name) < 2**31
 
 
 def queue_directories(queues: Path) -> Iterator[tuple[Path, str, int]]:

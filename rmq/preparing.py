@@ -81,7 +81,7 @@ class Preparer:
             return True
         if segment.end - position > RESERVE_AHEAD:
             return False
-        following = log.following.prepare(log.segments)
+        following = log.following.prepare()
         return self._prepare(following, 0)
 
     def _read_on(self) -> None:

@@ -317,7 +317,8 @@ def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: i
 
 def search_batches(queue: BatchConsumeQueue, time: int, boundary: str) -> int:
     """search_units by the store timestamps in the units of a queue of inner batches: exact in any order."""
-    times, bases, counts = queue.units[:, 3], queue.units[:, 4], queue.units[:, 5]
+    units = queue.units[queue.units[:, 4] >= queue.min_offset]  # others are those of segments that are gone
+    times, bases, counts = units[:, 3], units[:, 4], units[:, 5]
     passing = np.flatnonzero(times >= time if boundary == "LOWER" else times <= time)
     if boundary == "LOWER":
         return int(bases[passing[0]]) if len(passing) else queue.max_offset

@@ -17,7 +17,7 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter, put_result
 from rmq._core._queuetable import QueueTable
 from rmq.chunks import batch_items, put_chunks
-from rmq.consumeroffsets import check_group
+from rmq.consumeroffsets import check_group, checked_queue_id
 from rmq.errors import MessageTooLargeError, RowError, StoreReadOnlyError
 from rmq.flushing import Flusher
 from rmq.keys import check_bools, checked_int
@@ -86,10 +86,14 @@ class StoreWriter(StoreReader):
         Source: RocketMQ CommitLog#asyncPutMessages.
         """
         self._check_writable()
-        items = batch_items(messages)
-        if not items:
-            return PutResults()
-        return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
+        try:
+            items = batch_items(messages)
+            if not items:
+                return PutResults()
+            return self._put_chunk(lambda batch: batch.load(items, batch=True), _all_results, whole=True)
+        except RowError as error:
+            error.stored = 0
+            raise
 
     @overload
     def put_many(self, messages: Any, *, topic: str | None = None, queue_id: int | None = None,
@@ -199,10 +203,8 @@ class StoreWriter(StoreReader):
         check_group(group, topic)
         if not isinstance(queue_offsets, Mapping):
             raise TypeError(f"queue_offsets must be a mapping of queue ids, got {type(queue_offsets).__name__}")
-        places = {checked_int(queue_id, "queue_id", least=0): checked_int(place, "queue_offset", least=0)
+        places = {checked_queue_id(queue_id): checked_int(place, "queue_offset", least=0)
                   for queue_id, place in queue_offsets.items()}  # fmt: skip
-        if max(places, default=0) >= 2**31:  # a broker would read no offset of any group then
-            raise ValueError(f"queue_id must be an int of Java's, got {max(places)}")
 
         def checked() -> dict[int, int]:
             queues = self._derive().queues  # not the files' alone: a full disk may keep them behind

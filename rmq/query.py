@@ -326,9 +326,11 @@ def load_sound(log: CommitLog, phy_offsets: npt.NDArray[np.int64], log_end: int,
 
 
 def unwrap(message: StoredMessage, key: str) -> Iterator[StoredMessage]:
-    """The message, or those of its inner batch with a key, all when only the wrapper has it; newest first."""
+    """The message, as which a batch without messages counts, or those of its inner batch with a key, all when only the
+    wrapper has it; newest first.
+    """
     inner = inner_messages(message)
-    if inner is None:
+    if not inner:
         yield message
         return
     yield from reversed(carrying(message, inner, {key}))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -157,7 +158,8 @@ class QueueReader(OpenStore):
             try:
                 page = pull_from(self._log, queue, self._end_for(queue), at, limit, wanted)
             except CorruptFileError as error:
-                error.add_note(f"{topic} queue {queue_id}, queue offset {at}")
+                number = at if wanted is None or limit > 1 else self._damaged(queue, at, wanted, str(error))
+                error.add_note(f"{topic} queue {queue_id}, queue offset {number}")
                 raise
             following = QueuePlace.of(self._log, queue, page.next_queue_offset)
             is_gone = queue is not None and (queue.lives != lives or place.now(self._log, queue) != begin or
@@ -168,6 +170,18 @@ class QueueReader(OpenStore):
             if (answer := self._ask_queue(topic, queue_id, ask)) is not None:
                 return answer
         raise CorruptFileError(self.path, 0, f"{topic} queue {queue_id} loses its messages while they are read")
+
+    def _damaged(self, queue: _Queue, place: int, wanted: set[str], reason: str) -> int:
+        """Queue offset of the message for which no pull from a place on gives one: the last from which none does."""
+        def is_behind(place: int) -> bool:
+            try:
+                pull_from(self._log, queue, self._end_for(queue), place, 1, wanted)
+            except CorruptFileError as error:
+                return str(error) != reason
+            return True
+
+        following = range(place + 1, 0 if queue is None else queue.max_offset)
+        return place + bisect.bisect_left(following, True, key=is_behind)
 
     @while_open
     def _places(self, topic: str, queue_offsets: Mapping[int, int]) -> dict[int, QueuePlace]:

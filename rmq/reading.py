@@ -33,6 +33,7 @@ from rmq.lookup import numbered, table_of
 from rmq.marks import read_meta
 from rmq.message import StoredMessage, is_hex_id, parse_offset_msg_id
 from rmq.openstore import while_open
+from rmq.paths import queue_directories
 from rmq.pull import record_before
 from rmq.query import Wanted, messages_at, newest_with_id
 from rmq.queuereading import QueueReader
@@ -54,12 +55,12 @@ class StoreReader(KeyReader, QueueReader):
 
         Cost: a few records for each queue. Raises StoreClosedError, CorruptFileError.
         """
-        queues = self._derive() if self._foreign_queues is None else self._queues
+        queues = self._derive() if self._foreign_queues is None else None  # of files beside it nobody knows the age
         log_end, uncovered = (self._log_end(), []) if self._foreign_index is not None else self._uncovered()[:2]
         foreign = [error.what for error in (self._foreign_queues, self._foreign_index) if error is not None]
         batched: list[BatchConsumeQueue] = []
         with contextlib.suppress(CorruptFileError):  # who asks for the queue is told
-            batched = self._batched()
+            batched = self._batched() if queues is not None else []
         return describe(str(self.path), self._paths, self._log, queues, self._index, self.config, log_end=log_end,
                         batched=batched,
                         uncovered=uncovered, meta=read_meta(self._paths), foreign=foreign,
@@ -75,7 +76,8 @@ class StoreReader(KeyReader, QueueReader):
         the search for it, else every topic with a queue is tried, which prepared messages have none of. A rollback is
         in no index. queue_offset: as of pull. An int gives an inner batch as one. Raises KeyError (no such message),
         StoreClosedError, CorruptFileError, UnsupportedFormatError, TypeError, ValueError. Cost: one record read; of a
-        uniq_key as of query, for each topic. Source: DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
+        uniq_key as of query, for each topic; beside queues in RocksDB without topic a scan of the log.
+        Source: DefaultMessageStore#lookMessageByOffset, MQAdminImpl#viewMessage.
         """
         if isinstance(id, bool) or not isinstance(id, int | str | tuple | list | np.integer):
             raise TypeError(f"id must be int, str or (topic, queue_id, queue_offset), got {type(id).__name__}")
@@ -130,11 +132,14 @@ class StoreReader(KeyReader, QueueReader):
         def hashes() -> npt.NDArray[np.int32]:
             is_told = topic is not None or self._foreign_queues is not None or self._queues.damage
             queues = self._queues if is_told else self._derive()  # a reader learns of topics newer than its open
-            known = {name for name, _ in [*queues.queues, *queues.damage]}
+            batched = (key[1:] for key in queue_directories(self._paths.batch_consume_queue))
+            known = {name for name, _ in [*queues.queues, *queues.damage, *batched, *queues.batch_tails]}
             topics = sorted(known) if topic is None else [topic]
             return hash_str_keys([f"{name}#{uniq_key}" for name in topics])
 
         log_end, uncovered, (_, offsets) = self._candidates(hashes)
+        if topic is None and self._foreign_queues is not None:  # which topics there are nobody tells
+            uncovered = [(self._log.min_phy_offset, log_end)]
         found = newest_with_id(self._log, (name, key), offsets.tolist(), uncovered, log_end)
         if found is None:
             raise KeyError(uniq_key)

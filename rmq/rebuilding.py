@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmq._core._layout import UNIT_SIZE
-from rmq._core._record import SCAN_ZERO
+from rmq._core._record import SCAN_BAD_BODY_CRC, SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.consumequeue import ConsumeQueue
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.deriving import Derived, derive
@@ -30,6 +30,7 @@ from rmq.indexfile import IndexFile
 from rmq.lock import StoreLock, crash_of, holder_pid, lock_holder
 from rmq.logend import (
     BEFORE_ALL,
+    LogEnd,
     OnDisk,
     find_end,
     last_epoch,
@@ -95,7 +96,7 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
 def rebuild_by(run: Runner, path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None,
                config: StoreConfig | None = None) -> RebuildResult:  # fmt: skip
     """`rebuild` with tasks that run elsewhere."""
-    asked = config or StoreConfig()
+    asked = config_or_default(config)
     paths = paths_to_read(path, asked)
     check_writable(paths)
     if output is not None:
@@ -342,13 +343,20 @@ def _log_end(log: CommitLog, on_disk: OnDisk, is_live: bool) -> int:
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     seen = replace(on_disk, time=BEFORE_ALL if is_live else None)
-    end = look_behind(log, find_end(log, last_start(log), log.max_phy_offset, on_disk=seen), on_disk)
+
+    def end_from(begin: int) -> LogEnd:
+        return look_behind(log, find_end(log, begin, log.max_phy_offset, on_disk=seen), on_disk)
+
+    end = end_from(last_start(log))
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
         later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=seen)
         if later.phy_offset > end.phy_offset:
             end = later
             break
+    while end.is_damage and end.stop == SCAN_BAD_BODY_CRC and (segment := log.segment_at(end.phy_offset)) is not None:
+        # Of a body nothing is derived; the record's lengths add up.
+        end = end_from(end.phy_offset + int.from_bytes(segment.read(end.phy_offset - segment.start, 4), "big"))
     if end.is_damage:
         raise log.damage(end.phy_offset, end.stop)
     return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset
@@ -358,7 +366,7 @@ def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = 
     """Make the sidecar of each full index file of a store, oldest first, whether or not it has one. Needs no lock: full
     index files do not change. Raises CorruptFileError, UnsupportedFormatError, ValueError as `rmq.open`, OSError.
     """
-    asked = config or StoreConfig()
+    asked = config_or_default(config)
     paths = paths_to_read(path, asked)
     known, damaged = settle_config(paths, asked, read_meta(paths))
     slots, entries = known.max_hash_slot_num, known.max_index_num

@@ -294,15 +294,19 @@ def _recover_with_mark(store: OpenedStore, mark: Mark, manifest: Manifest | None
     on_disk = on_disk_since(durable, crashed, store.checkpoint, last_epoch(store.paths.epochs))
     own_from = durable if crashed is Crash.OURS else None
     end = find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=on_disk)
+    if end.last_phy_offset < 0:
+        end.last_phy_offset = mark.last_phy_offset
     end = look_behind(log, end, on_disk)
     queue_end = store.queues.end_phy_offset()
     end.is_damage = end.is_damage or (was_closed(crashed) and
                                       misses_last_segment(log, store.checkpoint, queue_end))  # fmt: skip
     cut_log(store.paths, log, end, False)
-    log.tail.last_phy_offset = end.last_phy_offset if end.last_phy_offset >= 0 else mark.last_phy_offset
+    log.tail.last_phy_offset = end.last_phy_offset
     if not clean:
         log.distrust(durable)
+    if not clean or queue_end > log.position:
         store.checkpoint.lower(_last_timestamp(log))
+    if not clean:
         store.checkpoint.withdraw()  # it may be newer than the mark that the index goes back to
     derived = mark.derived_phy_offset
     lost = cut_queues(log, store.queues, log.position if clean else derived, derived, derived, is_closed=clean)
@@ -327,9 +331,10 @@ def _recover_without_marks(store: OpenedStore, crashed: Crash | None) -> None:
     cut_log(store.paths, log, end, False)
     log.tail.last_phy_offset = end.last_phy_offset
     lost = cut_queues(log, queues, log.position, derived=log.position if clean else start, is_closed=clean)
+    if not clean or queue_end > log.position:
+        store.checkpoint.lower(_last_timestamp(log))
     if not clean:
         log.distrust(start)
-        store.checkpoint.lower(_last_timestamp(log))
         for queue in queues.queues.values():
             queue.files.distrust()
             queues.touch(queue)

@@ -261,8 +261,9 @@ class Retention:
             finally:
                 if not path.exists():
                     queue.forget_first(1)
-        queue.forget_files()
+        # In this order: a unit at 0 takes the place of units that are gone, one behind a queue's end would be a gap.
         table.set_next_offset(table.add(queue.topic.encode(), queue.queue_id), 0)
+        queue.forget_files()
         with open_directory(queue.directory.parent) as descriptor:
             try:
                 queue.directory.rmdir()

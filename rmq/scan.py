@@ -30,7 +30,7 @@ from rmq._core._record import (
 from rmq._core._recordbatch import RecordBatch
 from rmq._core._storedfields import stored_at
 from rmq.commitlog import CommitLog
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, undamaged
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import Segment
 from rmq.mappedfile import MappedFile
@@ -126,19 +126,17 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 def _text(count: int, offsets: Any, data: Any, valid: Any = None) -> pa.Array:
     import pyarrow as pa
 
-    bitmap = None
-    if valid is not None:
-        bitmap = pa.py_buffer(np.packbits(np.frombuffer(valid, np.uint8, count), bitorder="little"))
+    bits = None if valid is None else np.packbits(np.frombuffer(valid, np.uint8, count), bitorder="little")
+    bitmap = None if bits is None else pa.py_buffer(bits)
     return pa.Array.from_buffers(pa.string(), count, [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _array(kind: str, type_: pa.DataType, count: int, buffers: tuple[Any, ...]) -> pa.Array:
     import pyarrow as pa
 
-    if kind == "text":
-        return _text(count, *buffers)
-    if kind == "nullable text":
-        return _text(count, buffers[1], buffers[2], buffers[0])
+    if kind in ("text", "nullable text"):
+        *valid, offsets, data = buffers
+        return _text(count, offsets, data, *valid)
     if kind == "list":
         starts, offsets, data = buffers
         items = _text(len(offsets) // 4 - 1, offsets, data)
@@ -187,15 +185,23 @@ class BatchMaker:
             yield whole
             return
         needed = [arrays[name].to_pylist() for name in ("body", "sys_flag", "phy_offset")]
-        bodies: list[bytes] = []
-        place, first, size = self.schema.get_field_index("body"), 0, 0
-        for row, values in enumerate(zip(*needed, strict=True), 1):
-            bodies.append(plain_body(*values))
-            size += len(bodies[-1])
-            if size >= limit or row == count:
-                part = whole.slice(first, row - first)
-                yield part.set_column(place, self.schema.field(place), pa.array(bodies, pa.binary()))
-                bodies, first, size = [], row, 0
+        damage: list[CorruptFileError] = []
+        plain = undamaged((plain_body(*values) for values in zip(*needed, strict=True)), damage)
+        place, first = self.schema.get_field_index("body"), 0
+        while bodies := list(_some(plain, limit)):
+            part = whole.slice(first, len(bodies))
+            yield part.set_column(place, self.schema.field(place), pa.array(bodies, pa.binary()))
+            first += len(bodies)
+        if damage:
+            raise damage.pop()
+
+
+def _some(bodies: Iterator[bytes], limit: int) -> Iterator[bytes]:
+    """The next ones, about `limit` bytes of them."""
+    size = 0
+    while size < limit and (body := next(bodies, None)) is not None:
+        size += len(body)
+        yield body
 
 
 def unwrapped(batch: RecordBatch, keys: Set[str] | None) -> Iterator[RecordBatch]:
@@ -372,19 +378,12 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
     options = {"checks": maker.checks | checks, "byte_limit": min(batch_bytes, BLOCK_BYTES)}
     whole = None if tell is None else WholeRecords(log, begin, end, batch, tell, **options)
     check = log.check if whole is None else whole.check
-    records = iter(whole or log.records(begin, end, batch=batch, skip_removed=skip_removed, **options))
-    has_bodies = "body" in maker.schema.names
-    while True:
-        try:
-            scanned = next(records, None)
-        except CorruptFileError as error:
-            damage.append(error)
-            break
-        if scanned is None:
-            break
+    records = whole or log.records(begin, end, batch=batch, skip_removed=skip_removed, **options)
+    for scanned in undamaged(records, damage):
         if keep is not None:
             keep(scanned)
-        for rows in unwrapped(scanned, keys) if tell is None else sound(log, scanned, has_bodies, keys, tell):
+        for rows in undamaged(unwrapped(scanned, keys), damage) if tell is None else \
+                sound(log, scanned, "body" in maker.schema.names, keys, tell):  # fmt: skip
             first = 0
             while first < len(rows):
                 last = min(len(rows), first + batch_rows - maker.count)
@@ -393,7 +392,9 @@ def record_batches(log: CommitLog, begin: int, end: int, maker: BatchMaker, *, c
                 first = last
                 if maker.count >= batch_rows or maker.data_size >= batch_bytes:
                     yield from maker.finish(batch_bytes)
+        if damage:
+            break
     if maker.count:
         yield from maker.finish(batch_bytes)
     if damage:
-        raise damage.pop()  # in a local it would hold this frame, which its traceback holds
+        raise damage.pop()

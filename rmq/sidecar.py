@@ -35,9 +35,9 @@ _running: weakref.WeakSet[SidecarMaker] = weakref.WeakSet()
 def open_sidecar(index: Path, inode: int, view: IndexFileView) -> SidecarView | None:
     """The sidecar of a full index file that is open; None when it has none that fits, whatever lies there."""
     path = sidecar_path(index)
-    if path is None or not path.exists():
-        return None
     try:
+        if path is None or not path.exists():
+            return None
         status = os.stat(index)
         size = sidecar_size(view.hash_slot_num, view.index_num)
         if status.st_ino != inode or len(_mapped) >= room_for_maps(size):

@@ -24,7 +24,8 @@ FILES: dict[Part, re.Pattern[str]] = {
     "queues": re.compile(r"(batch)?consumequeue/[^/]+/\d{1,10}/\d{20}", re.ASCII),
     "index": re.compile(r"index/\d{17}", re.ASCII),
 }
-SMALL = re.compile(r"checkpoint|abort(\.bak)?|rmq/(meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
+SMALL = re.compile(r"checkpoint|epochFileCheckpoint|abort(\.bak)?|"
+                   r"rmq/(meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
 # Files whose names tell of other formats.
 SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+|dledger-[^/]+/data/[^/]+")
 META, MANIFEST = "rmq/meta.json", "rmq/manifest.json"

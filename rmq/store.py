@@ -22,7 +22,7 @@ from rmq.brokerunits import BrokerUnits
 from rmq.checkpoint import Checkpoint
 from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
-from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig
+from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig, config_or_default
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
@@ -82,9 +82,8 @@ def open(path: str | os.PathLike[str], mode: Mode = "r", *, config: StoreConfig 
     if clock is not None and not callable(clock):
         raise TypeError(f"clock must be callable, got {type(clock).__name__}")
     check_bools(repair=repair)
-    if config is not None and not isinstance(config, StoreConfig):
-        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
-    return Store(store_root(path), mode, config or StoreConfig(), clock or system_clock, repair)
+    given = config_or_default(config)
+    return Store(store_root(path), mode, given, clock or system_clock, repair)
 
 
 class Store(StoreWriter):
@@ -363,6 +362,7 @@ class Store(StoreWriter):
                     self._flusher.raise_untold()
                 else:
                     self._flusher.flush(closing=True)
+                    self._flusher.check_place()
                     self._paths.owner.unlink(missing_ok=True)
                     self._paths.abort.unlink(missing_ok=True)
                     sync_directory(self._paths.root)

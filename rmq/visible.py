@@ -163,8 +163,7 @@ class Visible:
             self._start_queues(mark, is_cut=self._is_clean and is_alone and queue_end > start)
             self._index_is_whole = index_is_whole(self._index, mark, self._manifest, is_closed=self._is_clean)
             if is_alone:
-                self.end = start  # what of it is gone or damaged shows when it is read
-                self._keep_last(mark.last_phy_offset)
+                self._end_at(start, mark.last_phy_offset)  # what of it is gone or damaged shows when it is read
                 return
         elif self._known_end is None:
             start = self._start_without_marks(queue_end)
@@ -204,13 +203,14 @@ class Visible:
     def _first_end(self, start: int, trusted: int) -> LogEnd:
         """Of the log, looked for from `start`; records below `trusted` are on disk whatever follows them."""
         end = self._find_end(max(start, self._log.min_phy_offset))
+        if end.last_phy_offset < 0 and trusted and self._mark is not None:
+            end.last_phy_offset = self._mark.last_phy_offset
         if not self._is_live:
-            checkpoint = Checkpoint(self._paths.checkpoint)
-            end = look_behind(self._log, end, on_disk_since(trusted, self._crashed, checkpoint, self._epochs.last))
+            on_disk = on_disk_since(trusted, self._crashed, Checkpoint(self._paths.checkpoint), self._epochs.last)
+            end = look_behind(self._log, end, on_disk)
         if end.is_damage:
             end = end_past_damage(self._log, end)
-        self.end = end.phy_offset
-        self._keep_last(end.last_phy_offset)
+        self._end_at(end.phy_offset, end.last_phy_offset)
         return end
 
     def _cut_queues(self, start: int, trusted: int, *, is_marked: bool) -> None:
@@ -228,10 +228,11 @@ class Visible:
         if lost:
             self._dispatcher.fills_gaps, self._dispatcher.queue_phy_offset = True, self._log.min_phy_offset
 
-    def _keep_last(self, phy_offset: int) -> None:
-        """Of the last record, -1: not scanned."""
-        if self._follows and phy_offset >= 0:
-            self._last = Proof.of(self._log, phy_offset) or self._last
+    def _end_at(self, end: int, last_phy_offset: int) -> None:
+        """last_phy_offset: of the last record, -1: not scanned."""
+        self.end = end
+        if self._follows and last_phy_offset >= 0:
+            self._last = Proof.of(self._log, last_phy_offset) or self._last
 
     def _is_put_back(self) -> bool:
         """Whether a segment is there now that was missing before all others, or cut short, when last judged."""
@@ -285,8 +286,7 @@ class Visible:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and may_go_on(self._log, self.end):
                     end = self._find_end(self.end)
-                    self.end = end.phy_offset
-                    self._keep_last(end.last_phy_offset)
+                    self._end_at(end.phy_offset, end.last_phy_offset)
             return self.end
 
     def derive(self) -> None:

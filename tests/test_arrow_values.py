@@ -315,6 +315,21 @@ def test_a_column_that_is_shorter_than_its_table_is_refused(store: rmq.Store, na
     assert store.max_phy_offset == 0
 
 
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_a_map_that_has_fewer_values_than_names_is_refused(store: rmq.Store, length: int) -> None:
+    properties = pa.array([[("a", "1")]] * 5, pa.map_(pa.string(), pa.string()))
+
+    def shorten(children: Any) -> None:
+        below = ctypes.POINTER(ctypes.POINTER(ctypes.c_int64))
+        entries = ctypes.cast(children[1][6], below)[0]
+        ctypes.cast(entries[6], below)[1][0] = length
+
+    table = pa.RecordBatch.from_pydict({"body": [b"0"] * 5, "properties": properties})
+    with pytest.raises(ValueError, match="list offsets lie outside the items"):
+        store.put_many(Patched(table, shorten), topic="T")
+    assert store.max_phy_offset == 0
+
+
 def test_lists_of_one_size_are_keys(store: rmq.Store) -> None:
     keys = pa.array([["a", "b"], None, ["c", "d"]], pa.list_(pa.string(), 2))
     store.put_many([pa.table({"body": [b""] * 3, "keys": keys}).slice(begin) for begin in (0, 1)], topic="T")
@@ -446,3 +461,13 @@ def test_what_a_scan_gave_with_either_body_is_put_again(tmp_path: Path, body: st
         for rows in (store.scan(columns=["topic", "properties", body]), store.scan(columns=["topic", "keys", body])):
             store.put_many(rows, results=False)
         assert [message.properties.get("p") for message in store.pull("T").messages] == ["v\1w", "v\1w", None]
+
+
+@pytest.mark.parametrize("count", [3, 4000])
+def test_a_dictionary_of_numbers_that_no_put_takes_is_passed_over(tmp_path: Path, count: int) -> None:
+    """However large, as scans and Parquet files give such columns back."""
+    numbers = pa.array(range(count)).dictionary_encode()
+    tags = pa.array(["t"] * count).dictionary_encode()
+    table = pa.table({"body": [b"x"] * count, "queue_offset": numbers, "tags": tags})
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        assert len(store.put_many(table, topic="T")) == count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import mmap
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -483,3 +484,13 @@ def test_bodies_are_bytes_and_no_memory_of_other_things(value: Any) -> None:
                          ids=lambda value: type(value).__name__)  # fmt: skip
 def test_bodies_may_be_whatever_lends_bytes(value: Any) -> None:
     assert rmq.Message("T", value).body == b"ab"
+
+
+def test_memory_that_nobody_lends_is_an_error_with_the_argument_s_name() -> None:
+    released, closed = memoryview(b"ab"), mmap.mmap(-1, 4096)
+    released.release()
+    closed.close()
+    for value in (released, closed, np.array(["2026"], "M8[s]")):
+        for name in ("body", "raw_properties"):
+            with pytest.raises(ValueError, match=f"^{name}: "):
+                rmq.Message(**{"topic": "T", "body": b"", name: value})

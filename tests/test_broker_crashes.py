@@ -424,3 +424,23 @@ def test_units_that_outlived_a_broker_s_log_do_not_count(tmp_path: Path, lost_in
         assert [message.body for message in store.pull("T", 0, 18, 32).messages] == [b"18", b"19", b"20"]
         assert [message.queue_offset for message in store.query("T", "k7")] == [7]
     assert list(rmq.verify(path)) == []
+
+
+def test_damage_that_begins_where_our_mark_ends_is_judged_alike_by_readers_and_recovery(tmp_path: Path) -> None:
+    """A broker whose clock had been set back was killed behind it: all that follows is older, as behind a cut."""
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=CONFIG, clock=lambda: START) as store:
+        store.put(rmq.Message("T", b"kept"))
+        end = store.max_phy_offset
+    kept = {name: (path / name).read_bytes() for name in ("rmq/marks", "rmq/manifest.json")}
+    with rmq.open(path, "r+", config=CONFIG, clock=lambda: START - 1000) as store:
+        store.put_many([rmq.Message("T", b"damaged"), rmq.Message("T", b"older")])
+    for name, data in kept.items():
+        (path / name).write_bytes(data)
+    (path / "abort").write_text("4711")
+    os.utime(path / "lock")
+    put(path, bytes(4), end + 4)
+    with rmq.open(path, config=CONFIG) as reader:
+        answers = reader.max_phy_offset, reader.scan().read_all()["body"].to_pylist()
+    with rmq.open(path, "r+", config=CONFIG) as store:
+        assert (store.max_phy_offset, store.scan().read_all()["body"].to_pylist()) == answers == (end, [b"kept"])

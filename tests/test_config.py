@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from conftest import SIZES
 from test_store import CONFIG, message, numbers, put_to
 
 import rmq
+from rmq.rebuilding import rebuild_sidecars
 
 BROKER_CONF = """\
 # Licensed to the Apache Software Foundation (ASF) under one or more
@@ -209,3 +211,12 @@ def test_a_version_without_ipv6_hosts_takes_none(tmp_path: Path, host: str) -> N
     with pytest.raises(ValueError, match="store_host"):
         rmq.open(tmp_path / "t", "x", config=rmq.StoreConfig(rocketmq_version="4.5.2", store_host="[::1]:5"))
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("config", [{}, {"max_index_num": 9}, "conf", 0])
+def test_what_is_no_config_is_refused_wherever_one_is_taken(tmp_path: Path, config: Any) -> None:
+    rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)).close()
+    for use in (rmq.open, rmq.verify, rmq.rebuild, lambda path, config: rmq.export(path, tmp_path / "t", config=config),
+                lambda path, config: list(rebuild_sidecars(path, config))):  # fmt: skip
+        with pytest.raises(TypeError, match="config must be StoreConfig"):
+            use(tmp_path / "s", config=config)

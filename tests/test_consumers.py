@@ -146,7 +146,9 @@ def test_seek_goes_back_and_forth(tmp_path: Path) -> None:
         assert bodies(consumer.poll()) == [28, 29]
         bad: list[tuple[tuple[Any, Any], type[Exception]]] = [
             ((0, -1), ValueError), ((0, 31), ValueError), ((7, 1), ValueError), ((0, 2**63), ValueError),
-            (("0", 1), TypeError), ((-1, 0), ValueError)]  # fmt: skip
+            (("0", 1), TypeError), ((-1, 0), ValueError), ((2**31, 0), ValueError)]  # fmt: skip
+        with pytest.raises(TypeError, match="queue_ids must be a sequence of ints, got int"):
+            rmq.Consumer(store, "g", "Orders", queue_ids=0)  # type: ignore[arg-type]
         for wrong, kind in bad:
             with pytest.raises(kind):
                 consumer.seek(*wrong)

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,39 @@ def test_an_unknown_level_is_told() -> None:
     done = run(SAID, "fast")
     assert done.returncode == 1
     assert f"RMQ_CPU must be one of {names}, got 'fast'" in done.stderr
+
+
+CHANGED = """if True:
+    import sys, threading
+    import numpy as np, pyarrow as pa, rmq
+    size, rounds = map(int, sys.argv[2:])
+    count = max(200, 200_000 // size)
+    data = np.zeros(count * size, np.uint8)
+    offsets = np.arange(count + 1, dtype=np.int64) * size
+    bodies = pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    ends = threading.Event()
+
+    def change():
+        while not ends.is_set():
+            data.fill(np.random.randint(256))
+
+    thread = threading.Thread(target=change)
+    config = rmq.StoreConfig(mapped_file_size_commit_log=1 << 24, message_index_enable=False)
+    with rmq.open(sys.argv[1], "x", config=config) as store:
+        thread.start()
+        for _ in range(rounds):
+            store.put_many(pa.RecordBatch.from_arrays([bodies], ["body"]), topic="T", results=False)
+        ends.set()
+        thread.join()
+        assert store.scan(columns=["phy_offset"]).read_all().num_rows == rounds * count
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [*LEVELS[: LEVELS.index(CPU_LEVEL) + 1]])
+@pytest.mark.parametrize(("size", "rounds"), [(5000, 10), (64, 100), (136, 100)])
+def test_a_body_that_changes_meanwhile_is_stored_with_the_crc_of_what_was_stored(
+    tmp_path: Path, level: str, size: int, rounds: int
+) -> None:
+    subprocess.run([sys.executable, "-c", CHANGED, tmp_path / "s", str(size), str(rounds)], check=True,
+                   env={**os.environ, "RMQ_CPU": level})  # fmt: skip

@@ -22,6 +22,7 @@ from test_processes import CALLS, CONFIG, assert_goes_on, assert_holds, message,
 
 import rmq
 from rmq.marks import SPARE_SIZE
+from rmq.rebuilding import rebuild_sidecars
 
 NOBODY = 65534
 
@@ -333,10 +334,14 @@ def test_a_user_who_may_not_write_reads_and_is_refused() -> None:
     try:
         with rmq.open(path / "s", "a", config=CONFIG) as store:
             store.put_many([message(i) for i in range(50)])
+        assert any(made.size for made in rebuild_sidecars(path / "s"))
+        assert rmq.verify(path / "s").is_sound  # loaded: who may not write need not be able to read our modules
         for entry in [path, *path.rglob("*")]:
             entry.chmod(0o555 if entry.is_dir() else 0o444)
         before = digests(path, "s")
-        in_child(lambda: read_only_only(path / "s", list(range(50))), user=NOBODY)
+        for mode in (0, 0o555):  # a sidecar that may not be read is none
+            (path / "s/rmq/sidecar").chmod(mode)
+            in_child(lambda: read_only_only(path / "s", list(range(50))), user=NOBODY)
         for part in ("commitlog", "consumequeue", "index", "rmq"):
             (path / "s" / part).chmod(0)
             assert error_in_child(lambda: rmq.open(path / "s").query("T", "all"), user=NOBODY) == "PermissionError"

@@ -105,3 +105,26 @@ def test_what_a_handler_interrupts_is_closed_again_what_fails_is_not(error: Base
     with pytest.raises(type(error)):
         closers.close()
     assert len(called) == calls
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_a_handler_raises_amid_the_dispatch_of_a_put_reaches_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    """The messages are stored: the error tells how many."""
+    config = workload.config(flush_disk_type=flush, flush_interval_commit_log=2**31 - 1)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        advance = store._dispatcher.advance
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.setattr(store._dispatcher, "advance", advance)
+            raise TimeoutError("the deadline")
+
+        monkeypatch.setattr(store._dispatcher, "advance", interrupted)
+        with pytest.raises(TimeoutError, match="the deadline") as error:
+            store.put_many([workload.message(number) for number in range(3000)])
+        stored = getattr(error.value, "stored", None)
+        assert stored == len(bodies(store)) > 0
+        store.put(workload.message(3000))
+        assert len(bodies(store)) == stored + 1
+    assert rmq.verify(tmp_path / "s").is_sound

@@ -379,3 +379,10 @@ def test_commits_beside_flushes_are_all_written(tmp_path: Path) -> None:
             thread.join()
     offsets = ConsumerOffsets(StorePaths(path))
     assert offsets.groups() == {f"g{number}": {"Orders": {number: 100}} for number in range(3)}
+
+
+def test_a_string_without_an_end_is_no_json_and_is_read_once() -> None:
+    """At each of its quotes another search of all that follows would take hours."""
+    for text in ('"' + '\\"' * 500_000, '{"a":"' + "\\\"" * 500_000, '{1:"' + "x" * 1_000_000):
+        with pytest.raises(ValueError, match="Unterminated string"):
+            parse_fastjson(text)

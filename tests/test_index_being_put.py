@@ -175,3 +175,27 @@ def test_a_file_fits_while_another_process_puts_into_it(tmp_path: Path) -> None:
             assert looks > 3
             assert view.fits()
             assert view.is_full
+
+
+def test_a_sidecar_that_another_thread_gave_up_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at it: it is looked at once."""
+
+    class View:
+        is_damaged = True
+
+        @property
+        def sidecar(self) -> View | None:
+            seen.append(self)
+            return self if len(seen) == 1 else None
+
+        @sidecar.setter
+        def sidecar(self, value: None) -> None:
+            given_up.append(value)
+
+    seen: list[View] = []
+    given_up: list[None] = []
+    with rmq.IndexFile(tmp_path / "f", "x", max_hash_slot_num=SLOTS, max_index_num=ENTRIES) as file:
+        monkeypatch.setattr(rmq.IndexFile, "view", View())
+        file.look()
+        monkeypatch.undo()
+    assert given_up == [None]

@@ -285,3 +285,24 @@ def test_verify_says_of_files_that_fit_no_sizes_what_an_open_says(tmp_path: Path
         rmq.open(path)
     with pytest.raises(ValueError, match="entries fit no or several geometries"):
         rmq.verify(path)
+
+
+def test_a_query_sees_a_file_cut_that_another_thread_has_noticed_meanwhile(
+    tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That took the file off the list: what was read of it as zeros is no answer all the same."""
+    path = copy_store(closed, tmp_path / "s")
+    with rmq.open(path) as store:
+        assert len(store.query("T", "k3")) == 1
+        os.truncate(index_files(path)[0], 300)
+        look = index.IndexFile.look
+
+        def looked(file: rmq.IndexFile) -> None:
+            look(file)
+            if file.path == index_files(path)[0]:
+                with pytest.raises(rmq.CorruptFileError, match="truncated"):
+                    store._index.check()
+
+        monkeypatch.setattr(index.IndexFile, "look", looked)
+        with pytest.raises(rmq.CorruptFileError):
+            store.query("T", "k3")

@@ -18,6 +18,9 @@ import pytest
 from commandline import assert_error, call, environment, good
 
 import rmq
+from rmq.cli.inputs import Input
+from rmq.cli.rows import Wanted
+from rmq.cli.sources import Source
 
 TOPIC = ("--topic", "T")
 
@@ -221,3 +224,36 @@ def test_what_is_no_delimiter_is_told_the_rule(tmp_path: Path, delimiter: str) -
     (tmp_path / "x.csv").write_text("n\n1\n")
     done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, "--delimiter", delimiter)
     assert_error(done, 2, '--delimiter must be one ASCII character other than ", CR and LF, got ')
+
+
+# ---- pipes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "pieces", "bodies"), [
+    ("jsonl", ["\ufeff", '{"a":1}\n', '{"a":2}\n'], ['{"a":1}', '{"a":2}']),
+    ("jsonl", [b"\xef", b"\xbb", b'\xbf{"a":1}\n'], ['{"a":1}']),
+    ("jsonl", ["\ufeff"], []),
+    ("csv", [b"\xef\xbb", b'\xbfa,b\n', b"1,2\n"], ['{"a":"1","b":"2"}']),
+    ("csv", ["a,b\n", '1,"x\n', "y\n", "z\n", 'w"\n2,v\n'], ['{"a":"1","b":"x\\ny\\nz\\nw"}', '{"a":"2","b":"v"}']),
+    ("csv", ["a,b\n", '1,"x""\n', '""y""\n', '"\n2,"",\n', "3,v\n"],
+     ['{"a":"1","b":"x\\"\\n\\"y\\"\\n"}', '{"a":"3","b":"v"}']),
+    ("csv", ["a,b\n", '1,x"y\n', "2,v\n"], ['{"a":"1","b":"x\\"y"}', '{"a":"2","b":"v"}']),
+])  # fmt: skip
+def test_what_a_pipe_gives_in_any_pieces_are_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, form: str, pieces: list[str | bytes], bodies: list[str]
+) -> None:
+    left = iter([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
+
+    def read(source: Input, size: int) -> bytes:
+        data = next(left, b"")
+        source._is_over = not data
+        return data
+
+    monkeypatch.setattr(Input, "read", read)
+    pipe = os.pipe()
+    try:
+        rows = list(Source(f"/dev/fd/{pipe[0]}", form, None, Wanted((), None)).rows())
+    finally:
+        for descriptor in pipe:
+            os.close(descriptor)
+    assert [body.decode() for part in rows for body in part.body.to_pylist()] == bodies

@@ -100,7 +100,7 @@ def test_batches_of_removed_segments_are_below_the_minimum(tmp_path: Path) -> No
     left = SEGMENT - len(builder.log)
     builder.log += struct.pack(">iI", left, oracle.MAGIC_BLANK).ljust(left, b"\0")
     second = builder.record("BT", SECOND, b"INNER_BASE\0012\2INNER_NUM\0013\2", sys_flag=0xC0, queue_offset=2)
-    units = BATCH_UNIT.pack(*first, 0, T0, 0, 2, -1, 0) + BATCH_UNIT.pack(*second, 0, T0, 2, 3, -1, 0)
+    units = BATCH_UNIT.pack(*first, 0, T0 - 9, 0, 2, -1, 0) + BATCH_UNIT.pack(*second, 0, T0, 2, 3, -1, 0)
     builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
     builder.file("batchconsumequeue/BT/\u00b2/stray", b"", 0)
     builder.file(f"commitlog/{SEGMENT:020d}", builder.log[SEGMENT:], SEGMENT)
@@ -108,6 +108,9 @@ def test_batches_of_removed_segments_are_below_the_minimum(tmp_path: Path) -> No
         assert store.topics() == {"BT": {0: (2, 5)}}
         assert store.pull("BT", 0, 0).status is rmq.PullStatus.OFFSET_TOO_SMALL
         assert [message.queue_offset for message in store.pull("BT", 0, 2).messages] == [2, 3, 4]
+        found = {boundary: [store.search_offset("BT", 0, time, boundary) for time in (T0 - 10, T0 - 9, T0)]
+                 for boundary in ("LOWER", "UPPER")}  # fmt: skip
+        assert found == {"LOWER": [2, 2, 2], "UPPER": [2, 2, 4]}
 
 
 def test_a_plain_message_in_a_queue_of_inner_batches_lacks_no_unit(tmp_path: Path) -> None:
@@ -343,3 +346,13 @@ def test_cat_shows_each_message_between_gaps_and_damage_once(tmp_path: Path) -> 
 
 def test_a_store_of_inner_batches_is_not_written(batched: Path) -> None:
     refused(batched, "BatchCQ")
+
+
+def test_a_batch_without_messages_is_one_itself(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "store")
+    builder.record("BT", b"", b"KEYS\1k\2UNIQ_KEY\1u\2", sys_flag=0xC0)
+    with rmq.open(builder.finish()) as store:
+        assert [message.phy_offset for message in store.query("BT", "k")] == [0]
+        assert store.query_many("BT", ["k"]).table["phy_offset"].to_pylist() == [0]
+        assert store.lookup("u", topic="BT").phy_offset == 0
+        assert store.scan(columns=["keys"]).read_all()["keys"].to_pylist() == [["k"]]

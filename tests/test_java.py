@@ -62,6 +62,14 @@ def test_a_java_that_is_too_old_is_named(run: Run, machine: Path) -> None:
     assert done.stderr == f"java: {machine}/jdk/bin/java is of Java 1, 17 or newer is needed; {MISSING}"
 
 
+def test_what_java_says_before_its_version_is_no_version(run: Run, machine: Path) -> None:
+    """As it does when JAVA_TOOL_OPTIONS is set."""
+    home = java_of(machine, f"Picked up JAVA_TOOL_OPTIONS: -Xmx2g\n{NEW}").parent.parent
+    assert run("spark", JAVA_HOME=str(home)).stdout == f"{home}\n"
+    java_of(machine, f"Picked up JAVA_TOOL_OPTIONS: -Xmx512m\n{OLD}")
+    assert "is of Java 1, 17 or newer" in run("spark", JAVA_HOME=str(home)).stderr
+
+
 def test_a_java_that_is_there_is_taken(run: Run, machine: Path) -> None:
     home = java_of(machine, NEW).parent.parent
     assert run("spark", JAVA_HOME=str(home)).stdout == f"{home}\n"

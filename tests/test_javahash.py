@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import random
 import threading
@@ -401,3 +402,26 @@ def test_only_str_is_hashed() -> None:
         for function in (java_hash, index_key_hash):
             with pytest.raises(TypeError, match="str"):
                 function(wrong)
+
+
+def test_a_list_that_is_emptied_while_memory_is_had_for_its_hashes_is_an_error() -> None:
+    """By a finalizer, which Python's collector runs then."""
+
+    def work() -> None:
+        class Emptying:
+            def __init__(self) -> None:
+                self.me = self
+
+            def __del__(self) -> None:
+                keys.clear()
+
+        keys = [f"key {number}" for number in range(100_000)]
+        gc.disable()
+        gc.collect()
+        Emptying()
+        gc.set_threshold(1)
+        gc.enable()
+        with suppress(RuntimeError):
+            assert len(hash_str_keys(keys)) == 0  # it ran sooner
+
+    in_child(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -184,3 +185,20 @@ def test_files_that_are_there_and_a_full_disk_are_errors(tmp_path: Path, monkeyp
     monkeypatch.setattr("rmq.logpart.write_fully", full)
     with pytest.raises(OSError, match="full"):
         placed(tmp_path / "a", tmp_path / "c", part)
+
+
+def test_a_file_that_had_no_room_for_a_part_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    target.mkdir()
+    with PartWriter(source, rmq.StoreConfig(mapped_file_size_commit_log=65536), 1) as writer:
+        writer.put_many([rmq.Message("t", b"x")])
+        part = writer.finish()
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        place_part(source, target, part, segment_size=65536, begin=0, queue_offsets={("t", 0): 0}, closed=False)
+    assert caught.value.filename == str(target / "00000000000000000000")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import zlib
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from test_foreign_formats import Builder
-from test_inner_batches import packed
+from test_inner_batches import BATCH_UNIT, packed
 
 import rmq
 
 LARGEST = 200_000  # bytes of a body with all that its record has beside it
+SIZES: dict[str, int] = {"max_hash_slot_num": 100, "max_index_num": 400}
 COLUMNS = ("phy_offset", "queue_offset", "tags", "body")
 
 
@@ -76,3 +78,46 @@ def test_messages_without_a_queue_are_found_as_far_as_an_index_has_them(tmp_path
             with pytest.raises(KeyError, match=key):
                 store.lookup(key, topic=topic)
         assert store.lookup(placed[1]).is_rollback
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> Path:
+    """A single message and an inner batch with unique keys, all of them in an index file."""
+    builder = Builder(tmp_path / "store")
+    places = [builder.record("T", b"one", b"UNIQ_KEY\1u1\2"),
+              builder.record("BT", packed((b"two", b"", 0)), b"INNER_BASE\0010\2UNIQ_KEY\1u2\2INNER_NUM\0011\2",
+                             sys_flag=0xC0)]  # fmt: skip
+    builder.file(f"batchconsumequeue/BT/0/{0:020d}", BATCH_UNIT.pack(*places[1], 0, builder.times, 0, 1, -1, 0), 460)
+    builder.units("T", 0, [(*places[0], 0)])
+    path = builder.finish()
+    (path / "index").mkdir(exist_ok=True)
+    with rmq.IndexFile(path / "index/20240101000000000", "x", **SIZES) as file:
+        for number, (topic, place) in enumerate(zip(("T", "BT"), places, strict=True), 1):
+            assert file.put_key(f"{topic}#u{number}", place[0], builder.times)
+    return path
+
+
+@pytest.mark.parametrize("queues", ["files", "RocksDB"])
+def test_a_unique_key_alone_finds_a_message_wherever_its_queue_is(indexed: Path, queues: str) -> None:
+    if queues == "RocksDB":
+        shutil.rmtree(indexed / "consumequeue")
+        shutil.rmtree(indexed / "batchconsumequeue")
+        for name in ("consumequeue", "consumequeue_r"):
+            (indexed / name).mkdir()
+        (indexed / "consumequeue_r/CURRENT").write_text("MANIFEST-000001\n")
+    with rmq.open(indexed, config=rmq.StoreConfig(**SIZES)) as store:
+        assert store.info().unindexed == ()
+        for topic, key, body in (("T", "u1", b"one"), ("BT", "u2", b"two")):
+            assert store.lookup(key).body == store.lookup(key, topic=topic).body == body
+        with pytest.raises(KeyError):
+            store.lookup("u3")
+
+
+def test_a_place_outside_64_bits_among_others_is_a_value_error(tmp_path: Path) -> None:
+    """NumPy makes floats of such ints when smaller ones stand beside them."""
+    with rmq.open(tmp_path / "s", "x") as store:
+        for places in ([2**63, 1], [2**64, 1], [np.int64(1), 2**63], iter([-1, 2**63])):
+            with pytest.raises(ValueError, match="phy_offsets holds a number outside 64 bits"):
+                store.lookup_many(places)
+        with pytest.raises(TypeError, match="phy_offsets must be integers, got float"):
+            store.lookup_many([2**63, 1.5])

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import SIZES
+from conftest import SIZES, digests
 from test_groups import filled
 
 import rmq
+from rmq.flushing import Flusher
 from rmq.index import Index
+from rmq.mappedfile import MappedFile
 from rmq.sidecar import make_sidecar
 
 CONFIG = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
@@ -276,3 +279,40 @@ def test_a_reader_of_a_relative_path_sees_what_is_begun_after_its_program_went(
         with rmq.open(tmp_path / "s", "a", config=CONFIG) as store:
             store.put(rmq.Message("T", b"a"))
             assert [message.body for message in reader.pull("T").messages] == [b"a"]
+
+
+def test_zeros_are_not_written_into_a_file_that_took_a_segment_s_name(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    file = MappedFile(path, size=1 << 16, writable=True, create=True)
+    path.rename(tmp_path / "moved")
+    path.write_bytes(b"m" * (1 << 16))
+    with pytest.raises(OSError, match="another file has its name"):
+        file.fill(100, 4096)
+    assert path.read_bytes() == b"m" * (1 << 16)
+    file.close()
+
+
+def test_a_store_that_takes_the_place_of_one_amid_its_last_flush_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk is waited for; what follows goes by names."""
+    config = rmq.StoreConfig(**SIZES, flush_interval_commit_log=10**9)
+    rmq.open(tmp_path / "other", "x", config=config).close()
+    with rmq.open(tmp_path / "other", "r+", config=config) as store:
+        assert put(store, "new", 100) == 100
+    store = rmq.open(tmp_path / "live", "x", config=config)
+    assert put(store, "old", 10) == 10
+    store._log.following.prepare()
+    before = digests(tmp_path, "other")
+    sync = Flusher._sync_segments
+
+    def synced(flusher: Flusher, files: Any) -> None:
+        sync(flusher, files)
+        (tmp_path / "live").rename(tmp_path / "away")
+        (tmp_path / "other").rename(tmp_path / "live")
+
+    monkeypatch.setattr(Flusher, "_sync_segments", synced)
+    with pytest.raises(OSError, match=MOVED):
+        store.close()
+    (tmp_path / "live").rename(tmp_path / "other")
+    assert digests(tmp_path, "other") == before

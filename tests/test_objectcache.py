@@ -178,3 +178,20 @@ def test_the_default_is_spark_s_own_directory(monkeypatch: pytest.MonkeyPatch) -
     assert default_directory() == Path(f"/a/b/rmq-cache-{os.getuid()}")
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     assert default_directory().name == f"rmq-cache-{os.getuid()}"
+
+
+def test_an_object_whose_name_goes_just_when_it_is_taken_is_there(
+    cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes room: it saw that nobody used it."""
+    cache.place("a", 100, tmp_path / "1", writer(b"a" * 100))
+    (tmp_path / "1").unlink()
+    link = os.link
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        os.unlink(source)
+
+    monkeypatch.setattr(os, "link", linked)
+    cache.place("a", 100, tmp_path / "2", refuse)
+    assert (tmp_path / "2").read_bytes() == b"a" * 100

@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import random
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -436,3 +437,35 @@ def test_messages_are_equal_when_their_properties_stand_in_one_order() -> None:
 ])  # fmt: skip
 def test_a_message_is_delayed_by_a_level_that_java_reads(level: str, answer: bool) -> None:
     assert rmq.Message("T", b"", properties={"DELAY": level}).is_delayed is answer
+
+
+@pytest.mark.parametrize("ending", [b"", b"\2"])
+def test_a_batch_leaves_an_incoming_crc_that_is_not_whole_where_it_is(tmp_path: Path, ending: bytes) -> None:
+    """As RocketMQ does, which takes it off single messages alone: no key runs into the record's own."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, enabled_append_prop_crc=True)
+    given = b"KEYS\1k1\2__CRC32#\1012345678" + ending
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_batch([rmq.Message("T", b"x", raw_properties=given)])
+        (found,) = store.query("T", "k1")
+        assert found.keys == ("k1",)
+        assert found.raw_properties.startswith(given + b"__CRC32#\1")
+
+
+@pytest.mark.parametrize("version", ["4.9.4", "5.3.3"])
+def test_a_value_that_a_batch_s_crc_ran_into_is_put_again_whole(tmp_path: Path, version: str) -> None:
+    """There is no separator before it, and none is taken off."""
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, enabled_append_prop_crc=True)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_batch([rmq.Message("T", b"x", raw_properties=b"TAGS\1t\2A\1value")])
+        table = store.scan(columns=["topic", "body", "properties"]).read_all()
+    with rmq.open(tmp_path / "t", "x", config=rmq.StoreConfig(rocketmq_version=version)) as store:
+        store.put_many(table)
+        assert store.lookup(0).properties == {"TAGS": "t", "A": "value"}
+
+
+@pytest.mark.parametrize("wrong", [[5], [rmq.Message("U", b"")]])
+def test_the_error_of_a_batch_tells_that_nothing_was_stored(tmp_path: Path, wrong: list[Any]) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        with pytest.raises((rmq.IllegalMessageError, TypeError)) as error:
+            store.put_batch([rmq.Message("T", b""), *wrong])
+        assert (getattr(error.value, "row", None), getattr(error.value, "stored", None)) == (1, 0)

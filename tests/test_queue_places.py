@@ -88,3 +88,25 @@ def test_messages_that_took_the_place_of_those_that_were_cut_off_are_polled(cut:
     with rmq.open(path, "r+") as writer:
         put(writer, *range(70, 80))  # of the same sizes
     assert {*range(70, 80)} <= {*bodies(consumer.poll(100))}
+
+
+# ---- of messages that cannot be read -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tags", [None, "a"])
+def test_a_poll_names_the_place_of_the_message_that_it_cannot_read(tmp_path: Path, tags: str | None) -> None:
+    """Others, of other tags, may lie between it and where the poll began."""
+    with rmq.open(tmp_path / "s", "a", config=SLOW) as store:
+        for number in range(20):
+            store.put(rmq.Message("Orders", b"%d" % number, tags="a" if number in (0, 15, 16, 18) else "b"))
+        for number in (15, 16):
+            break_crc(tmp_path / "s", store.lookup(("Orders", 0, number)).phy_offset)
+    with rmq.open(tmp_path / "s") as store:
+        consumer = rmq.Consumer(store, "g", "Orders", tags=tags)
+        assert bodies(consumer.poll(100)) == ([0] if tags else [*range(15)])
+        for number in (15, 16):
+            with pytest.raises(rmq.CorruptFileError) as error:
+                consumer.poll(100)
+            assert error.value.__notes__ == [f"Orders queue 0, queue offset {number}"]
+            consumer.seek(0, number + 1)
+        assert bodies(consumer.poll(100)) == ([18] if tags else [17, 18, 19])

@@ -373,3 +373,19 @@ def test_a_try_that_works_on_after_the_rebuild_has_ended_makes_nothing_again(tmp
     (tmp_path / "units").mkdir()
     deriving._make_file(tmp_path / "units" / "orders" / "0" / "file", 20)
     assert (tmp_path / "units" / "orders" / "0" / "file").stat().st_size == 20
+
+
+@pytest.mark.parametrize("number", [3, 1495, 1499])
+def test_a_body_that_is_damaged_is_no_reason_not_to_derive(tmp_path: Path, number: int) -> None:
+    """Queues and index come from what stands beside it; in the last segment, too, of whose end it may be the record."""
+    store = fill(tmp_path / "s")
+    with rmq.open(store) as opened:
+        place = opened.scan(columns=["phy_offset"]).read_all()["phy_offset"][number].as_py()
+    made = derived_files(store)
+    with (store / "commitlog" / f"{place - place % 65536:020d}").open("r+b") as file:
+        file.seek(place % 65536 + L.RECORD_BODY_OFFSET)
+        file.write(b"!!")
+    with rmq.open(store) as opened, pytest.raises(rmq.CorruptFileError, match="CRC"):
+        opened.scan().read_all()
+    assert rmq.rebuild(store, tmp_path / "new", processes=1).unit_count == 1500
+    assert derived_files(tmp_path / "new") == made

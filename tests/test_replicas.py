@@ -15,6 +15,9 @@ from forks import lock_of_a_broker
 
 import rmq
 from rmq import logend
+from rmq.mirror import MirroredStore
+from rmq.objects import Location
+from rmq.snapshot import Snapshot
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=4096)
 START = 1_700_000_000_000  # ms
@@ -114,16 +117,20 @@ def test_what_a_replica_cut_off_is_no_damage_and_is_not_served(
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_what_a_replica_cut_off_is_no_damage_to_verify(replica: Replica, *, is_closed: bool) -> None:
-    """Nor what of it is left in queues and index."""
+def test_what_a_replica_cut_off_is_no_damage_to_verify(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    """Nor what of it is left in queues and index; several threads read pieces that begin before it."""
+    monkeypatch.setattr("rmq.verification.verify.PIECE_BYTES", 200)
     rmq.open(replica.root, "a", config=CONFIG).close()
     shutil.rmtree(replica.root / "rmq")
     replica.cut(4)
     replica.put(b"new4 longer", b"new5 longer")
     replica.end(is_closed=is_closed)
-    found = rmq.verify(replica.root, config=CONFIG)
-    assert (found.damage_count, found.record_count) == (0, 6)
-    assert [finding.offset for finding in found if finding.kind == "record"] == [replica.size]
+    for jobs in (1, 8):
+        found = rmq.verify(replica.root, config=CONFIG, jobs=jobs)
+        assert (found.damage_count, found.record_count) == (0, 6)
+        assert [finding.offset for finding in found if finding.kind == "record"] == [replica.size]
 
 
 def test_a_rebuild_leaves_out_what_a_replica_cut_off(tmp_path: Path) -> None:
@@ -207,6 +214,25 @@ def test_damage_before_the_last_epoch_is_none_of_what_a_replica_cut_off(replica:
     replica.end(is_closed=True)
     with pytest.raises(rmq.CorruptFileError, match=f"byte {replica.places[6]}: "):
         rmq.open(replica.root, "a", config=CONFIG)
+
+
+def test_what_a_replica_s_epochs_tell_holds_where_the_store_is_an_object_store_s(
+    replica: Replica, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Damage behind which all is older, and an epoch began."""
+    replica.put(b"x")
+    replica.cut(8, passed_ms=-1000)
+    replica.put(b"new8 longer", b"new9 longer")
+    with replica.path.open("r+b") as file:
+        file.seek(replica.places[7])
+        file.write(b"damage!!")
+    replica.end(is_closed=False)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    place = Location.parse(f"file://{replica.root}", {"cacheDirectory": cache})
+    stores = [rmq.open(replica.root), MirroredStore(Snapshot.take(place))]
+    for store in stores:
+        with store, pytest.raises(rmq.CorruptFileError, match=f"byte {replica.places[7]}: "):
+            store.scan().read_all()
 
 
 # ---- beside the broker -----------------------------------------------------------------------------------

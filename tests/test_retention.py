@@ -124,7 +124,7 @@ def test_an_empty_segment_behind_the_last_byte_does_not_give_that_up(tmp_path: P
     messages = make(tmp_path / "s")
     with open_store(tmp_path / "s", "r+") as store:
         low = store.max_phy_offset // SEGMENT * SEGMENT
-        store._log.following.append_to(store._log.segments, low + SEGMENT)
+        store._log.following.append(low + SEGMENT)
         date(tmp_path / "s", rest=HOUR)
         assert clean(store).min_phy_offset == low
         assert_left(store, messages, low)

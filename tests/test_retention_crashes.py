@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_syncs import Disk as SyncedDisk
 
 import rmq
 from rmq import retention
+from rmq.consumequeue import ConsumeQueue
 
 LOW = 4 * SEGMENT
 pytestmark = pytest.mark.slow
@@ -304,3 +306,60 @@ def test_a_queue_of_which_a_file_cannot_be_removed_goes_on(tmp_path: Path, monke
     with rmq.open(tmp_path / "s") as reader:
         assert reader.topics()["old"] == {0: (10, 11)}
     assert rmq.verify(tmp_path / "s").is_sound
+
+
+# ---- interrupts and errors that pass --------------------------------------------------------------------------
+
+
+def test_a_queue_whose_removal_was_interrupted_begins_at_0_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has no units any more its next message must not have the offset behind them."""
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(**SIZES)) as store:
+        store.put_many([rmq.Message("Old", bytes(100))] * 20)
+        store.put_many([rmq.Message("New", bytes(500))] * 100)
+        forget = ConsumeQueue.forget_files
+
+        def interrupted(queue: ConsumeQueue) -> None:
+            forget(queue)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ConsumeQueue, "forget_files", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.clean(2**42, file_reserved_time=0, limit=None, expired_queues=True)
+        monkeypatch.undo()
+        for number in range(3):
+            assert store.put(rmq.Message("Old", b"%d" % number)).queue_offset == number
+            assert [int(message.body) for message in store.pull("Old").messages] == [*range(number + 1)]
+        store.flush()
+    assert rmq.verify(tmp_path / "s").is_sound
+
+
+def test_segments_that_a_flush_synced_before_it_failed_may_be_cleaned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put that syncs asks nothing of them any more."""
+    config = rmq.StoreConfig(**SIZES, flush_disk_type="SYNC_FLUSH")
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        unsynced = [rmq.Message("T", bytes(200), properties={"WAIT": "false"}) for _ in range(100)]
+        store.put_many(unsynced)
+        assert len(store._log.unsynced) > 1
+        flush = store._checkpoint.flush
+
+        def full() -> None:
+            monkeypatch.setattr(store._checkpoint, "flush", flush)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(store._checkpoint, "flush", full)
+        remove, puts = retention._remove, []
+
+        def removed(*arguments: Any) -> None:
+            remove(*arguments)
+            if not puts:
+                thread = threading.Thread(target=lambda: puts.append(store.put(rmq.Message("T", b"amid"))))
+                thread.start()
+                thread.join()
+
+        monkeypatch.setattr(retention, "_remove", removed)
+        assert store.clean(2**42, file_reserved_time=0, limit=None).removed
+        assert [put.queue_offset for put in puts] == [100]

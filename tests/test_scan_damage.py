@@ -19,6 +19,7 @@ from typing import Any
 
 import oracle
 import pytest
+from test_foreign_formats import Builder
 
 import rmq
 
@@ -440,3 +441,21 @@ def test_a_scan_within_bounds_gives_what_lies_before_damage_and_behind_it(log: L
         assert scanned(places[6], places[8]) == (0, places[6])
         assert scanned(places[7], None) == (33, None)
         assert scanned(places[7] + 1, places[9] + 1) == (2, None)
+
+
+@pytest.mark.parametrize(("sys_flag", "reason"), [(0xC0, "inner batch is damaged"), (1, "does not decompress")])
+@pytest.mark.parametrize("batch_bytes", [1, 8 * 1024 * 1024])
+def test_a_scan_gives_what_lies_before_a_body_that_breaks_its_format(
+    tmp_path: Path, sys_flag: int, reason: str, batch_bytes: int
+) -> None:
+    builder = Builder(tmp_path / "store")
+    for number in range(5):
+        builder.record("T", zlib.compress(b"body%d" % number), sys_flag=1)
+    place, _ = builder.record("T", b"\0\0\0\x09 no format", sys_flag=sys_flag)
+    builder.record("T", b"behind")
+    bodies: list[bytes] = []
+    with rmq.open(builder.finish()) as store:
+        batches = iter(store.scan(columns=["body"], batch_bytes=batch_bytes))
+        with pytest.raises(rmq.CorruptFileError, match=reason) as error:
+            bodies.extend(body for batch in batches for body in batch["body"].to_pylist())
+    assert (bodies, error.value.offset) == ([b"body%d" % number for number in range(5)], place)

@@ -471,3 +471,14 @@ def test_damage_below_a_name_that_is_no_utf8_is_told_as_damage(store: Path) -> N
     assert caught.value.path == str(path / LOG)
     with pytest.raises(rmq.CorruptFileError):
         rmq.export(path, path.with_name("out"), processes=1)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+def test_a_number_that_is_no_int_of_java_s_names_no_queue(store: Path, mode: Any) -> None:
+    with rmq.open(store) as reader:
+        topics = reader.topics()
+    for topic in [*topics, "other"]:
+        for number in (2**31, 9_999_999_999):
+            (store / "consumequeue" / topic / str(number)).mkdir(parents=True)
+    with rmq.open(store, mode) as opened:
+        assert opened.topics() == topics

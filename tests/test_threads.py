@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -269,37 +268,6 @@ def test_two_stores_of_one_path_in_one_process(tmp_path: Path) -> None:
             assert reader.lookup(0).body == workload.body_of(0)
         store.put(message(1))
     rmq.open(tmp_path / "s", "r+").close()
-
-
-CHANGED = """if True:
-    import sys, threading
-    import numpy as np, pyarrow as pa, rmq
-    size, count = 5000, 200
-    data = np.zeros(count * size, np.uint8)
-    offsets = np.arange(count + 1, dtype=np.int64) * size
-    bodies = pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    ends = threading.Event()
-
-    def change():
-        while not ends.is_set():
-            data.fill(np.random.randint(256))
-
-    thread = threading.Thread(target=change)
-    config = rmq.StoreConfig(mapped_file_size_commit_log=1 << 24, message_index_enable=False)
-    with rmq.open(sys.argv[1], "x", config=config) as store:
-        thread.start()
-        for _ in range(10):
-            store.put_many(pa.RecordBatch.from_arrays([bodies], ["body"]), topic="T", results=False)
-        ends.set()
-        thread.join()
-        assert store.scan(columns=["phy_offset"]).read_all().num_rows == 10 * count
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["plain", "v2"])
-def test_a_body_that_changes_meanwhile_is_stored_with_the_crc_of_what_was_stored(tmp_path: Path, level: str) -> None:
-    subprocess.run([sys.executable, "-c", CHANGED, tmp_path / "s"], check=True, env={**os.environ, "RMQ_CPU": level})
 
 
 @pytest.mark.parametrize("ask", [

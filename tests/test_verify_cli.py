@@ -47,6 +47,8 @@ def test_findings_are_rows_the_severest_first_and_end_with_3(damaged: Path) -> N
     assert csv.table == [{name: str(value) for name, value in row.items()} for row in done.rows]
     shown = call("verify", damaged, "-o", "table").out
     assert [line.split(" ")[0] for line in shown.split("\n") if line[:1].strip()] == ["damage", "derived", "note"]
+    assert " crc: commitlog/0" in shown
+    assert call("verify", f"file://{damaged}", "-o", "table").out == shown
 
 
 def test_notes_alone_end_with_0(base: Path, tmp_path: Path) -> None:

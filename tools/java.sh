@@ -18,7 +18,7 @@ look() { # for a program of the JDK: java, javac
         echo "no $program${JAVA_HOME:+ in JAVA_HOME=$JAVA_HOME}"
         return $ABSENT
     }
-    version=$("$found" -version 2>&1 | sed -n 's/^[^0-9]*\([0-9]*\).*/\1/p' | head -n 1) || version=0
+    version=$("$found" -version 2>&1 | sed -nE 's/^(javac|[a-z]+ version) "?([0-9]+).*/\2/p' | head -n 1) || version=0
     if [ "${version:-0}" -lt $OLDEST ]; then
         echo "$found is of Java ${version:-?}, $OLDEST or newer is needed"
         return $ABSENT

@@ -22,7 +22,7 @@ for version in "${versions[@]}"; do
         "$PYTHON" -m venv "$place"
         others=('pandas>=2.2.2,<3' 'pyarrow>=19')
         if [ "$version" = "$OLDEST" ]; then others=('pandas==2.2.*' 'pyarrow==19.*'); fi
-        "$place/bin/python" -m pip install --quiet "pyspark==$version" "${others[@]}" 'numpy>=2' 'click>=8.1' 'rich>=13' \
+        "$place/bin/python" -m pip install --quiet "pyspark==$version" "${others[@]}" 'numpy>=2' 'click>=8.2' 'rich>=13' \
             'pytest>=8'
         touch "$place/.ready"
     fi

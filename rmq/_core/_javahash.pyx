@@ -98,13 +98,15 @@ def hash_str_keys(list keys not None, topic=None):
 
     TypeError names the position of an item that is no str.
     """
-    cdef Py_ssize_t i, count = len(keys)
     cdef int32_t seed = _seed_of(topic)
     cdef PyObject *items = <PyObject *>keys
     cdef PyObject *item
     cdef const char *ahead
-    result = np.empty(count, np.int32)
+    result = np.empty(len(keys), np.int32)
     cdef int32_t[::1] out = result
+    cdef Py_ssize_t i, count = out.shape[0]
+    if len(keys) != count:  # a finalizer that ran at an allocation; from here on none does
+        raise RuntimeError("keys changed while they were hashed")
     for i in range(count):
         if i + ITEMS_AHEAD < count:
             ahead = <const char *>PyList_GET_ITEM(items, i + ITEMS_AHEAD)

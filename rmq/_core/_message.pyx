@@ -30,8 +30,7 @@ from datetime import datetime, timedelta, timezone
 from rmq._core._record import parse_properties
 from rmq.errors import IllegalMessageError
 
-cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-cdef object MILLISECOND = timedelta(milliseconds=1)
+cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc), MILLISECOND = timedelta(milliseconds=1)
 cdef int TOPIC_SIZE_WITHOUT_RETRY = 127, TOPICS_KEPT = 1024
 cdef int BODY_SHOWN = 64                                # bytes, by repr()
 cdef str ADDRESS_FAMILY_HINT = 'expected "1.2.3.4:10911" or "[2001:db8::1]:10911"'
@@ -278,11 +277,12 @@ cdef bytes _bytes_of(object value, str name):
         view = memoryview(value)
         # numpy lends the memory of its scalars, and of arrays of references (O), text (w) and structs (}), too; the
         # bytes of some scalars have a dimension, the scalars have none.
-        is_plain = not view.format.endswith(("O", "w", "}"))
-        if isinstance(value, bytes) or (min(view.ndim, getattr(value, "ndim", 1)) and is_plain):
+        if isinstance(value, bytes) or (min(view.ndim, getattr(value, "ndim", 1)) and view.format[-1:] not in "Ow}"):
             return bytes(view)
     except TypeError:
         pass
+    except ValueError as error:     # released or closed, or of a kind that NumPy lends nobody
+        raise ValueError(f"{name}: {error}") from None
     raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}")
 
 

@@ -8,6 +8,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, strlen
 
 cimport rmq._core._layout as L
+from rmq._core._javahash cimport rmq_utf16_units
 from rmq._core._record cimport Property, next_key, next_property
 from rmq._core._storedfields cimport StoredFields
 
@@ -29,8 +30,6 @@ cdef extern from "numbers.h" nogil:
     void rmq_hex(uint8_t *text, const uint8_t *p, int size) noexcept
     void rmq_store_i64(uint8_t *p, int64_t value) noexcept
 
-cdef extern from "utf8.h" nogil:
-    int64_t rmq_utf16_units(const uint8_t *p, int64_t size, int *malformed) noexcept
 
 cdef enum:
     ITEMS = 32                          # properties, each of which is compared with each

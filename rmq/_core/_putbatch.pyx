@@ -142,7 +142,7 @@ cdef class PutBatch:
         row.body = <const uint8_t *>PyBytes_AS_STRING(text)
         row.body_size = <int32_t>size
         text = <PyObject *>message._encoded
-        if self.rules.append_crc:
+        if self.rules.append_crc and not batch:     # of a batch's messages RocketMQ leaves an incoming one
             text = self._shortened(message._encoded)
         row.properties = <const uint8_t *>PyBytes_AS_STRING(text)
         row.properties_size = <int32_t>PyBytes_GET_SIZE(text)

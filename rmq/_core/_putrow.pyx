@@ -137,12 +137,13 @@ cdef int settle(PutRules rules, Py_ssize_t i, PutRow *row, int64_t topic_units, 
     row.append_crc = rules.append_crc
     if row.properties != NULL and rmq_ends_with_whole_crc(row.properties, row.properties_size):
         row.properties_size -= L.PROPERTY_CRC_SIZE      # of the record that they were read from
-    if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0:
+    if not row.append_crc and rules.drop_last_separator and not raw and row.properties_size > 0 and \
+            row.properties[row.properties_size - 1] == L.PROPERTY_END:  # a batch's has none before its record's CRC
         row.properties_size -= 1
     if row.properties != NULL and not row.append_crc and rmq_ends_with_crc(row.properties, row.properties_size):
         with gil:
             raise fault(i, "properties end with __CRC32# and no CRC: readers take that for a damaged record")
-    if row.properties != NULL and row.properties_size > 0 and looks_lost(row.properties, row.properties_size):
+    if row.properties != NULL and looks_lost(row.properties, row.properties_size):
         with gil:
             raise fault(i, "properties end with NUL or hold 512 of them: recovery takes that for a lost sector")
     row.separate_crc = row.append_crc and row.properties != NULL and not batch and row.properties_size > 0 and \

@@ -28,7 +28,9 @@ static int rmq_cpu_best(void) {
     if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return RMQ_CPU_PLAIN;
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi")) return RMQ_CPU_V2;
     if (!__builtin_cpu_supports("vpclmulqdq")) return RMQ_CPU_AVX2;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return RMQ_CPU_VPCLMUL256;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vbmi"))
+        return RMQ_CPU_VPCLMUL256;
     return RMQ_CPU_VPCLMUL512;
 #elif defined(__AARCH64EL__) && defined(__ARM_FEATURE_CRC32)
     return RMQ_CPU_CRC;

@@ -47,7 +47,7 @@ static uint32_t rmq_crc_by_table(uint32_t crc, const uint8_t *p, size_t n) {
 #define RMQ_CRC_INLINE static inline __attribute__((always_inline))
 #define RMQ_AT_128 __attribute__((target("pclmul,sse4.1")))
 #define RMQ_AT_256 __attribute__((target("vpclmulqdq,pclmul,avx2")))
-#define RMQ_AT_512 __attribute__((target("vpclmulqdq,pclmul,avx2,avx512f,avx512bw")))
+#define RMQ_AT_512 __attribute__((target("vpclmulqdq,pclmul,avx2,avx512f,avx512bw,avx512vbmi")))
 
 /* x^(d - 32) and x^(d + 32) by which the halves of a value move d bits on: bits reflected, shifted by one. */
 #define RMQ_X_480 0x1c6e41596
@@ -169,7 +169,8 @@ RMQ_AT_256 RMQ_CRC_INLINE uint32_t rmq_crc_by_256(uint32_t crc, uint8_t *dest, c
     x = rmq_crc_fold(_mm256_castsi256_si128(y0), _mm256_extracti128_si256(y0, 1), f128);
     if (n - i >= 16) x = rmq_crc_fold(x, rmq_crc_take(p + i, dest + i, copies), f128);
     if (odd) {
-        const __m128i last = rmq_crc_take(p + n - 16, dest + n - 16, copies);
+        if (copies) memcpy(dest + n - odd, p + n - odd, (size_t)odd); /* what lies before them was stored as it was read */
+        const __m128i last = _mm_loadu_si128((const __m128i *)((copies ? dest : p) + n - 16));
         const __m128i tail = rmq_crc_shift(rmq_crc_shift(last, odd - 16), 16 - odd);
         x = rmq_crc_fold(rmq_crc_shift(x, 16 - odd), _mm_or_si128(rmq_crc_shift(x, -odd), tail), f128);
     }
@@ -192,15 +193,25 @@ RMQ_AT_512 RMQ_CRC_INLINE __m512i rmq_crc_take_512(const uint8_t *p, uint8_t *de
 RMQ_AT_512 RMQ_CRC_INLINE uint32_t rmq_crc_by_512(uint32_t crc, uint8_t *dest, const uint8_t *p, size_t n, int copies,
                                                   size_t ahead) {
     static const uint8_t place[192] = {[64] = 0xFF, 0xFF, 0xFF, 0xFF}; /* of the running value */
+    static const uint8_t count[128] = { /* count[64 + k] is k */
+        [64] = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29,
+        30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58,
+        59, 60, 61, 62, 63};
     const __m512i k512 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_512));
     size_t i = ((n - 1) & 63) + 1;
     const __mmask64 own = ~0ull << (64 - i);
     const unsigned turn = (unsigned)(8 * (64 - i)) & 31;
     const __m512i init = _mm512_set1_epi32((int)(crc << turn | crc >> ((32 - turn) & 31)));
-    __m512i x0 = _mm512_maskz_loadu_epi8(own, (const void *)((uintptr_t)p + i - 64)), x1, x2, x3;
     __m512i spill = _mm512_and_si512(init, _mm512_loadu_si512(place + 64 + i)); /* i < 4: some of it is for the next */
-    if (copies && n >= 64) _mm512_storeu_si512(dest, _mm512_loadu_si512(p));
-    else if (copies) _mm512_mask_storeu_epi8((void *)((uintptr_t)dest + i - 64), own, x0);
+    __m512i x0, x1, x2, x3;
+    if (copies && n >= 64) { /* each byte is read once: another thread may change it meanwhile */
+        const __m512i first = _mm512_loadu_si512(p);
+        _mm512_storeu_si512(dest, first);
+        x0 = _mm512_maskz_permutexvar_epi8(own, _mm512_loadu_si512(count + i), first);
+    } else {
+        x0 = _mm512_maskz_loadu_epi8(own, (const void *)((uintptr_t)p + i - 64));
+        if (copies) _mm512_mask_storeu_epi8((void *)((uintptr_t)dest + i - 64), own, x0);
+    }
     x0 = _mm512_xor_si512(x0, _mm512_and_si512(init, _mm512_loadu_si512(place + i)));
     if (n - i >= 448) {
         const __m512i k2048 = _mm512_broadcast_i32x4(_mm_set_epi64x(RMQ_FOLD_2048));

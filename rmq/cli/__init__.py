@@ -137,7 +137,7 @@ class Verbs(click.Group):
             with _terminable():
                 code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
-            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
                 click.echo(error.format_message(), err=True)
                 sys.exit(USAGE)
             path = error.ctx.command_path if error.ctx else "rmq"

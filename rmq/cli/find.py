@@ -55,7 +55,8 @@ def query(store: Path, topic: str, key: str, begin: int | None, end: int | None,
             found = opened.query(topic, key, begin=begin, end=end, limit=limit)
         except ValueError:  # text that is not UTF-8: no message can have it
             raise Fault(_why_none(opened, topic, key, ""), NOT_FOUND) from None
-        output.messages(found)
+        if found or topic in opened.topics():
+            output.messages(found)
         if found.scanned_size:
             note(f"{people_size(found.scanned_size)} of the log are in no index file and were scanned")
         if found.truncated:

@@ -253,11 +253,11 @@ class Ingest:
             return turns
         first = _first_of(keys) if pa.types.is_large_list(keys.type) else keys
         texts = pc.fill_null(first, NO_TEXT)
-        hashed = hash_keys(texts).astype(np.int64)
-        for row in np.flatnonzero(hashed == 0).tolist():  # the index takes 0 for -2^31, a queue selector does not
+        hashed, is_missing = hash_keys(texts).astype(np.int64), flags(first.is_null())
+        for row in np.flatnonzero((hashed == 0) & ~is_missing).tolist():  # the index has 0 for -2^31, a selector not
             hashed[row] = abs(java_hash(texts[row].as_py()))
         hashed %= self._queues
-        return np.where(flags(first.is_null()), turns, hashed)
+        return np.where(is_missing, turns, hashed)
 
 
 def _has_text(column: pa.Array) -> bool:

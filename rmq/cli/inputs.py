@@ -150,6 +150,13 @@ class Input:
             self._broken = error
         return bytes(data)
 
+    def first(self, size: int) -> bytes:
+        """read, without a byte order mark that begins it."""
+        data = self.read(size)
+        while data and codecs.BOM_UTF8.startswith(data) and (more := self.read(size)):  # a pipe may give it in parts
+            data += more
+        return data.removeprefix(codecs.BOM_UTF8)
+
     def is_at_end(self) -> bool:
         """Whether nothing follows what was read, as far as that is known without waiting or unpacking."""
         if self._is_over or self.is_live or self._is_packed:
@@ -179,8 +186,10 @@ class Blocks:
 
     closed = False
 
-    def __init__(self, head: bytes, source: Input, limit: int, *, masks: bool) -> None:
+    def __init__(self, head: bytes, source: Input, limit: int, delimiter: str, *, masks: bool) -> None:
         """limit: bytes that a block may have."""
+        # A quoted field, with what it begins behind; group 1 is empty where it has no end.
+        self._quoted = re.compile(rb'(?:\A|[\r\n%s])"[^"]*(?:""[^"]*)*("|\Z)' % re.escape(delimiter.encode()))
         self.has_masked = False
         self._masks = masks
         self._head = head
@@ -233,8 +242,13 @@ class Blocks:
         So is what a pipe gives: only when it ends it is known whether a row goes on.
         """
         if self._input.is_live and len(data) < size:
-            return not data.endswith((b"\n", b"\r"))
+            return not data.endswith((b"\n", b"\r")) or self._ends_in_quotes(data)
         return b"\n" not in data and b"\r" not in data
+
+    def _ends_in_quotes(self, data: bytes) -> bool:
+        """Whether a row goes on behind the line's end."""
+        *_, last = None, *self._quoted.finditer(data)
+        return last is not None and not last[1]
 
     def _masked(self, data: bytes) -> bytes:
         try:

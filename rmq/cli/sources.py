@@ -50,7 +50,6 @@ BATCH_BYTES = 32 * 1024 * 1024  # of a Parquet file's columns before they were p
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
              ".parquet": "parquet", ".pq": "parquet"}  # fmt: skip
 _NO_END = "a quoted field has no end"
-_BOM = b"\xef\xbb\xbf"
 _TWO_VALUES = re.compile(rb"\}[ \t\r]*[{n]")
 _MINUS_ZERO = re.compile(rb"[:,\[][ \t\r]*-0(?![.\deE])")  # an integer to Arrow, which writes it as 0
 
@@ -148,7 +147,7 @@ class Source:
             return "skip"
 
         is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
-        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, masks=is_text)
+        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, self._delimiter, masks=is_text)
         stream, following = iter(()), 1
         try:
             stream = self._csv_stream(blocks, pa.large_string() if is_text else pa.binary(), note_ragged)
@@ -191,7 +190,7 @@ class Source:
         delimiter = re.escape(self._delimiter.encode())
         name = rb'(?:"(?:[^"]|"")*(?:"|(\Z)))?[^\r\n%s]*' % delimiter  # quotes count where a name begins
         header = re.compile(rb"%s(?:%s%s)*" % (name, delimiter, name))
-        data = self._input.read(BLOCK_SIZE).removeprefix(_BOM)
+        data = self._input.first(BLOCK_SIZE)
         while True:
             data = data.lstrip(b"\r\n")
             line = header.match(data)
@@ -230,10 +229,8 @@ class Source:
 
     def _jsonl_rows(self) -> Iterator[Rows]:
         row, line, rest = 1, 1, b""
+        block = self._input.first(BLOCK_SIZE)
         while True:
-            block = self._input.read(BLOCK_SIZE)
-            if line == 1 and not rest:
-                block = block.removeprefix(_BOM)
             data = rest + block
             end = data.rfind(b"\n") + 1 if block else len(data)
             rest = data[end:]
@@ -248,6 +245,7 @@ class Source:
                 line += int(np.count_nonzero(np.frombuffer(data, np.uint8, end) == ord("\n")))
             if not block:
                 return
+            block = self._input.read(BLOCK_SIZE)
 
     def _of_lines(self, data: bytes, first: int) -> tuple[Rows, npt.NDArray[np.int64]]:
         """Rows of whole lines, and those lines, from 0, that are rows, good or bad: blank ones are none."""

@@ -15,6 +15,7 @@ from rmq.cli.arguments import form_option, store_argument
 from rmq.cli.output import Output, counted, note, people_size
 from rmq.cli.progress import byte_bar
 from rmq.config import StoreConfig
+from rmq.paths import store_root
 from rmq.verification.findings import LIMIT, Finding, VerifyResult
 from rmq.verification.verify import verify as verify_store
 
@@ -43,7 +44,7 @@ def verify(store: Path, conf: StoreConfig | None, jobs: int | None, limit: int, 
         raise click.UsageError(f"{error}{'' if conf else '; --conf FILE can tell'}") from error
     if output.form == "table":
         for finding in found:
-            place = os.path.relpath(finding.path, store)
+            place = os.path.relpath(finding.path, store_root(store))
             output.facts({}, {finding.severity.ljust(7): f"{finding.kind}: {place}, byte {finding.offset:,}: "
                                                          f"{finding.reason}"})  # fmt: skip
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq._core import _layout as L
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
@@ -251,7 +251,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 def for_lookups(path: str, config: StoreConfig | None) -> Place:
     """How executors open a store whose keys are asked for. Of one elsewhere: as it is now; SETTINGS behind its `?`."""
     if not is_elsewhere(path):
-        given = (config or StoreConfig()).store_path_commit_log
+        given = config_or_default(config).store_path_commit_log
         root = Path(local_path(path)).absolute()  # the workers' own directory is another
         check_readable(StorePaths(root, given))
         return str(root)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rmq._core._record import SCAN_BLANK, SCAN_LIMIT, SCAN_REASONS, SCAN_ZERO, resync
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.geometry import changed_by_broker, segment_sizes, settle_config
 from rmq.keys import checked_int
 from rmq.lock import Crash, crash_of, lock_holder
@@ -101,9 +101,7 @@ def _check_numbers(limit: int, jobs: int | None = None) -> None:
 
 def _found(path: str | os.PathLike[str], config: StoreConfig | None) -> tuple[StorePaths, StoreConfig]:
     """The store's files and what is known of it; raises when there is no store."""
-    if config is not None and not isinstance(config, StoreConfig):
-        raise TypeError(f"config must be StoreConfig, got {type(config).__name__}")
-    given = config or StoreConfig()
+    given = config_or_default(config)
     return paths_to_read(path, given), given
 
 
@@ -202,7 +200,7 @@ class _Verification:
         left, pieces = segments[whole:], []
         size = max(PIECE_BYTES, sum(segment.end - segment.start for segment in left) // (crew.count * PIECES))
         for segment in left:
-            begin, used = segment.start, segment.start + segment.file.data_end()
+            begin, used = segment.start, min(segment.start + segment.file.data_end(), self._ground.log_limit)
             for place in range(begin + size, used - size // 2, size):
                 following = resync(segment.file.map, segment.start, place, min(place + SEARCHED, used))
                 if following > begin:
