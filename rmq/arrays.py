@@ -98,11 +98,15 @@ def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int,
     is empty. A slice of a large table pays for its own items only.
     """
     offsets: npt.NDArray[np.int64] = integers(column.offsets).astype(np.int64)
+    _check_offsets(column, offsets)  # first: Arrow's own `take` believes them
     if column.null_count and np.diff(offsets)[~flags(column.is_valid())].any():
         column = column.cast(_without_views(column.type)).take(np.arange(len(column)))
         offsets = integers(column.offsets).astype(np.int64)
+    first = int(offsets[0])
+    return column, offsets - first, first, int(offsets[-1]) - first
+
+
+def _check_offsets(column: pa.Array, offsets: npt.NDArray[np.int64]) -> None:
     items = min(len(column.keys), len(column.items)) if hasattr(column, "keys") else len(column.values)
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")
-    first = int(offsets[0])
-    return column, offsets - first, first, int(offsets[-1]) - first

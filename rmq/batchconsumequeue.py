@@ -6,6 +6,8 @@ Layout: docs/format/consumequeue.md.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from rmq._core._layout import BATCH_UNIT_SIZE
 from rmq.errors import CorruptFileError
 from rmq.message import LARGEST_BASE
 from rmq.paths import SEGMENT_NAME, queue_directories, queue_directory
-from rmq.segment import is_hidden, opened
+from rmq.segment import file_size, is_hidden, opened
 
 NO_UNITS: npt.NDArray[np.int64] = np.empty((0, 6), np.int64)
 
@@ -73,7 +75,7 @@ class BatchConsumeQueue:
         self.queue_id = queue_id
         paths = _files_of(directory)
         for path in paths:
-            if not SEGMENT_NAME.fullmatch(path.name) or path.stat().st_size % BATCH_UNIT_SIZE:
+            if not SEGMENT_NAME.fullmatch(path.name) or file_size(path) % BATCH_UNIT_SIZE:
                 raise CorruptFileError(path, 0, "no segment of 46-byte units")
         self._firsts: list[tuple[int, Path]] = []  # number of the first unit of each file
         count, at = 0, 0  # at: where reading begins in the first file that is read
@@ -116,11 +118,12 @@ class BatchConsumeQueue:
 
     def end_at(self, log_end: int, min_phy_offset: int) -> BatchConsumeQueue:
         """Without the units of records that the log has lost. log_end: taken after the files were read."""
-        if len(self.units) and self.units[-1, 0] >= log_end:
-            self.units = self.units[: int((self.units[:, 0] >= log_end).argmax())]
-            self._bound(min_phy_offset)
-            self._asked = -1, None, 0
-        return self
+        if not len(self.units) or self.units[-1, 0] < log_end:
+            return self
+        ended = copy.copy(self)  # other threads may be at this one
+        ended.units = self.units[: int((self.units[:, 0] >= log_end).argmax())]
+        ended._bound(min_phy_offset)
+        return ended
 
     def is_current(self, min_phy_offset: int, tail: BatchTail | None) -> bool:
         """Whether a look now would find the same."""
@@ -179,7 +182,7 @@ def _files_of(directory: Path) -> list[Path]:
 
 def _units_from(path: Path, position: int) -> Iterator[npt.NDArray[np.int64]]:
     """The units of a file from a position on, as far as they are valid, in parts."""
-    with opened(path) as descriptor:
+    with contextlib.suppress(FileNotFoundError), opened(path) as descriptor:  # cleaned away since it was listed
         while data := os.pread(descriptor, BATCH_UNIT_SIZE * 4096, position):
             yield (part := unpack_batch_units(data))
             position += len(data)

@@ -27,7 +27,7 @@ from rmq.consumequeue import QueueGapError
 from rmq.message import MULTI_DISPATCH, StoredMessage, dispatched_to, inner_bounds
 from rmq.paths import LIGHT_QUEUE_ID, LMQ_PREFIX, RETRY_PREFIX, FileVersion, StorePaths, queue_directory, version_of
 from rmq.queueset import QueueSet
-from rmq.topics import batch_topics, is_system_topic
+from rmq.topics import SCHEDULE_TOPIC, SYSTEM_PREFIX, batch_topics
 
 logger = logging.getLogger("rmq")
 
@@ -166,10 +166,10 @@ class BrokerUnits:
 
 
 def _is_copied(topic: str) -> bool:
-    """Whether RocketMQ 5 makes no light units of a topic's messages: they are copies, of what is tried again or waits.
-    4.9 makes them, and writes their own offsets.
+    """Whether RocketMQ 5.2 makes no light units of a topic's messages: they are copies, of what is tried again or
+    waits. Older releases make some of them, and write their own offsets. Source: MixAll#topicAllowsLMQ.
     """
-    return topic.startswith(RETRY_PREFIX) or is_system_topic(topic)
+    return topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) or topic == SCHEDULE_TOPIC
 
 
 def _is_name(topic: str) -> bool:

@@ -191,9 +191,14 @@ class StoreConfig:
         return tuple(levels)
 
     @property
+    def limits_records(self) -> bool:
+        """Whether max_message_size is that of a record, and of a batch's records together, not of bodies."""
+        return self.version <= (4, 9, 3) or self._is_alpha
+
+    @property
     def max_record_size(self) -> int:
-        """Largest record that a put may make: whole record up to 4.9.3, later body limit and slack apart."""
-        if self.version <= (4, 9, 3) or self._is_alpha:
+        """Largest record that a put may make."""
+        if self.limits_records:
             return min(self.max_message_size, self.mapped_file_size_commit_log - 8)
         return min(self.max_message_size + RECORD_SLACK, self.mapped_file_size_commit_log - 8)
 
@@ -212,7 +217,7 @@ class StoreConfig:
     @property
     def stores_untouched_count(self) -> bool:
         """Whether a store's flush stores the count of an index file without entries, 1 where 0 stood."""
-        return self.version >= (5, 0, 0)
+        return self.version >= (5, 0, 0) and not self._is_alpha
 
     @property
     def indexes_tags(self) -> bool:
@@ -228,7 +233,7 @@ class StoreConfig:
 
     @property
     def abort_holds_pid(self) -> bool:
-        return self.version >= (5, 0, 0)
+        return self.version >= (5, 0, 0) and not self._is_alpha
 
     @property
     def checkpoint_longs(self) -> int:

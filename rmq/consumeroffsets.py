@@ -23,6 +23,7 @@ from typing import Any
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.fastjson import count_on, document_bytes, read_document, with_backup, write_document
 from rmq.keys import checked_int, encoded
+from rmq.lock import check_same
 from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, FileVersion, StorePaths, is_rocksdb, version_of
 from rmq.segment import make_directory, open_regular
 
@@ -163,7 +164,7 @@ class ConsumerOffsets:
             key, places = _row_of(group, topic, tell())
             try:
                 with self._lock:
-                    queues = self._loaded()[1][_TABLE].get(key, {})
+                    queues = self._table_of(group).get(key, {})
                 if places.items() - queues.items() or (places and self._must_write):
                     self._write({key: places})
             finally:
@@ -175,13 +176,18 @@ class ConsumerOffsets:
 
         Raises OSError: with offsets that are not known now, groups would pass over what is put.
         """
-        with self._lock:
-            try:
-                self._cut(max_offset_of)
-            except UnsupportedFormatError:
-                pass  # who commits is told
-            except (CorruptFileError, PermissionError) as error:
-                logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
+        try:
+            if not with_backup(_kept_file(self._paths)):
+                return
+            with self.lock_file() as file, self._alone(file, WAIT_S):  # what others commit comes before, or after
+                with self._lock:
+                    self._cut(max_offset_of)
+                if commits := self.taken():
+                    self._write(commits)
+        except UnsupportedFormatError:
+            pass  # who commits is told
+        except (CorruptFileError, PermissionError) as error:
+            logger.warning("%s: left as it is: %s", self._paths.consumer_offsets, error)
 
     @contextmanager
     def leaving(self, file: io.FileIO, queues: Collection[tuple[str, int]]) -> Iterator[None]:
@@ -226,20 +232,22 @@ class ConsumerOffsets:
                   for queue_id, place in queue_offsets.items()}  # fmt: skip
         key, row = _row_of(group, topic, places)
         kept = self._commits.get(key, {})
-        if row.items() - {**self._loaded()[1][_TABLE].get(key, {}), **kept}.items():
+        if row.items() - {**self._table_of(group).get(key, {}), **kept}.items():
             self._commits[key] = {**kept, **row}
 
     def _cut(self, max_offset_of: Callable[[str, int], int]) -> None:
         path, document = self._loaded()
         table = _with(document, self._commits)[_TABLE]
         for group, topic, queue_id, place in list(_rows(path, {_TABLE: table})):
-            if not topic.startswith(LMQ_PREFIX) and place > (end := max_offset_of(topic, queue_id)):
+            is_light = topic.startswith(LMQ_PREFIX) or group.startswith(LMQ_PREFIX)
+            if not is_light and place > (end := max_offset_of(topic, queue_id)):
                 self._keep(group, topic, {queue_id: end})
                 logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
                                topic, queue_id, place, end)  # fmt: skip
 
     def _write(self, commits: _Table) -> None:
         with self._lock:
+            self._file = None  # a version may come again within a tick of the file system's clock
             path, document = self._loaded()
         count_on(document)
         document = _with(document, commits)
@@ -277,6 +285,8 @@ class ConsumerOffsets:
                     held = f"held by another process for {wait_s} s"
                     raise BlockingIOError(errno.EAGAIN, held, str(self._paths.offsets_lock)) from None
             time.sleep(LOOK_S)
+        # That took its time, and what follows goes by names: they may lead to another store by now.
+        check_same(self._paths.offsets_lock, os.fstat(file.fileno()), self._paths.root)
         self._at_work = threading.get_ident(), file
         try:
             yield
@@ -284,6 +294,14 @@ class ConsumerOffsets:
             self._at_work = None
             if not file.closed:
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # also where a fork's child has the file
+
+    def _table_of(self, group: str) -> _Table:
+        """The file's. A broker with light queues keeps those of a light group in a table of its own."""
+        path, document = self._loaded()
+        if group.startswith(LMQ_PREFIX) and path == self._paths.lmq_consumer_offsets:
+            raise UnsupportedFormatError(path, f"consumer offsets of a light group, {group!r}", "a broker commits them")
+        table: _Table = document[_TABLE]
+        return table
 
     def _loaded(self) -> tuple[Path, dict[str, Any]]:
         """The file that commits go to, as it is now."""

@@ -20,16 +20,16 @@ from rmq.query import has_keys
 Range = tuple[int, int]
 
 
-def record_at(log: CommitLog, phy_offset: int, end: int, *, index_tags: bool = False) -> tuple[int, int]:
-    """End of the record at a phy offset below `end`, and how many entries an index has of it. Of what is no record the
-    offset and 0.
+def record_at(log: CommitLog, phy_offset: int, end: int) -> tuple[int, int]:
+    """End of the record at a phy offset below `end`, and how many keys an index has of it: of tags none was asked of a
+    broker below 5.4, nor is one that goes on in its store. Of what is no record the offset and 0.
     """
     for batch in log.scan(phy_offset, end, checks=PARSE_PROPERTIES, batch=RecordBatch(1)):
-        return int(phy_offset + batch.numbers("size")[0]), key_count(batch, index_tags)
+        return int(phy_offset + batch.numbers("size")[0]), key_count(batch)
     return phy_offset, 0
 
 
-def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int, *, index_tags: bool) -> bool:
+def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int) -> bool:
     """Whether keys are missing where a file of the index follows those before it, or the begin of the log: of records
     between, of the last one before, or of the first one in the file. All files have entries. end: of the log.
     """
@@ -37,14 +37,14 @@ def hides_keys(log: CommitLog, files: Sequence[IndexFile], number: int, end: int
     last = before[-1].end_phy_offset if before else -1
     following, missing = log.min_phy_offset, 0
     if last >= log.min_phy_offset:
-        following, missing = record_at(log, last, end, index_tags=index_tags)
+        following, missing = record_at(log, last, end)
         missing -= entries_at_end(before, last)
     if first < max(last, log.min_phy_offset):
         return False  # what a broker indexed again, or a record that was cleaned away
     found = entries_at_begin(files[number:], first)
     if first == last:
         return missing > found
-    return missing > 0 or record_at(log, first, end, index_tags=index_tags)[1] > found or (
+    return missing > 0 or record_at(log, first, end)[1] > found or (
         following < first and has_keys(log, following, first))
 
 
@@ -97,7 +97,7 @@ class Coverage:
         """hides_keys; that nothing is missing is kept."""
         place = covered, files[number].begin_phy_offset
         if place not in self._whole:
-            if place[1] > end or hides_keys(self._log, files, number, end, index_tags=self._index.indexes_tags):
+            if place[1] > end or hides_keys(self._log, files, number, end):
                 return True
             self._whole.add(place)
         return False

@@ -17,6 +17,7 @@ import numpy as np
 from rmq._core._consumequeue import pack_units
 from rmq._core._javahash import decode_text
 from rmq._core._layout import SYS_FLAG_PREPARED, UNIT_SIZE
+from rmq._core._mapguard import lost_pages
 from rmq._core._message import check_directory
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import HASH_KEYS, LEGACY_PROPERTIES, PARSE_PROPERTIES
@@ -95,6 +96,7 @@ class Dispatcher(Generic[Queue]):
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
         self._checks = PARSE_PROPERTIES | HASH_KEYS | (LEGACY_PROPERTIES if config.parses_legacy_properties else 0)
+        self._lost = 0  # pages, when the last dispatch began
         self.lock = threading.RLock()
 
     @property
@@ -111,6 +113,7 @@ class Dispatcher(Generic[Queue]):
             begin = self.phy_offset
             if begin >= end:
                 return
+            self._lost = lost_pages()
             if self.queue_phy_offset <= self._log.min_phy_offset:
                 self._filled = 0
             if self._is_putting and self._index is not None:
@@ -159,7 +162,7 @@ class Dispatcher(Generic[Queue]):
         if batch.row_at(self.queue_phy_offset) == len(batch):
             return
         units, runs = pack_units(batch, self._delay_levels, self.queue_phy_offset)
-        self._log.check()
+        self._log.check(self._lost)
         data = units.tobytes()
         lost_below = self._log.min_phy_offset if self.fills_gaps else None
         made = self._runs(data, runs.tolist())
@@ -215,7 +218,7 @@ class Dispatcher(Generic[Queue]):
             self.index_phy_offset = batch.phy_offset(row)
             self._is_putting = True
             row, self.index_key = index.put_rows(batch, row, self.index_key)
-            self._log.check()
+            self._log.check(self._lost)
             if row < len(batch):
                 self.index_phy_offset = batch.phy_offset(row)
         self.index_phy_offset = max(self.index_phy_offset, batch.next_phy_offset)

@@ -56,7 +56,9 @@ class StoreClosedError(RmqError):
 
 
 class StoreReadOnlyError(RmqError):
-    """A change was asked of a store opened "r", or of one whose disk failed a sync: reopen it."""
+    """A change was asked of a store opened "r", of a broker's groups, or of a store that ended because a sync failed,
+    its disk turned read only or its directory was moved: reopen it.
+    """
 
 
 class RowError(Exception):
@@ -85,7 +87,7 @@ class MessageTypeError(RowError, TypeError):
 
 
 class MessageTooLargeError(IllegalMessageError):
-    """A body over max_message_size, or a record that fits no segment."""
+    """A body or a batch over max_message_size, up to RocketMQ 4.9.3 a record, too; or one that fits no segment."""
 
 
 class UnsupportedFormatError(RmqError):

@@ -110,8 +110,8 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *,
     All or nothing: parts are written into `.rmq-export-*` beside the target, and shown by one rename when all are on
     disk. An export that fails removes that directory; one that is killed leaves it, and nothing else. Memory: 300 to
     400 MiB for each process, beside the pages of the log. Raises as `scan_map`, CorruptFileError at damage (what is
-    cleaned away meanwhile is some), FileExistsError when the target holds anything, OSError when a topic makes a name
-    of more than 255 bytes.
+    cleaned away meanwhile is some), FileExistsError when the target holds anything, FileNotFoundError when its parent
+    is not there, ValueError when it lies in the store, OSError when a topic makes a name of more than 255 bytes.
     """
     run = in_processes(processes)
     return run_export(run, path, target, partition_by=partition_by, compression=compression, progress=progress,

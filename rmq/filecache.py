@@ -68,7 +68,7 @@ class FileCache:
         self.changes = 0  # files made or removed by those that share the cache
         self.syncs_new = True  # whether they make a new file durable at once
         self.check_place: Callable[[], None] = lambda: None  # raises where these paths are no longer the store's
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of a signal handler's call amid another of its thread, too
         _caches[id(self)] = weakref.ref(self)
 
     @property

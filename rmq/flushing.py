@@ -46,11 +46,9 @@ class Flusher:
         self._store, self._lock = store, lock
         self.check_place, self.offsets = lock.check_place, store.offsets
         self._failure: OSError | None = None
-        self._is_untold = False  # nobody was told of it yet
         self._marks = marks
         self._put_lock = put_lock  # before it, when they are held: the flush lock, then the log lock
-        self.flush_lock = OwnedLock()
-        self._log_lock = OwnedLock()  # one sync of segments at a time: the kernel tells of an error once
+        self.flush_lock, self._log_lock = OwnedLock(), OwnedLock()  # of the log: the kernel tells of an error once
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
         if self._is_sync:
             store.log.tail.written_from, store.log.writer.is_synced = 0, True
@@ -61,12 +59,11 @@ class Flusher:
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._group, self._owed = GroupCommit(self._flushed), Owed(store.log, store.queues, store.index)
         self._sidecars, self._sleeper = SidecarMaker(), Sleeper()  # woken to end
-        self._is_closed, self._has_dispatch_failed, self.pid = False, False, os.getpid()
+        self._is_closed, self._has_dispatch_failed, self._is_untold, self.pid = False, False, False, os.getpid()
         self._thread: threading.Thread | None = None
 
     @property
     def failure(self) -> OSError | None:
-        """The sync that failed, or None."""
         return self._failure
 
     @failure.setter
@@ -111,8 +108,7 @@ class Flusher:
     def put_done(self, count: int, timestamp: int, *, waits: bool) -> bool:
         """Account for stored messages; whether sync_put must follow. Call under the put lock."""
         tail, must_sync = self._store.log.tail, waits and count > 0 and self._is_sync
-        tail.last_timestamp = timestamp
-        tail.behind += count
+        tail.last_timestamp, tail.behind = timestamp, tail.behind + count
         if tail.is_due and not must_sync:
             self._follow()
         if tail.position >= self.preparer.due_at:
@@ -171,7 +167,8 @@ class Flusher:
                 for file in files:
                     file.sync()
             except OSError as error:
-                self.failure = self.failure or (None if is_handlers(error) else error)
+                if not is_handlers(error):
+                    self.failure = self.failure or error
                 raise
 
     def relieve(self) -> None:
@@ -224,17 +221,18 @@ class Flusher:
                 if manifest is not None:
                     write_manifest(store.paths, manifest)
                     self._written = version
+                self.check_place()
+                if closing:
+                    store.log.following.remove()
                 merge_topics(store.paths.topics_json, topics)
                 self._known_queues = known
-            if closing:
-                self.check_place()
-                store.log.following.remove()
             self._flushed = end
             self._group.note(end)
             for index_file in index_files:
                 if index_file.view.is_full:
                     self._sidecars.add(index_file.path, index_file.view.hash_slot_num, index_file.view.index_num)
             with self._noting():
+                self.check_place()
                 self.offsets.write(offsets, waits=waits)
 
     def _sync_queues(self, end: int, last_unit: int) -> None:
@@ -246,9 +244,13 @@ class Flusher:
 
     def _catch_up(self) -> None:
         """Sync queues that the last flush left behind; a full disk keeps what came since from them."""
-        with suppress(OSError), self._noting():
-            self._owed.sync_queues()
-            self._derived = max(self._derived, self._flushed)
+        try:
+            with self._noting():
+                self._owed.sync_queues()
+                self._derived = max(self._derived, self._flushed)
+        except OSError as error:
+            if self.failure is not None or is_handlers(error):
+                raise
 
     def _may_stay_behind(self, end: int) -> bool:
         """Whether queues need no sync yet: there are many of them, and little to derive again after a crash."""
@@ -256,17 +258,15 @@ class Flusher:
             not self._store.queues.cache.syncs_new  # fmt: skip
 
     def settled(self) -> int:
-        """Flush, under the flush lock, which the caller holds while files go that no manifest may name then: in a
-        `with` of its own, no generator's, whose end an interrupt may put off. The end of what is on disk, behind which
-        a full disk may keep the log. Puts go on. Raises OSError.
+        """Flush, under the flush lock, which the caller holds in a `with` (no generator's, whose end an interrupt may
+        put off) while files go that no manifest may name then. The end of what is on disk. Puts go on. Raises OSError.
         """
         try:
             self.flush()
         except OSError as error:
-            if self.failure is None and not is_handlers(error):
-                self._catch_up()
             if self.failure is not None or is_handlers(error):
                 raise
+            self._catch_up()
         with self._log_lock:  # a sync under way may still look at segments that go
             return self._derived
 
@@ -290,8 +290,7 @@ class Flusher:
 
     def _distrust(self, error: OSError) -> None:
         """A sync off the put path failed: the next put or close tells."""
-        self.failure = self.failure or error
-        self._is_untold = True
+        self.failure, self._is_untold = self.failure or error, True
 
     def tell(self) -> OSError | None:
         """The failure; from now on somebody knows of it."""
@@ -320,13 +319,12 @@ class Flusher:
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
-            raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure.strerror}")
+            raise OSError(self.failure.errno, f"writing failed before: {self.failure.strerror}")
 
     def _fill_checkpoint(self, end: int, timestamp: int) -> None:
         """What the flush that follows makes durable; of what was cut off the log nothing. Call under the put lock."""
         store, checkpoint = self._store, self._store.checkpoint
-        if timestamp:
-            checkpoint.physic_msg_timestamp = timestamp
+        checkpoint.physic_msg_timestamp = timestamp or checkpoint.physic_msg_timestamp
         followed = [file.end_timestamp for file in store.index.files[:-1] if file.is_full]
         checkpoint.index_msg_timestamp = followed[-1] if followed else checkpoint.index_msg_timestamp
         newest = 0 if followed else max(timestamp, store.dispatcher.last_unit_timestamp)
@@ -348,8 +346,8 @@ class Flusher:
 
     def _manifest(self) -> Manifest:
         store = self._store
-        names = tuple(file.path.name for file in store.index.files)
-        return Manifest(store.log.min_phy_offset, store.queues.extents(), names)
+        names = [file.path.name for file in store.index.files]
+        return Manifest(store.log.min_phy_offset, store.queues.extents(), tuple(names))
 
     # ---- now and then ----
 
@@ -380,6 +378,8 @@ class Flusher:
         except Exception as error:  # the next one tries again
             self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %r", self._store.paths.root, error)
+            with suppress(OSError):  # as where queues have no room: what was put is on disk all the same
+                self.sync_log(self._store.log.position)
 
 
 @atexit.register

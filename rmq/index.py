@@ -72,6 +72,7 @@ class Index:
         self._unsynced: list[IndexFile] = []
         self.spare_names: list[str] = []  # of files that were removed to be derived again
         self._judged, self._is_old = 0, False
+        self._broken: set[IndexFile] = set()  # of a reader: found short, or with pages gone; listed until opened anew
         for path in () if writable else sorted(damaged):
             logger.warning("%s: length, entries, slots and links do not fit together; the log is searched for its keys",
                            path)
@@ -83,7 +84,8 @@ class Index:
         """
         if not self._writable and self._watch.is_unchanged(self.files):
             return
-        known = {(file.path, file.inode): file for file in self.files}
+        broken, self._broken = self._broken, set()
+        known = {(file.path, file.inode): file for file in self.files if file not in broken}
         left, count = LOOKS, 0
         while True:
             paths = [path for path in index_paths(self.directory, remove_empty=self._writable)
@@ -197,9 +199,9 @@ class Index:
             is_new = file is files[-1] and view.index_count <= 1 and view.begin_timestamp == 0
             if view.begin_timestamp < begin and not is_new:
                 break
+        self._check(files)  # also without an answer: a header that is gone reads as zeros
         if not answers:
             return found.astype(np.int64), np.empty(0, np.int64)
-        self._check(files)
         order = np.argsort(np.concatenate(key_numbers), kind="stable")
         return found.astype(np.int64), np.concatenate(answers)[order]
 
@@ -249,8 +251,9 @@ class Index:
                 file.check_size()
                 file._check_maps()
             except CorruptFileError:
-                if not self._writable:  # other threads may be at it: it goes with the last of them
-                    self.files = [other for other in self.files if other is not file]
+                if not self._writable:  # whoever has asked what the files cover must come to it, too
+                    self._broken.add(file)
+                    self._watch.forget()
                 raise
 
     def close(self) -> None:

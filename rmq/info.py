@@ -28,7 +28,8 @@ class StoreInfo:
     as which one they are written here; signs: the facts behind it. state: "closed", "open" (a writer holds it) or "not
     closed" (a writer was killed, or this is a copy of an open store). units_behind: messages that the queues' files
     miss, derived in memory here. unindexed: ranges [begin, end) of the log that no index file covers; queries scan
-    them. cut_files: what recovery kept. others: parts of a broker's store that are not read here.
+    them; unindexed_size: their bytes. cut_files: what recovery kept. others: parts of a broker's store that are not
+    read here.
     """
 
     path: str

@@ -227,7 +227,8 @@ def announce_writer(paths: StorePaths, *, holds_pid: bool) -> Crash | None:
     holds_pid: what `abort` gets.
     """
     crashed, text = crash_of(paths), str(os.getpid()) if holds_pid else ""
-    for path in {paths.root, *paths.commit_logs} if crashed else ():
+    linked = [path for path in (paths.consume_queue, paths.index, paths.own, paths.config) if path.is_symlink()]
+    for path in {paths.root, *paths.commit_logs, *linked} if crashed else ():
         sync_directories(path)  # a writer that was killed leaves names that were never synced
     found = [_abort_text(paths)] if crashed in (Crash.OURS, Crash.OPENING) else []
     aborts = [] if crashed is Crash.BROKERS else [*found, text]

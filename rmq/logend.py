@@ -16,6 +16,7 @@ from rmq._core._record import (
     CHECK_BODY_CRC,
     CHECK_HAS_CRC,
     CHECK_SECTORS,
+    SCAN_BAD_BODY_CRC,
     SCAN_BLANK,
     SCAN_LIMIT,
     SCAN_LOST_SECTOR,
@@ -311,6 +312,19 @@ def end_past_damage(log: CommitLog, end: LogEnd) -> LogEnd:
     while end.next_phy_offset >= 0:
         end = look_behind(log, find_end(log, end.next_phy_offset, log.max_phy_offset), OnDisk(0, BEFORE_ALL))
     return end
+
+
+def end_past_bodies(log: CommitLog, end: LogEnd, durable: int, seen: OnDisk) -> LogEnd:
+    """The end behind records of which the body alone is wrong: of a body nothing is derived. The last ones of them may
+    be half on disk, but below `durable`.
+    """
+    kept = end
+    while end.stop == SCAN_BAD_BODY_CRC and (segment := log.segment_at(end.phy_offset)) is not None:
+        size = int.from_bytes(segment.read(end.phy_offset - segment.start, 4), "big")  # it adds up
+        end = find_end(log, end.phy_offset + size, log.max_phy_offset, on_disk=seen)
+        if end.last_phy_offset >= 0 or end.phy_offset <= durable:
+            kept = end
+    return kept
 
 
 def fits(log: CommitLog, mark: Mark) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bisect
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
@@ -34,13 +36,18 @@ class LogFiles:
         self.unfilled: list[Path] = []  # last ones that a process made, and was killed; it is none of the log
         self.segments: list[Segment] = []  # replaced or appended to, so that threads that read it need no lock
         self._watch, self._make_segment, self._lost_pages = DirectoryWatch(directories), make_segment, 0
+        self._loss: tuple[int, CorruptFileError | None] = 0, None  # that a thread was told of last, and lost_pages then
+        self._one_look = threading.RLock()  # of two looks at once the older one could be kept
         self._maps = SegmentMaps(room_for_maps(segment_size), lambda: {*stay_mapped(), *self.segments[-1:]})
         self.refresh()
 
     def refresh(self) -> None:
         """Look at the directories again; known segments keep maps. CorruptFileError for strange names."""
-        if not self.writable and self._watch.is_unchanged(self.segments):
-            return
+        with self._one_look:
+            if self.writable or not self._watch.is_unchanged(self.segments):
+                self._look()
+
+    def _look(self) -> None:
         known = {(segment.path, segment.inode): segment for segment in self.segments}
         self.unfilled = []
         found: list[Segment] = []
@@ -61,7 +68,7 @@ class LogFiles:
                 if segment is not None and (self.writable or not segment.is_emptied()):
                     found.append(segment)
                     continue
-                if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET:
+                if not SEGMENT_NAME.fullmatch(entry.name) or int(entry.name) > LARGEST_OFFSET - self.segment_size:
                     raise CorruptFileError(path, 0, "name is no commit-log segment's")
                 try:
                     size, start = entry.stat().st_size, int(entry.name)
@@ -142,9 +149,18 @@ class LogFiles:
         self.segments = self.segments[1:]
         self._maps.forget(segment)
 
-    def check(self) -> None:
-        """CorruptFileError when pages of a segment's map were gone. Cost: nothing until another page is lost."""
+    def check(self, since: int = sys.maxsize) -> None:
+        """CorruptFileError when pages of a segment's map were gone, or another thread was told so since lost_pages was
+        `since`. Cost: nothing until another page is lost.
+        """
         if (count := lost_pages()) != self._lost_pages:
             for segment in self.segments:
-                segment.check()
+                try:
+                    segment.check()
+                except CorruptFileError as error:
+                    self._loss = lost_pages(), CorruptFileError(error.path, error.offset, error.reason)
+                    raise
             self._lost_pages = count
+        at, loss = self._loss
+        if loss is not None and at > since:
+            raise CorruptFileError(loss.path, loss.offset, loss.reason)

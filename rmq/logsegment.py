@@ -69,7 +69,7 @@ class Segment:
         self._file: MappedFile | None = None
         self._lost: MappedFile | None = None  # let go of with pages that were gone
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler's call may come amid another of its thread
 
     @property
     def file(self) -> MappedFile:
@@ -93,7 +93,9 @@ class Segment:
                     if error.errno not in EXHAUSTED or not self._maps.make_room(self, 0):
                         raise
                     file = MappedFile(self.path, size=self._size, writable=self._writable, start=self.start)
-                self._file = file
+                if old is not None:
+                    self._lost = old  # others may have read it
+                self._maps.keep(self, file)
         return file
 
     # What a store reads of a segment goes through these: of one that is fetched piece by piece the rest reads as zeros,
@@ -207,9 +209,9 @@ class Segment:
 
     def resync(self, begin: int, end: int) -> int:
         """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
-        # A record without properties ends with zeros.
-        end = min(end, self.start + self.used_end(begin - self.start) + ZEROS_AT_END)
+        # A record without properties ends with zeros. `used_end` would look at all that follow, for each damaged place.
         file = self.holding(begin, end)
+        end = max(begin, min(end, self.start + file.data_end() + ZEROS_AT_END))
         found: int = resync(file.map, file.start, begin, end)
         file.check()
         return found
@@ -219,7 +221,8 @@ class Segment:
         self._maps.make_room(self)
         try:
             # Kept here: not yet the log's end, so another thread that maps a segment may let go of it.
-            self._file = file = MappedFile(self.path, size=self._size, writable=True, create=True, start=self.start)
+            file = MappedFile(self.path, size=self._size, writable=True, create=True, start=self.start)
+            self._maps.keep(self, file)
             self.inode = file.inode
             file.reserve(0, min(self._size, RESERVE_AHEAD), RESERVE_AHEAD)
             file.sync_all()
@@ -347,7 +350,7 @@ class SegmentMaps:
         self._limit = limit
         self._kept = kept
         self._mapped: list[Segment] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.check_place: Callable[[], None] = lambda: None  # raises where files of these names are no longer the log's
 
     def make_room(self, segment: Segment, limit: int | None = None) -> int:
@@ -361,6 +364,13 @@ class SegmentMaps:
             self._mapped = [other for other in self._mapped if other not in gone and other is not segment]
             self._mapped.append(segment)
             return len(gone)
+
+    def keep(self, segment: Segment, file: MappedFile) -> None:
+        """It is mapped: others that were meanwhile may have taken it off the list."""
+        with self._lock:
+            segment._file = file
+            if segment not in self._mapped:
+                self._mapped.append(segment)
 
     def forget(self, segment: Segment) -> None:
         """Never let go of it."""

@@ -7,6 +7,7 @@ Layout of the marks: docs/format/directory.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -31,9 +32,12 @@ from rmq.segment import (
     allocate,
     make_directory,
     open_file,
+    opened,
     read_file,
     remove_file,
+    remove_tree,
     sync_directory,
+    sync_file,
     write_atomically,
 )
 
@@ -147,6 +151,9 @@ class Marks:
     def close(self) -> None:
         self.view.release()
         self._file.close()
+
+
+RECOVERING = -1  # what a writer shows until it knows the end: what stood there is an earlier one's
 
 
 def shown_end(paths: StorePaths) -> int:
@@ -304,9 +311,7 @@ def finish_rebuild(paths: StorePaths) -> None:
 def remove_rebuild(paths: StorePaths) -> None:
     """Remove what a rebuild left at its two names, as far as that can be."""
     for leftover in (paths.rebuilt, paths.replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            leftover.unlink()  # no directory: somebody else's file, or a link
+        remove_tree(leftover)
 
 
 def _free_name(paths: StorePaths, stem: str) -> Path:
@@ -333,7 +338,15 @@ def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
     """Move a whole file that is no message out of the store; its line says why. Durable."""
     target = _free_name(paths, source.name)
     write_atomically(target.with_suffix(".txt"), f"{source}: {reason}\n".encode(errors="surrogateescape"))
-    os.replace(source, target)
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)  # its directory is a link to another disk
+        with opened(target, os.O_RDONLY) as descriptor:
+            sync_file(descriptor)
+        os.unlink(source)
     sync_directory(paths.cut)
     sync_directory(source.parent)
     logger.warning("set aside %s: %s", source, reason)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.errors import CorruptFileError, RmqError, StoreClosedError, UnsupportedFormatError
 from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
@@ -282,7 +282,8 @@ class MirroredStore(Store):
 
     def __init__(self, snapshot: Snapshot, config: StoreConfig | None = None) -> None:
         """Raises ObjectStoreError, CacheFullError, and as rmq.open."""
-        if config is not None and config.store_path_commit_log:
+        given = config_or_default(config)
+        if given.store_path_commit_log:
             raise ValueError(f"{snapshot.location.uri}: store_path_commit_log: the log must lie below the store's root")
         self.snapshot = snapshot.require_store()
         self._mirror = Mirror(snapshot)
@@ -291,7 +292,7 @@ class MirroredStore(Store):
         if "queues" not in snapshot.parts:
             self._known = {**self._known, "queue_end": LARGEST_OFFSET, "known_end": snapshot.end}
         try:
-            super().__init__(self._mirror.root, "r", config or StoreConfig(), system_clock, False)
+            super().__init__(self._mirror.root, "r", given, system_clock, False)
         except RmqError as error:
             if (better := told(self, error)) is not error:
                 raise better from None

@@ -34,6 +34,7 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
     def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
         store: OpenStore = arguments[0]  # type: ignore[assignment]
         store._check_open()
+        lost = lost_pages()
         try:
             try:
                 try:
@@ -44,7 +45,7 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
                     answer = method(*arguments, **options)
             finally:
                 if lost_pages() and not store.closed:
-                    store._check_maps()
+                    store._check_maps(lost)
             store._check_open()
             return answer
         except (ValueError, OSError, RmqError) as error:
@@ -105,8 +106,8 @@ class OpenStore(ABC):
     def _writer_now(self) -> object:
         """What differs when another process began to write; None when this one writes."""
 
-    def _check_maps(self) -> None:
-        self._log.check()
+    def _check_maps(self, since: int) -> None:
+        self._log.check(since)
         self._index.check()
 
     @property

@@ -75,8 +75,8 @@ def plan_scan(path: str | os.PathLike[str], *, config: StoreConfig | None = None
     here.
     """
     split_bytes = checked_int(split_bytes, "split_bytes", least=1)
-    if options.keys() & {"lost", "skip_removed"}:  # nobody gets the list of another process, and a part skips nothing
-        raise TypeError("lost and skip_removed are options of Store.scan alone")
+    for name in options.keys() & {"lost", "skip_removed", "begin_phy_offset", "end_phy_offset"}:
+        raise TypeError(f"{name} is an option of Store.scan alone")  # a part has its own bounds, and nobody its list
     for name in ("topics", "columns"):
         if isinstance(options.get(name), Iterable) and not isinstance(options[name], str):
             options[name] = list(options[name])

@@ -194,6 +194,12 @@ def path_text(path: str | os.PathLike[str], name: str) -> str:
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a path of str, got one of {type(text).__name__}")
+    try:
+        has_nul = b"\0" in os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds what no file's name can: {text!r}") from None
+    if has_nul:
+        raise ValueError(f"{name} holds a NUL: {text!r}")
     return text
 
 

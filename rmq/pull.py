@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +44,9 @@ def tag_set(tags: str | None) -> set[str] | None:
     return None if not wanted or tags.strip(_JAVA_TRIMS) == "*" else wanted
 
 
-def pull_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, log_end: int, place: int, limit: int,
-              wanted: set[str] | None) -> PullResult:  # fmt: skip
-    """Store.pull of a queue. log_end: not older than its bounds."""
+def pull_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, tell_end: Callable[[], int], place: int,
+              limit: int, wanted: set[str] | None) -> PullResult:  # fmt: skip
+    """Store.pull of a queue. tell_end: where the log ends, asked behind the queue's bounds: puts go on."""
     if queue is None or queue.max_offset == 0:
         return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
     low, high = queue.min_offset, queue.max_offset
@@ -57,19 +57,21 @@ def pull_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, lo
     if place > high:
         return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     if isinstance(queue, BatchConsumeQueue):
-        return pull_batches(log, queue, log_end, place, limit, wanted)
-    return pull_units(log, queue, (low, high), log_end, place, limit, wanted)
+        return pull_batches(log, queue, tell_end(), place, limit, wanted)
+    return pull_units(log, queue, (low, high), tell_end(), place, limit, wanted)
 
 
 def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log_end: int, queue_offset: int,
                limit: int, wanted: set[str] | None) -> PullResult:  # fmt: skip
-    """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds."""
+    """Up to `limit` messages from a queue offset in the queue's bounds. log_end: not older than the bounds. A
+    CorruptFileError has a note of its message's queue offset.
+    """
     low, high = bounds
     hashes = None if wanted is None else {java_hash(tag) for tag in wanted}
     of = None if queue.is_light else queue.topic.encode(errors="replace"), queue.queue_id
     is_exact = queue.is_exact and not queue.is_light
     messages: list[StoredMessage] = []
-    removed = has_strangers = False
+    removed = has_strangers = is_one_by_one = False
     at = queue_offset
     chunk = min(PULL_CHUNK, limit if wanted is None else 4 * limit)
     while at < high and len(messages) < limit:
@@ -78,24 +80,31 @@ def pull_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log
         chunk = PULL_CHUNK
         if not len(offsets):
             break
-        numbers, room = np.arange(at, at + len(offsets)), limit - len(messages)
+        numbers, room = np.arange(at, at + len(offsets)), 1 if is_one_by_one else limit - len(messages)
         chosen: slice | npt.NDArray[np.int64] = slice(None)
         if hashes is not None:
             # Of the newest unit in the files a broker beside us may not have written the tags code yet.
             newest = [end - 1 - at for end in (files_end, queue.files_end) if 0 < end - at <= len(offsets)]
             chosen = np.arange(len(offsets)) if queue.topic == SCHEDULE_TOPIC else _of_tags(tags_codes, hashes, newest)
-            if has_strangers:
+            if has_strangers and not is_one_by_one:
                 ends = np.cumsum(np.clip(sizes[chosen], 1, None).astype(np.int64))
                 room = max(room, int(np.searchsorted(ends, PULL_BYTES)))
         units = _first_of(room, chosen, (numbers, offsets, sizes))
-        page: Iterable[StoredMessage | None] | None = None
-        if not len(units[0]) or units[2][0] != UNIT_PRE_BLANK_SIZE:  # they stand in front of others
-            page = own_messages(log, of, *units, log_end, is_exact=is_exact)
-        if page is None:
-            gone = _gone(log, offsets, sizes)
-            removed = removed or bool(gone.any())
-            units = _first_of(room, np.arange(len(gone))[chosen][~gone[chosen]], (numbers, offsets, sizes))
-            page = _looked_at(log, queue, *units, log_end)
+        page: Sequence[StoredMessage | None] | None = None
+        try:
+            if not len(units[0]) or units[2][0] != UNIT_PRE_BLANK_SIZE:  # they stand in front of others
+                page = own_messages(log, of, *units, log_end, is_exact=is_exact)
+            if page is None:
+                gone = _gone(log, offsets, sizes)
+                removed = removed or bool(gone.any())
+                units = _first_of(room, np.arange(len(gone))[chosen][~gone[chosen]], (numbers, offsets, sizes))
+                page = list(_looked_at(log, queue, *units, log_end))
+        except CorruptFileError as error:
+            if len(units[0]) > 1:
+                is_one_by_one = True  # which of them it is
+                continue
+            error.add_note(f"{queue.topic} queue {queue.queue_id}, queue offset {units[0][0]}")
+            raise
         following = at + len(offsets) if len(units[0]) < room else int(units[0][-1]) + 1
         for number, message in zip(units[0].tolist(), page, strict=True):
             if message is None:
@@ -216,39 +225,55 @@ def pull_batches(log: CommitLog, queue: BatchConsumeQueue, log_end: int, queue_o
     messages: list[StoredMessage] = []
     at = queue_offset
     while len(messages) < limit and (number := queue.unit_of(at)) is not None:
-        phy_offset, size, _, _, base, count = map(int, queue.units[number])
+        base, count = map(int, queue.units[number][4:])
         at = max(at, base)
-        wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end, check_crc=True).get(phy_offset)
-        if wrapper is None and log.min_phy_offset <= phy_offset < log_end:
-            raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
-        if wrapper is not None and (wrapper.topic, wrapper.queue_id, wrapper.size) != \
-                (queue.topic, queue.queue_id, size):  # fmt: skip
-            raise CorruptFileError(*queue.place_of(number), "unit points to no message of this queue")
-        if wrapper is not None:
-            for message in inner_messages(wrapper) or [wrapper]:
-                if message.queue_offset < at or len(messages) == limit:
-                    continue
-                at = message.queue_offset + 1
-                if wanted is None or (message.tags or "") in wanted:
-                    messages.append(message)
+        try:
+            items = _batch(log, queue, number, log_end)
+        except CorruptFileError as error:
+            error.add_note(f"{queue.topic} queue {queue.queue_id}, queue offset {at}")
+            raise
+        for message in items:
+            if message.queue_offset < at or len(messages) == limit:
+                continue
+            at = message.queue_offset + 1
+            if wanted is None or (message.tags or "") in wanted:
+                messages.append(message)
         if len(messages) < limit:
             at = max(at, base + count)
     status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, at, queue.min_offset, queue.max_offset, messages)
 
 
-def search_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, log_end: int, time: int, boundary: str,
-                *, skips_damage: bool) -> int:  # fmt: skip
-    """Store.search_offset of a queue."""
+def _batch(log: CommitLog, queue: BatchConsumeQueue, number: int, log_end: int) -> list[StoredMessage]:
+    """The messages of a unit; none when they were cleaned away. Raises CorruptFileError."""
+    phy_offset, size = map(int, queue.units[number][:2])
+    wrapper = messages_at(log, np.array([phy_offset], np.int64), log_end, check_crc=True).get(phy_offset)
+    if wrapper is None and log.min_phy_offset <= phy_offset < log_end:
+        raise log.no_record(phy_offset, f"{queue.directory} points here, where no whole record lies")
+    if wrapper is None:
+        return []
+    if (wrapper.topic, wrapper.queue_id, wrapper.size) != (queue.topic, queue.queue_id, size):
+        raise CorruptFileError(*queue.place_of(number), "unit points to no message of this queue")
+    base, count = map(int, queue.units[number][4:])
+    items = inner_messages(wrapper) or [wrapper]
+    if items[0].queue_offset != base or (len(items) != count and items[0] is not wrapper):
+        raise CorruptFileError(*queue.place_of(number), "unit points to other messages of this queue")
+    return items
+
+
+def search_from(log: CommitLog, queue: ConsumeQueue | BatchConsumeQueue | None, tell_end: Callable[[], int], time: int,
+                boundary: str, *, skips_damage: bool) -> int:  # fmt: skip
+    """Store.search_offset of a queue. tell_end: as of pull_from."""
     if queue is None or queue.max_offset == 0:
         return 0
     if isinstance(queue, BatchConsumeQueue):
         return search_batches(queue, time, boundary)
-    return search_units(log, queue, log_end, time, boundary, skips_damage=skips_damage)
+    bounds = queue.min_offset, queue.max_offset
+    return search_units(log, queue, bounds, tell_end(), time, boundary, skips_damage=skips_damage)
 
 
-def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, boundary: str, *,
-                 skips_damage: bool) -> int:  # fmt: skip
+def search_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], log_end: int, time: int, boundary: str,
+                 *, skips_damage: bool) -> int:  # fmt: skip
     """LOWER: first queue offset stored at or after `time`; UPPER: last at or before it.
 
     Binary search, then a look at STEP_BACK units beyond: the clock may have gone back. skips_damage: of messages that
@@ -274,7 +299,7 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
                     raise
         return begin, None
 
-    first, end = queue.min_offset, queue.max_offset
+    first, end = bounds
     low, high = first, end
     while low < high:
         place, found = readable((low + high) // 2, high)
@@ -284,7 +309,7 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
             high = place
     is_lower = boundary == "LOWER"
     if skips_damage:  # what lay between two readable ones may have counted as later than it is
-        low = _first_after(log, queue, low, log_end, time if is_lower else time + 1)
+        low = _first_after(log, queue, (low, end), log_end, time if is_lower else time + 1)
     for _ in range(LOOKS):
         part = (max(first, low - STEP_BACK), low) if is_lower else (low, min(end, low + STEP_BACK))
         passing = [offset for offset, found in _times(log, queue, *part, log_end, skips_damage)
@@ -295,13 +320,14 @@ def search_units(log: CommitLog, queue: ConsumeQueue, log_end: int, time: int, b
     return low if is_lower else max(low - 1, first)
 
 
-def _first_after(log: CommitLog, queue: ConsumeQueue, begin: int, log_end: int, time: int) -> int:
-    """First queue offset at or behind `begin` whose message can be read and was stored at or after `time`; the end."""
-    for first in range(begin, queue.max_offset, PULL_CHUNK):
-        for offset, found in _times(log, queue, first, min(first + PULL_CHUNK, queue.max_offset), log_end, True):
+def _first_after(log: CommitLog, queue: ConsumeQueue, part: tuple[int, int], log_end: int, time: int) -> int:
+    """First queue offset in [begin, end) whose message can be read and was stored at or after `time`; the end."""
+    begin, end = part
+    for first in range(begin, end, PULL_CHUNK):
+        for offset, found in _times(log, queue, first, min(first + PULL_CHUNK, end), log_end, True):
             if found >= time:
                 return offset
-    return queue.max_offset
+    return end
 
 
 def _times(log: CommitLog, queue: ConsumeQueue, begin: int, end: int, log_end: int,

@@ -60,13 +60,14 @@ class StoreWriter(StoreReader):
         if self.mode == "r":
             raise StoreReadOnlyError(f'{self.path}: store is open "r"; open it "r+" or "a" to put')
         if self._flusher.failure is not None:
-            raise StoreReadOnlyError(f"{self.path}: a sync failed ({self._flusher.tell()}); reopen the store")
+            raise StoreReadOnlyError(f"{self.path}: writing failed ({self._flusher.tell()}); reopen the store")
 
     def put(self, message: Message) -> PutResult:
         """Append one message; returns where it went. In the log, visible to reads of this store; SYNC_FLUSH: on disk.
 
-        Raises IllegalMessageError, MessageTooLargeError, StoreReadOnlyError, StoreClosedError, OSError (disk full);
-        nothing was stored then, unless its sync failed (SYNC_FLUSH). Source: RocketMQ CommitLog#asyncPutMessage.
+        Raises IllegalMessageError, MessageTooLargeError, TypeError (no Message), StoreReadOnlyError, StoreClosedError,
+        CorruptFileError (pages of the log are gone), OSError (disk full); nothing was stored then, unless its sync
+        failed (SYNC_FLUSH). Source: RocketMQ CommitLog#asyncPutMessage.
         """
         try:
             if self._putter is not None and (result := self._putter.put(message)) is not None:
@@ -152,10 +153,9 @@ class StoreWriter(StoreReader):
                 flusher.settle()
                 try:
                     load(batch)
-                    if whole and batch.packed_size() > self.config.max_message_size:
-                        raise MessageTooLargeError(f"batch has {batch.packed_size()} bytes, more than max_message_size "
-                                                   f"{self.config.max_message_size}")  # fmt: skip
-                    if not whole:
+                    if whole:
+                        self._check_batch(batch)
+                    else:
                         self._log.trim(batch)
                     timestamp = to_ms(self._clock(), "clock")
                     waits, count = batch.waits, batch.count
@@ -175,6 +175,12 @@ class StoreWriter(StoreReader):
         if len(self._log.unsynced) > self._log.unsynced_limit:
             flusher.relieve()
         return answer
+
+    def _check_batch(self, batch: PutBatch) -> None:
+        size = batch.records_size if self.config.limits_records else batch.packed_size()
+        if size > self.config.max_message_size:
+            raise MessageTooLargeError(f"batch has {size} bytes, more than max_message_size "
+                                       f"{self.config.max_message_size}")  # fmt: skip
 
     def flush(self) -> None:
         """Log, queues, index and checkpoint are on disk, of everything put before the call.
@@ -220,15 +226,23 @@ class StoreWriter(StoreReader):
         """Of a reader: OSError (ESTALE) where another directory, or none, lies at its path."""
         check_same(self._paths.root, self._root, self._paths.root)
 
+    def _check_no_broker(self) -> None:
+        if lock_holder(self._paths.lock) is Holder.OTHER:
+            raise StoreReadOnlyError(f"{self.path}: a broker has the store, which keeps its groups' offsets itself")
+
     @while_open
     def _commit(self, group: str, topic: str, tell: Callable[[], dict[int, int]]) -> None:
         """tell: the queue offsets, asked while no queue begins anew."""
         if self.mode == "r":
             check_writable(self._paths)
             self._check_place()
-            if lock_holder(self._paths.lock) is Holder.OTHER:
-                raise StoreReadOnlyError(f"{self.path}: a broker has the store, which keeps its groups' offsets itself")
-            self._offsets.commit_now(group, topic, tell)
+            self._check_no_broker()
+
+            def told() -> dict[int, int]:
+                self._check_no_broker()  # again: others' commits were waited for
+                return tell()
+
+            self._offsets.commit_now(group, topic, told)
             return
         self._check_writable()
         self._offsets.commit(group, topic, tell)
@@ -241,12 +255,14 @@ class StoreWriter(StoreReader):
         """Remove log segments that expired, oldest first, then the queue and index files whose messages are gone.
 
         A segment expires file_reserved_time hours (None: the config's) after its file's last change. now: int ms or
-        aware datetime, None: the system's clock. While the disk is over max_used_percent (None: RocketMQ's level, 85)
-        others go too. Never the last; at most `limit`, None: all. expired_queues: queues without messages go and begin
-        at 0 again. disk_usage: as shutil.disk_usage. dry_run: tells only, in mode "r" too. Each removal is on disk
-        before the next; puts and reads go on. Raises StoreReadOnlyError, StoreClosedError, CorruptFileError, OSError,
-        UnsupportedFormatError, TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source:
-        RocketMQ CleanCommitLogService, CleanConsumeQueueService.
+        aware datetime, None: the system's clock. While the disk is over max_used_percent others go too; None: the
+        config's disk_space_clean_forcibly_ratio, held to [30, 85], or disk_space_warning_level_ratio, held to [35, 90],
+        whichever is less; 100 (never) without clean_file_forcibly_enable. Never the last; at most `limit`, None: all.
+        expired_queues: queues without messages go and begin at 0 again, but those of RocketMQ's own topics. disk_usage:
+        as shutil.disk_usage. dry_run: tells only, in mode "r" too. Each removal is on disk before the next; puts and
+        reads go on. Raises StoreReadOnlyError, StoreClosedError, CorruptFileError, OSError, UnsupportedFormatError,
+        TypeError, ValueError. Cost: a flush, and one removal and sync for each file. Source: RocketMQ
+        CleanCommitLogService, CleanConsumeQueueService.
         """
         check_bools(dry_run=dry_run, expired_queues=expired_queues)
         if not callable(disk_usage):

@@ -205,7 +205,10 @@ def _stored(log: CommitLog, batch: RecordBatch) -> list[StoredMessage]:
 def raise_with_file(log: CommitLog, error: Exception) -> None:
     """The error again with file and byte, when it has a phy offset alone."""
     if isinstance(error, CorruptFileError) and error.path == SOME_SEGMENT:
-        raise log.no_record(error.offset, error.reason) from None
+        found = log.no_record(error.offset, error.reason)
+        for note in getattr(error, "__notes__", ()):
+            found.add_note(note)
+        raise found from None
 
 
 def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -110,9 +109,8 @@ class QueueReader(OpenStore):
         queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
                                                 self._log.min_phy_offset, self._batch_queue,
                                                 queues.batch_tails)  # fmt: skip
-        if queue is None or not queue.end_at(self._log_end(), self._log.min_phy_offset).max_offset:
-            return queues.queues.get((topic, number))
-        return queue
+        queue = None if queue is None else queue.end_at(self._log_end(), self._log.min_phy_offset)
+        return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 
     def _ask_queue(self, topic: str, queue_id: int, ask: Callable[[_Queue], _Answer]) -> _Answer:
         """ask(queue), again when the queue was cleaned meanwhile, and maybe began anew."""
@@ -139,14 +137,15 @@ class QueueReader(OpenStore):
 
         tags: "A || B" or "*", compared as text; without any tag every message. next_queue_offset: where to go on.
         RocketMQ's transfer caps are not copied. Raises CorruptFileError (a unit points to what is not its message),
-        StoreClosedError, TypeError, ValueError. Cost: one read of units, one record read for each message and for each
-        whose tags' hash is wanted. Source: RocketMQ DefaultMessageStore#getMessage.
+        StoreClosedError, UnsupportedFormatError (queues in RocksDB), TypeError, ValueError. Cost: one read of units,
+        one record read for each message and for each whose tags' hash is wanted. Source: RocketMQ
+        DefaultMessageStore#getMessage.
         """
         place = int64_offset(queue_offset, "queue_offset")
         limit = max(1, checked_int(limit, "limit", least=0))  # RocketMQ hands out one message when asked for none too
         wanted = tag_set(tags)
         return self._ask_queue(topic, queue_id, lambda queue: pull_from(
-            self._log, queue, self._end_for(queue), place, limit, wanted))  # fmt: skip
+            self._log, queue, lambda: self._end_for(queue), place, limit, wanted))  # fmt: skip
 
     @while_open
     def _pull_behind(self, topic: str, queue_id: int, place: QueuePlace, limit: int,
@@ -155,12 +154,7 @@ class QueueReader(OpenStore):
         def ask(queue: _Queue) -> tuple[PullResult, QueuePlace] | None:
             lives, begin = 0 if queue is None else queue.lives, place.now(self._log, queue)
             at = max(begin, 0 if queue is None else queue.min_offset)
-            try:
-                page = pull_from(self._log, queue, self._end_for(queue), at, limit, wanted)
-            except CorruptFileError as error:
-                number = at if wanted is None or limit > 1 else self._damaged(queue, at, wanted, str(error))
-                error.add_note(f"{topic} queue {queue_id}, queue offset {number}")
-                raise
+            page = pull_from(self._log, queue, lambda: self._end_for(queue), at, limit, wanted)
             following = QueuePlace.of(self._log, queue, page.next_queue_offset)
             is_gone = queue is not None and (queue.lives != lives or place.now(self._log, queue) != begin or
                                              bool(page.messages and following.phy_offset < 0))  # fmt: skip
@@ -170,18 +164,6 @@ class QueueReader(OpenStore):
             if (answer := self._ask_queue(topic, queue_id, ask)) is not None:
                 return answer
         raise CorruptFileError(self.path, 0, f"{topic} queue {queue_id} loses its messages while they are read")
-
-    def _damaged(self, queue: _Queue, place: int, wanted: set[str], reason: str) -> int:
-        """Queue offset of the message for which no pull from a place on gives one: the last from which none does."""
-        def is_behind(place: int) -> bool:
-            try:
-                pull_from(self._log, queue, self._end_for(queue), place, 1, wanted)
-            except CorruptFileError as error:
-                return str(error) != reason
-            return True
-
-        following = range(place + 1, 0 if queue is None else queue.max_offset)
-        return place + bisect.bisect_left(following, True, key=is_behind)
 
     @while_open
     def _places(self, topic: str, queue_offsets: Mapping[int, int]) -> dict[int, QueuePlace]:
@@ -204,7 +186,8 @@ class QueueReader(OpenStore):
         """Up to `limit` units of a queue from a queue offset on: phy offsets, sizes, tags codes, as NumPy arrays.
 
         Empty when there is no such queue or offset. Raises StoreClosedError, CorruptFileError, UnsupportedFormatError
-        (a queue of inner batches), TypeError, ValueError. Cost: one read of the queue's files, the log is not touched.
+        (a queue of inner batches, queues in RocksDB), TypeError, ValueError. Cost: one read of the queue's files, the
+        log is not touched.
         """
         count = checked_int(limit, "limit", least=0)
         queue = self._queue(topic, queue_id)
@@ -223,12 +206,12 @@ class QueueReader(OpenStore):
 
         LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
         none. 0 for an unknown queue. on_damage: "skip" goes by the messages that can be read. Raises StoreClosedError,
-        CorruptFileError, TypeError, ValueError. Cost: one record header per step of a binary search, and of 32.
-        Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
+        CorruptFileError, UnsupportedFormatError (queues in RocksDB), TypeError, ValueError. Cost: one record header per
+        step of a binary search, and of 32. Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
         if boundary not in ("LOWER", "UPPER"):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")
         skips_damage = teller(on_damage, None) is not None
         time = to_ms(timestamp, "timestamp", boundary == "LOWER")
         return self._ask_queue(topic, queue_id, lambda queue: search_from(
-            self._log, queue, self._log_end(), time, boundary, skips_damage=skips_damage))  # fmt: skip
+            self._log, queue, self._log_end, time, boundary, skips_damage=skips_damage))  # fmt: skip

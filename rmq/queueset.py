@@ -134,6 +134,12 @@ class QueueSet:
         fresh.check()
         return fresh
 
+    def as_it_is(self) -> QueueSet:
+        """The same queues, those that are known now, whatever `forget` does meanwhile."""
+        found = QueueSet.__new__(QueueSet)
+        vars(found).update(vars(self))
+        return found
+
     def forget(self) -> None:
         """For readers: no queue is known and no file is open, until they are loaded again."""
         for queue in self.queues.values():

@@ -165,6 +165,8 @@ class StoreReader(KeyReader, QueueReader):
         next whole record (magic, own offset, lengths, CRC), logs each range that it left out as a warning of the logger
         `rmq`, and appends it to `lost`. Also files that are gone or cut short are skipped then. skip_removed: whether
         "raise" passes over what is cleaned away before the scan comes to it, with a warning, or else it is damage.
+        Raises StoreClosedError, TypeError, ValueError, and CorruptFileError at damage, from the call itself where the
+        range begins in it.
         """
         import pyarrow as pa
 

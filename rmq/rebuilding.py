@@ -8,14 +8,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rmq._core._layout import UNIT_SIZE
-from rmq._core._record import SCAN_BAD_BODY_CRC, SCAN_ZERO
+from rmq._core._record import SCAN_ZERO
 from rmq._core._sidecar import sidecar_size
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
@@ -27,11 +27,11 @@ from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import StoreLock, crash_of, holder_pid, lock_holder
+from rmq.lock import Holder, StoreLock, crash_of, holder_pid, lock_holder
 from rmq.logend import (
     BEFORE_ALL,
-    LogEnd,
     OnDisk,
+    end_past_bodies,
     find_end,
     last_epoch,
     last_start,
@@ -39,7 +39,17 @@ from rmq.logend import (
     on_disk_since,
     was_left_alone,
 )
-from rmq.marks import Manifest, Mark, Marks, finish_rebuild, is_ours, read_meta, remove_rebuild, write_manifest
+from rmq.marks import (
+    Manifest,
+    Mark,
+    Marks,
+    finish_rebuild,
+    is_ours,
+    read_meta,
+    remove_rebuild,
+    shown_end,
+    write_manifest,
+)
 from rmq.paths import StorePaths, directory_here, queue_directories, queue_directory, sidecar_path
 from rmq.pool import Runner, in_processes
 from rmq.queueends import refuse_light
@@ -84,11 +94,11 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     read, may be read only, and may have a writer. It must not lie in the store.
     Queues whose messages have all been cleaned away keep their files, so that their offsets go on. Index files are
     named by the time of their first message; sidecars of replaced ones go.
-    processes: as of `scan_map`. Cost: one pass over the log and one over its keys; disk for the new files and 20 bytes
-    for each key. Raises CorruptFileError for a log that is damaged where queues and index come from (bodies are not
-    looked at), StoreLockedError, UnsupportedFormatError for queues that
-    are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or index/ that
-    is a link or another disk, in the store), ChildProcessError; then queues and index are as they were.
+    processes: as of `scan_map`, but None is one on each core whatever the log's size. Cost: one pass over the log and
+    one over its keys; disk for the new files and 20 bytes for each key. Raises CorruptFileError for a log that is
+    damaged where queues and index come from (bodies are not looked at), StoreLockedError, UnsupportedFormatError for
+    queues that are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or
+    index/ that is a link or another disk, in the store), ChildProcessError; then queues and index are as they were.
     """
     return rebuild_by(in_processes(processes), path, output, config)
 
@@ -153,7 +163,7 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
     remove_rebuild(paths)
     with ExitStack() as stack:
         stack.callback(_clear, paths)
-        source = _Source(paths, asked)
+        source = _Source(paths, asked, is_alone=True)
         stack.callback(source.log.close)
         parts = PARTS if source.config.message_index_enable else PARTS[:1]
         _check_replaceable(paths, parts)
@@ -163,8 +173,7 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
         offsets.cut_back(lambda *queue: derived.extents.get(queue, (0, 0))[1])
         offsets.write(offsets.taken())
         make_directory(replaced)
-        _replace(paths, parts)
-        source.write_marks(derived)
+        _replace(paths, parts, lambda: source.write_marks(derived))
         for old in index_paths(replaced / "index"):
             sidecar = sidecar_path(paths.index / old.name)
             if sidecar is not None:
@@ -191,9 +200,9 @@ def _check_replaceable(paths: StorePaths, parts: tuple[str, ...]) -> None:
             raise OSError(errno.EXDEV, reason, str(path))
 
 
-def _replace(paths: StorePaths, parts: tuple[str, ...]) -> None:
-    """Each part by a new one, all or none. Where the system cannot exchange names at one instant, a crash may leave a
-    part away: the next open for writing puts the new one there.
+def _replace(paths: StorePaths, parts: tuple[str, ...], tell: Callable[[], None]) -> None:
+    """Each part by a new one, all or none, none where `tell` raises. Where the system cannot exchange names at one
+    instant, a crash may leave a part away: the next open for writing puts the new one there.
     """
     with ExitStack() as undo:
         for part in parts:
@@ -207,6 +216,7 @@ def _replace(paths: StorePaths, parts: tuple[str, ...]) -> None:
                 os.rename(place, old)
             os.rename(new, place)
         sync_directory(paths.root)
+        tell()
         undo.pop_all()
 
 
@@ -231,7 +241,7 @@ def _result(path: Path, derived: Derived) -> RebuildResult:
 class _Source:
     """The log that queues and index are made of, and what the store knows of them."""
 
-    def __init__(self, paths: StorePaths, asked: StoreConfig) -> None:
+    def __init__(self, paths: StorePaths, asked: StoreConfig, *, is_alone: bool = False) -> None:
         """Raises CorruptFileError when the log does not end as it must."""
         meta = read_meta(paths)
         self.config, _ = settle_config(paths, asked, meta)
@@ -243,7 +253,10 @@ class _Source:
         try:
             durable = self._mark.durable_phy_offset if self._mark is not None else 0
             on_disk = on_disk_since(durable, crash_of(paths), Checkpoint(paths.checkpoint), last_epoch(paths.epochs))
-            self._end = _log_end(self.log, replace(on_disk, time=None), lock_holder(paths.lock) is not None)
+            holder = None if is_alone else lock_holder(paths.lock)
+            self._end = _log_end(self.log, replace(on_disk, time=None), holder is not None)
+            if holder is Holder.RMQ and paths.abort.exists() and (shown := shown_end(paths)) > 0:
+                self._end = min(self._end, shown)  # behind it a put is under way, and may fail
         except BaseException:
             self.log.close()
             raise
@@ -343,20 +356,15 @@ def _log_end(log: CommitLog, on_disk: OnDisk, is_live: bool) -> int:
     if gap >= 0:
         raise log.damage(gap, SCAN_ZERO)
     seen = replace(on_disk, time=BEFORE_ALL if is_live else None)
-
-    def end_from(begin: int) -> LogEnd:
-        return look_behind(log, find_end(log, begin, log.max_phy_offset, on_disk=seen), on_disk)
-
-    end = end_from(last_start(log))
+    end = look_behind(log, find_end(log, last_start(log), log.max_phy_offset, on_disk=seen), on_disk)
     for _ in range(LOOKS if is_live and end.is_damage else 0):
         time.sleep(SOON)
         later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=seen)
         if later.phy_offset > end.phy_offset:
             end = later
             break
-    while end.is_damage and end.stop == SCAN_BAD_BODY_CRC and (segment := log.segment_at(end.phy_offset)) is not None:
-        # Of a body nothing is derived; the record's lengths add up.
-        end = end_from(end.phy_offset + int.from_bytes(segment.read(end.phy_offset - segment.start, 4), "big"))
+    if end.is_damage:
+        end = look_behind(log, end_past_bodies(log, end, on_disk.phy_offset, seen), on_disk)
     if end.is_damage:
         raise log.damage(end.phy_offset, end.stop)
     return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset

@@ -171,7 +171,7 @@ def adopt_index(paths: StorePaths, log: CommitLog, index: Index, end: int, clean
             wrong = "is not full, though files follow it"
         elif file.end_phy_offset >= end:
             wrong = "indexes records that are not in the log"
-        elif file.index_count > 1 and hides_keys(log, index.files, keep, end, index_tags=index.indexes_tags):
+        elif file.index_count > 1 and hides_keys(log, index.files, keep, end):
             wrong = "keys of earlier records are missing before it"
         else:
             keep += 1
@@ -272,6 +272,7 @@ def _recover_clean(store: OpenedStore, mark: Mark, manifest: Manifest | None) ->
     lost: list[QueueKey] = []
     if store.queues.end_phy_offset() > log.position:  # a broker's, which cut its records off again after a crash
         lost = cut_queues(log, store.queues, derived, derived, derived)
+        store.checkpoint.lower(_last_timestamp(log))
     begin = mark.indexed_phy_offset, 0
     if not index_is_whole(store.index, mark, manifest, is_closed=True):
         _withdraw(store)

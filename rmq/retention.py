@@ -56,10 +56,11 @@ class RemovedFile(NamedTuple):
 class CleanResult:
     """What clean removed, or with dry_run would remove.
 
-    removed: in the order of removal: segments of the log, queue files, index files and their sidecars. freed_bytes:
-    the disk they held, which is free once no reader has them mapped. min_phy_offset: of the log afterwards.
-    disk_used_percent: of the log's disk afterwards, rounded up. truncated: `limit` let segments stay that would go
-    too.
+    removed: segments of the log, queue files, index files and their sidecars, in the order of removal, but that whole
+    queues (expired_queues) go last, wherever they stand; queue files that an interrupted cleaning left are not listed.
+    freed_bytes: the disk they held, which is free once no reader has them mapped. min_phy_offset: of the log
+    afterwards. disk_used_percent: of the log's disk afterwards, rounded up. truncated: `limit` let segments stay that
+    would go too.
     """
 
     removed: tuple[RemovedFile, ...]

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import os
 import resource
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -150,6 +151,13 @@ def exchange(path: Path, other: Path) -> bool:
         return False
     reason = "no rename replaces it, as in a lower layer of an overlay (a container's image): rebuild with an output"
     raise OSError(number, reason if number == errno.EXDEV else os.strerror(number), str(other))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, or what stands in its place, as far as that can be: rmtree would wait for a pipe's writer."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) -> None:

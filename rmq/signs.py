@@ -109,11 +109,11 @@ def record_signs(samples: list[Sample]) -> Iterator[VersionSign]:
         yield VersionSign(first=(5, 1, 0), fact="records of version 2")
     if flags & (L.SYS_FLAG_BORN_HOST_IPV6 | L.SYS_FLAG_STORE_HOST_IPV6):
         yield VersionSign(first=(4, 6, 0), fact="IPv6 hosts in records")
-    if flags & (L.SYS_FLAG_COMPRESSION_MASK | L.SYS_FLAG_INNER_BATCH):
-        yield VersionSign(first=(5, 0, 0), fact="bodies in LZ4 or zstd, or inner batches")
+    if flags & L.SYS_FLAG_INNER_BATCH:  # how a body is packed is the producer's affair
+        yield VersionSign(first=(5, 0, 0), fact="inner batches")
     ends = {sample.properties_end == L.PROPERTY_END for sample in samples if sample.properties_end is not None}
-    if ends == {False}:
-        yield VersionSign(first=(4, 9, 1), last=(5, 1, 4), fact="properties end without a separator")
+    if ends == {False}:  # of producers of 4.9.1 and later, too, whose text an older broker stores as it comes
+        yield VersionSign(last=(5, 1, 4), fact="properties end without a separator")
 
 
 def has_old_blanks(log: CommitLog) -> bool:

@@ -25,9 +25,11 @@ FILES: dict[Part, re.Pattern[str]] = {
     "index": re.compile(r"index/\d{17}", re.ASCII),
 }
 SMALL = re.compile(r"checkpoint|epochFileCheckpoint|abort(\.bak)?|"
-                   r"rmq/(meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
+                   r"config/topics\.json(\.bak)?|"
+                   r"rmq/(owner|meta\.json|marks|manifest\.json|spark/commits/[^/]+\.(json|intent))")
 # Files whose names tell of other formats.
-SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+|dledger-[^/]+/data/[^/]+")
+SIGN = re.compile(r"(consumequeue|index|dledger-|tiered)[^/]*/[^/]+|dledger-[^/]+/data/[^/]+|timerwheel|"
+                  r"rocksdbstore/[^/]+")
 META, MANIFEST = "rmq/meta.json", "rmq/manifest.json"
 
 

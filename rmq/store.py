@@ -34,6 +34,7 @@ from rmq.legacy import LegacyKeys
 from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announced, restorer
 from rmq.logsegment import Segment
 from rmq.marks import (
+    RECOVERING,
     Marks,
     finish_rebuild,
     give_up_spare,
@@ -95,8 +96,7 @@ class Store(StoreWriter):
 
     def __init__(self, path: str | os.PathLike[str], mode: str, config: StoreConfig, clock: Callable[[], int],
                  repair: bool) -> None:  # fmt: skip
-        self._closed = True  # until everything is open
-        self._pid = os.getpid()
+        self._closed, self._pid = True, os.getpid()  # closed until everything is open
         self._release = Closers()
         undo = contextlib.ExitStack()  # what an open that fails takes back
         self.path = Path(path)
@@ -107,7 +107,7 @@ class Store(StoreWriter):
         self._offsets = ConsumerOffsets(self._paths)
         self._asked = config
         self._settling = threading.Lock()
-        self._close_lock = threading.RLock()
+        self._close_lock = OwnedLock()
         self._putter: Putter[PutResult] | None = None
         try:
             if mode == "r":
@@ -141,9 +141,9 @@ class Store(StoreWriter):
         is_settled = is_begun or meta is not None
         self.config, damaged = settle_config(self._paths, config, meta)
         try:
-            is_own = is_ours(meta)
-            self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_own, mode="r")
-            self._open_parts(damaged, meta, False, is_own)
+            self._legacy = LegacyKeys(self._paths, config, meta, is_own=is_ours(meta), mode="r")
+            self._open_parts(damaged, meta, False, is_ours(meta))
+            self._log.watch(weakly(self._check_place))  # files of the same names may be another store's by now
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
             if not self._queues.is_exact:
                 dispatcher.others = BrokerUnits(self._paths, self._log, self._queues, dispatcher.table)
@@ -229,6 +229,9 @@ class Store(StoreWriter):
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
         parts = self._assemble()
+        if self._log.segments:  # else what an earlier writer showed tells that the log is lost
+            undo.callback(self._marks.show, self._marks.visible_phy_offset)
+            self._marks.show(RECOVERING)
         recover(parts, mark, manifest, crashed=crashed, repair=repair)
         if crashed is not None or repair or self._checkpoint.is_withdrawn:  # queues were derived again
             queues = self._queues.queues
@@ -249,13 +252,12 @@ class Store(StoreWriter):
     def _open_marks(self, *, is_known: bool, repair: bool) -> None:
         """is_known: there is a meta.json, so what the marks say is of this store."""
         size = self._paths.marks.stat().st_size if self._paths.marks.exists() else 0
-        has_marks = size > 0
-        if has_marks and not is_known:
+        if size and not is_known:
             remove_file(self._paths.marks)
         elif repair and size not in (0, MARKS_SIZE):
             set_aside(self._paths, self._paths.marks, f"has {size} bytes, expected {MARKS_SIZE}")
-            has_marks = False
-        self._marks = Marks(self._paths.marks, writable=True, create=not has_marks or not is_known)
+            size = 0
+        self._marks = Marks(self._paths.marks, writable=True, create=not size or not is_known)
         self._release.callback(self._marks.close)
 
     def _assemble(self) -> OpenedStore:
@@ -296,8 +298,9 @@ class Store(StoreWriter):
     def _derive(self) -> QueueSet:
         if self.mode == "r":
             self._refresh()
-            self._visible.derive()
-            return self._queues
+            with self._visible.lock:  # another thread may look at all anew meanwhile
+                self._visible.derive()
+                return self._queues.as_it_is()
         self._flusher.check_not_nested()
         if self._low != self._log.min_phy_offset:  # a cleaning was interrupted before it told all queues
             with self._put_lock:
@@ -308,7 +311,10 @@ class Store(StoreWriter):
             return self._overflow.level(self._log.position)
 
     def _derived_end(self) -> int:
-        return self._visible.end if self.mode == "r" else self._log.position
+        if self.mode != "r":
+            return self._log.position
+        with self._visible.lock:
+            return self._visible.end
 
     def _uncovered(self) -> tuple[int, list[tuple[int, int]], Durable | None]:
         if self.mode == "r":
@@ -333,31 +339,26 @@ class Store(StoreWriter):
     def close(self) -> None:
         """Flush and close; the store then opens clean, here and in a broker. Closing twice is nothing.
 
-        Raises OSError when the flush fails, or one failed that no call has told of, and CorruptFileError where commits
-        cannot join what another wrote to the groups' file: the store is closed all the same, and recovers when opened
-        again.
+        Raises OSError when the flush fails, or one failed that no call has told of, and CorruptFileError where pages of
+        a file are gone, or commits cannot join what another wrote to the groups' file: the store is closed all the
+        same, and recovers when opened again.
         """
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close
             return
-        if self._closed:
-            with self._close_lock:
-                self._release.close()  # what an interrupted one has left
-            return
-        if self.mode != "r":
+        if self._close_lock.is_mine():
+            raise RuntimeError(f"{self.path}: closed in the middle of its close, as by a signal handler")
+        if self.mode != "r" and not self._closed:
             self._flusher.check_not_nested()
         with self._close_lock:  # a second closer waits: what it would remove may be the next store's
-            if self._closed:
-                return
-            if self.mode == "r":
+            if self._closed or self.mode == "r":
                 self._closed = True
-                self._release.close()
+                self._release.close()  # or what an interrupted one has left
                 return
-            self._flusher.stop()
             try:
                 with self._put_lock:
-                    self._closed = True
-                    self._log.tail.is_shut = True
+                    self._closed = self._log.tail.is_shut = True
+                self._flusher.stop()  # not before: an interrupt would leave an open store that nobody flushes
                 if self._flusher.failure is not None:
                     self._flusher.raise_untold()
                 else:

@@ -13,11 +13,12 @@ from typing import Any
 
 from rmq._core._queuetable import QueueTable
 from rmq.errors import CorruptFileError
-from rmq.fastjson import count_on, read_document, with_backup, write_document
+from rmq.fastjson import CONFIG_LIMIT, count_on, document_bytes, read_document, with_backup, write_document
 
 logger = logging.getLogger("rmq")
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # of delayed messages: their units hold times of delivery, not hashes of tags
+SYSTEM_PREFIX = "rmq_sys_"
 _SYSTEM_TOPICS = frozenset({
     "TBW102", SCHEDULE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
     "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
@@ -32,7 +33,7 @@ _MOST_QUEUES = 2**31 - 1  # a Java int
 
 def is_system_topic(topic: str) -> bool:
     """Topics that a broker sets up itself. Source: TopicValidator#isSystemTopic."""
-    return topic.startswith("rmq_sys_") or topic in _SYSTEM_TOPICS
+    return topic.startswith(SYSTEM_PREFIX) or topic in _SYSTEM_TOPICS
 
 
 def batch_topics(path: Path) -> frozenset[str]:
@@ -106,8 +107,10 @@ def merge_topics(path: Path, queues: dict[str, int]) -> None:
         return
     count_on(document)
     try:
+        if len(document_bytes(document)) > CONFIG_LIMIT:
+            raise ValueError(f"would have more than {CONFIG_LIMIT} bytes")
         write_document(path, document)
-    except RecursionError as error:
+    except (ValueError, RecursionError) as error:
         _warn(path, error)
 
 

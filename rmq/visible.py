@@ -33,7 +33,7 @@ from rmq.logend import (
     was_closed,
     was_left_alone,
 )
-from rmq.marks import Mark, Marks, look_at_marks, read_manifest
+from rmq.marks import RECOVERING, Mark, Marks, look_at_marks, read_manifest
 from rmq.paths import FileVersion, StorePaths, version_of
 from rmq.queueends import QueueKey, cut_queues, lost_queues
 from rmq.queueset import QueueSet
@@ -61,7 +61,7 @@ class Visible:
         self._mark: Mark | None = None
         self._weighed = 0  # end of the log when the units in memory were last looked at
         self._last: Proof | None = None  # of a record that was the last one
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._look()
 
     def _look(self) -> None:
@@ -122,7 +122,7 @@ class Visible:
 
     def ends_earlier(self) -> bool:
         """Whether the log's end has gone back: what a read came to is no damage then, but what a broker had cut off."""
-        with self._lock:
+        with self.lock:
             before, last = self.end, self._last
             if self._follows and self._epochs.last is not None and self._holder is Holder.OTHER:
                 self._look()
@@ -252,14 +252,15 @@ class Visible:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
         if self._known_end is not None:
             return self.end
-        visible = self._marks.visible_phy_offset if self._holder is Holder.RMQ and self._marks is not None else 0
-        if visible > 0 or (self._holder is Holder.RMQ and self._mark is not None):
-            return min(self._log.max_phy_offset, max(visible, self.end))
-        return self._log.max_phy_offset  # a broker's, or of one that is recovered and published nothing yet
+        if self._holder is Holder.RMQ and self._paths.abort.exists():  # else a rebuild has it, closed
+            visible = self._marks.visible_phy_offset if self._marks is not None else 0
+            if visible > 0 or (visible != RECOVERING and self._mark is not None):
+                return min(self._log.max_phy_offset, max(visible, self.end))
+        return self._log.max_phy_offset  # a broker's, or of one that is recovered
 
     def refresh(self) -> int:
         """See what is there now; returns the end of the log."""
-        with self._lock:
+        with self.lock:
             if not self._follows:
                 return self.end
             self._log.refresh()
@@ -291,7 +292,7 @@ class Visible:
 
     def derive(self) -> None:
         """Bring the queues level with the end, in memory. CorruptFileError while files of one are damaged."""
-        with self._lock:
+        with self.lock:
             if self._queues.damage:
                 self._look()  # at files that were put in their place, maybe
             self._queues.check()
@@ -322,7 +323,7 @@ class Visible:
 
     def follow_files(self) -> None:
         """derive, with the files of queues and index as they are now."""
-        with self._lock:
+        with self.lock:
             self._index.refresh()
             self.derive()
             self._follow_cleaning(self._low)
@@ -371,7 +372,7 @@ class Visible:
 
     def uncovered(self) -> tuple[list[tuple[int, int]], Durable | None]:
         """Ranges of the log whose keys no index file holds that counts, and what then counts for Index.collect."""
-        with self._lock:
+        with self.lock:
             self._index.refresh()
             mark, files = self._mark, self._index.files
             # A writer that recovers takes the index back to the mark; when it lacks nothing again, it moves the mark.
@@ -382,8 +383,7 @@ class Visible:
             if mark is not None and is_whole and not misses_files:
                 covered = max(self._log.min_phy_offset, mark.indexed_phy_offset)
                 if is_calm and files and files[-1].path.name >= str(mark.index_name):
-                    last = next((file for file in reversed(files) if file.index_count > 1), None)
-                    covered = max(covered, last.end_phy_offset if last is not None else 0)
+                    covered = max([covered, *(file.end_phy_offset for file in files if file.index_count > 1)])
                 durable = (mark.index_name, mark.index_count) if is_after_crash else None
                 return [(covered, self.end)] if covered < self.end else [], durable
             is_told = has_manifest or mark is None

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._record import SCAN_TRUNCATED, used_size
+from rmq._core._record import NESTED_LIMIT, SCAN_TRUNCATED, used_size
 from rmq._core._recordbatch import RecordBatch
-from rmq.config import StoreConfig
+from rmq.config import StoreConfig, config_or_default
 from rmq.errors import CorruptFileError, StoreClosedError, UnsupportedFormatError
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER, RECORD_MAGICS, ZEROS_AT_END, Held, Segment
@@ -162,10 +162,7 @@ class WindowedSegment(Segment):
     def used_end(self, begin: int) -> int:
         if self._whole() is not None:
             return super().used_end(begin)
-        try:
-            end = data_end(self.path, self._size)
-        except FileNotFoundError:
-            end = self._size
+        end = self._data_end()
         while end > begin:
             first = max(begin, end - WINDOW)
             used = used_size(self._bytes(self.start + first, self.start + end), 0)
@@ -177,8 +174,8 @@ class WindowedSegment(Segment):
     def resync(self, begin: int, end: int) -> int:
         if self._whole() is not None:
             return super().resync(begin, end)
-        end = min(end, self.start + self.used_end(begin - self.start) + ZEROS_AT_END)
-        one, first = RecordBatch(1), begin
+        end = min(end, self.start + self._data_end() + ZEROS_AT_END)
+        one, first, left = RecordBatch(1), begin, NESTED_LIMIT * (end - begin)
         while begin < end:
             data = self._bytes(begin, min(end, begin + WINDOW))
             at = data.find(MAGIC_BEGIN)
@@ -189,9 +186,18 @@ class WindowedSegment(Segment):
                     if one.count:
                         one.release()
                         return place
+                    left -= self._record_size(place)
+                    if left < 0:
+                        return -1
                 at = data.find(MAGIC_BEGIN, at + 1)
             begin += max(len(data) - len(MAGIC_BEGIN) + 1, len(MAGIC_BEGIN))
         return -1
+
+    def _data_end(self) -> int:
+        try:
+            return data_end(self.path, self._size)
+        except FileNotFoundError:
+            return self._size
 
     def let_go(self) -> None:
         super().let_go()
@@ -213,6 +219,6 @@ class WindowedStore(Store):
         """Raises as rmq.open."""
         self._make_segment = partial(WindowedSegment, maps_first=maps_first)
         self._has_index = has_index
-        super().__init__(path, "r", config or StoreConfig(), system_clock, False)
+        super().__init__(path, "r", config_or_default(config), system_clock, False)
         if not has_index and self._foreign_index is None:
             self._foreign_index = UnsupportedFormatError(path, "opened without its index", "rmq.open maps it")

@@ -35,11 +35,13 @@ def fork(work: Callable[[], object]) -> int:
         os._exit(code)
 
 
-def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
-    """What a function gives in a forked process; its exception is raised here; a signal is an error."""
+def in_child(function: Callable[[], Any], *, user: int | None = None, patience: int = PATIENCE_S) -> Any:
+    """What a function gives in a forked process; its exception is raised here; a signal is an error, as after
+    `patience` seconds."""
     reading, writing = os.pipe()
 
     def work() -> None:
+        signal.alarm(patience)
         try:
             if user is not None and os.getuid() == 0:
                 os.setgroups([])

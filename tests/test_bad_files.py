@@ -403,3 +403,13 @@ def test_strange_names_are_errors_or_skipped(clean: Base, tmp_path: Path, part: 
     assert strange.is_dir() or strange.read_bytes() == b"foreign" * 100
     strange.rmdir() if kind == "folder" else strange.unlink()
     assert_goes_on(tmp_path / "s", list(range(COUNT)))
+
+
+def test_a_segment_that_ends_behind_every_offset_is_named(tmp_path: Path) -> None:
+    """Its begin alone would fit."""
+    path = build(tmp_path / "s", closed=True).path
+    file = path / "commitlog" / f"{2**63 - SIZES['mapped_file_size_commit_log']:020d}"
+    file.write_bytes(bytes(SIZES["mapped_file_size_commit_log"]))
+    with pytest.raises(rmq.CorruptFileError, match="no commit-log segment's") as caught, rmq.open(path) as store:
+        store.scan().read_all()
+    assert caught.value.path == str(file)

@@ -444,3 +444,13 @@ def test_damage_that_begins_where_our_mark_ends_is_judged_alike_by_readers_and_r
         answers = reader.max_phy_offset, reader.scan().read_all()["body"].to_pylist()
     with rmq.open(path, "r+", config=CONFIG) as store:
         assert (store.max_phy_offset, store.scan().read_all()["body"].to_pylist()) == answers == (end, [b"kept"])
+
+
+def test_the_checkpoint_of_a_closed_store_tells_of_no_message_that_the_log_lost_behind_our_mark(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    put(path, bytes(4096), run_broker(path, [rmq.Message("T", b"lost")] * 3, is_closed=True)[0])
+    with rmq.open(path, "r+") as store:
+        assert store.topics() == {"T": {0: (0, 20)}}
+    assert Checkpoint(path / "checkpoint").physic_msg_timestamp <= START + 19_000
+    assert list(rmq.verify(path)) == []

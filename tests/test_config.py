@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from conftest import SIZES
 from test_store import CONFIG, message, numbers, put_to
 
 import rmq
+from rmq.mirror import MirroredStore
+from rmq.objects import Location
 from rmq.rebuilding import rebuild_sidecars
+from rmq.snapshot import Snapshot
+from rmq.windows import WindowedStore
 
 BROKER_CONF = """\
 # Licensed to the Apache Software Foundation (ASF) under one or more
@@ -217,6 +222,18 @@ def test_a_version_without_ipv6_hosts_takes_none(tmp_path: Path, host: str) -> N
 def test_what_is_no_config_is_refused_wherever_one_is_taken(tmp_path: Path, config: Any) -> None:
     rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=65536)).close()
     for use in (rmq.open, rmq.verify, rmq.rebuild, lambda path, config: rmq.export(path, tmp_path / "t", config=config),
-                lambda path, config: list(rebuild_sidecars(path, config))):  # fmt: skip
+                lambda path, config: list(rebuild_sidecars(path, config)),
+                partial(WindowedStore, maps_first=False, has_index=True),
+                lambda path, config: MirroredStore(Snapshot.take(Location(f"file://{path}")), config)):  # fmt: skip
         with pytest.raises(TypeError, match="config must be StoreConfig"):
             use(tmp_path / "s", config=config)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_what_can_be_no_file_s_name_is_told_with_the_argument_s(tmp_path: Path, path: str) -> None:
+    rmq.open(tmp_path / "s", "x").close()
+    for name, use in (("path", rmq.open), ("path", rmq.verify), ("path", rmq.rebuild), ("path", rmq.IndexFile),
+                      ("target", lambda target: rmq.export(tmp_path / "s", target)),
+                      ("output", lambda output: rmq.rebuild(tmp_path / "s", output))):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^{name} holds"):
+            use(path)

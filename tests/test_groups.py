@@ -386,3 +386,18 @@ def test_a_string_without_an_end_is_no_json_and_is_read_once() -> None:
     for text in ('"' + '\\"' * 500_000, '{"a":"' + "\\\"" * 500_000, '{1:"' + "x" * 1_000_000):
         with pytest.raises(ValueError, match="Unterminated string"):
             parse_fastjson(text)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_the_offsets_of_a_light_group_are_a_broker_s_own(tmp_path: Path, mode: str) -> None:
+    """With light queues it keeps them in a table of their own; of others nothing changes."""
+    path = filled(tmp_path / "s", 20, 1)
+    (path / "config").mkdir(exist_ok=True)
+    table = {"offsetTable": {"Orders@plain": {"0": 3}}, "lmqOffsetTable": {"Orders@%LMQ%g": 12}}
+    (path / "config/lmqConsumerOffset.json").write_text(json.dumps(table))
+    with rmq.open(path, mode) as store:
+        assert store.groups() == {"%LMQ%g": {"Orders": {0: 12}}, "plain": {"Orders": {0: 3}}}
+        with pytest.raises(rmq.UnsupportedFormatError, match="light group"):
+            store.commit_offsets("%LMQ%g", "Orders", {0: 15})
+        store.commit_offsets("plain", "Orders", {0: 15})
+        assert store.groups() == {"%LMQ%g": {"Orders": {0: 12}}, "plain": {"Orders": {0: 15}}}

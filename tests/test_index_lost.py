@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,35 @@ def test_a_file_that_goes_beside_a_writer_is_missed_too(tmp_path: Path) -> None:
             assert scanned(store, 2 * COUNT) == 0
             index_files(path)[1].unlink()
             assert scanned(store, 2 * COUNT) > 0
+
+
+def test_a_file_that_another_thread_finds_short_is_short_for_who_has_asked_what_the_index_covers(
+        tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    path, told = copy_store(closed, tmp_path / "s"), []
+    with rmq.open(path) as store:
+        real = store._index.collect
+
+        def look() -> None:
+            with pytest.raises(rmq.CorruptFileError, match="was truncated"):
+                store.query("T", "k130")
+            told.append(True)
+
+        def hooked(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+            return real(*arguments)
+
+        assert len(store.query("T", "k130")) == 1
+        data = index_files(path)[1].read_bytes()
+        os.truncate(index_files(path)[1], len(data) - 1)
+        monkeypatch.setattr(store._index, "collect", hooked)
+        with pytest.raises(rmq.CorruptFileError, match="was truncated"):
+            store.query("T", "k130")
+        assert told == [True]
+        index_files(path)[1].write_bytes(data)
+        assert scanned(store) == 0
 
 
 def test_a_file_that_a_cleaning_removed_is_not_missed(tmp_path: Path, closed: Path) -> None:

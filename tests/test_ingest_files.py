@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -242,12 +243,28 @@ def test_what_is_no_delimiter_is_told_the_rule(tmp_path: Path, delimiter: str) -
 def test_what_a_pipe_gives_in_any_pieces_are_the_same_rows(
     monkeypatch: pytest.MonkeyPatch, form: str, pieces: list[str | bytes], bodies: list[str]
 ) -> None:
-    left = iter([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
+    assert bodies_of_pipe(monkeypatch, form, pieces) == bodies
+
+
+@pytest.mark.parametrize("fill", range(50, 64))
+def test_a_block_of_a_pipe_may_end_anywhere_in_a_quoted_field(monkeypatch: pytest.MonkeyPatch, fill: int) -> None:
+    """The next one's first line end is none of a row."""
+    monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 64)
+    pieces = ["a,b\n", f"1,{'x' * fill}\n" + '2,"l""1\n', 'l2"\n', "3,v\n"]
+    rows = [{"a": "1", "b": "x" * fill}, {"a": "2", "b": 'l"1\nl2'}, {"a": "3", "b": "v"}]
+    assert [json.loads(body) for body in bodies_of_pipe(monkeypatch, "csv", pieces)] == rows
+
+
+def bodies_of_pipe(monkeypatch: pytest.MonkeyPatch, form: str, pieces: list[Any]) -> list[str]:
+    """Each piece is what a read of the pipe gives, if it asks for so much."""
+    left = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
 
     def read(source: Input, size: int) -> bytes:
-        data = next(left, b"")
+        data = left.pop(0) if left else b""
+        if len(data) > size:
+            left.insert(0, data[size:])
         source._is_over = not data
-        return data
+        return data[:size]
 
     monkeypatch.setattr(Input, "read", read)
     pipe = os.pipe()
@@ -256,4 +273,33 @@ def test_what_a_pipe_gives_in_any_pieces_are_the_same_rows(
     finally:
         for descriptor in pipe:
             os.close(descriptor)
-    assert [body.decode() for part in rows for body in part.body.to_pylist()] == bodies
+    return [body.decode() for part in rows for body in part.body.to_pylist()]
+
+
+@pytest.mark.parametrize("columns", [{"kkkkkk": ["1"]}, {"k": [{"kkkkkk": 1}]}], ids=["column", "field"])
+def test_a_parquet_file_whose_names_are_not_utf_8_is_told_in_a_line(tmp_path: Path, columns: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(pa.table(columns), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"kkkkkk", b"kk\xff\xfekk"))
+    done = call("ingest", tmp_path / "s", path, *TOPIC)
+    assert_error(done, 2, str(path), "utf-8")
+    assert len(done.notes) == 1
+
+
+@pytest.mark.parametrize(("begin", "part", "told"), [
+    ("", ",", "the header repeats ''"), ("", '"a",', "the header repeats 'a'"),
+    ('"', "a", "the header: a quoted name has no end"), ('"', '""', "the header: a quoted name has no end"),
+], ids=["commas", "names", "letters", "quotes"])  # fmt: skip
+def test_a_header_without_end_takes_little_memory_for_each_byte(tmp_path: Path, begin: str, part: str,
+                                                                told: str) -> None:  # fmt: skip
+    """Names take some; no turn of a loop over them is kept."""
+    size = 1 << 19
+    (tmp_path / "x.csv").write_text(begin + part * (size // len(part)))
+    tracemalloc.start()
+    try:
+        done = call("ingest", tmp_path / "s", tmp_path / "x.csv", *TOPIC, "--key-column", "k")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert_error(done, 2, told)
+    assert peak < 40 * size

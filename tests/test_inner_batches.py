@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from commandline import call
 from test_foreign_formats import SEGMENT, T0, Builder, refused
 
 import rmq
+from rmq import batchconsumequeue
+from rmq.batchconsumequeue import BatchConsumeQueue
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
 
@@ -73,14 +76,36 @@ def test_a_unit_that_is_not_the_batch_s_or_out_of_order_is_an_error(
     assert (error.value.path, error.value.offset) == (str(path), at)
 
 
-def test_a_gap_between_batches_is_stepped_over(batched: Path) -> None:
-    path = batched / f"batchconsumequeue/BT/0/{0:020d}"
-    units = [list(BATCH_UNIT.unpack_from(path.read_bytes(), 46 * place)) for place in (0, 1)]
-    units[1][4] = 2**40
-    path.write_bytes(b"".join(BATCH_UNIT.pack(*unit) for unit in units).ljust(460, b"\0"))
-    with rmq.open(batched) as store:
-        assert [message.body for message in store.pull("BT", 0, 0, 2).messages] == [b"one", b"two!"]
-        assert store.pull("BT", 0, 2, 5).next_queue_offset == 2**40 + 3
+def batches(tmp_path: Path, *numbers: tuple[int, int, int, int]) -> Path:
+    """Batches of two: base and count of each unit, base and number of messages that its record tells."""
+    builder, units = Builder(tmp_path / "store"), b""
+    for number, (base, count, own, own_count) in enumerate(numbers):
+        body = packed(*((b"%d%d" % (number, item), b"", 0) for item in range(own_count)))
+        place = builder.record("BT", body, b"INNER_BASE\1%d\2INNER_NUM\1%d\2" % (own, own_count), sys_flag=0xC0,
+                               queue_offset=own)  # fmt: skip
+        units += BATCH_UNIT.pack(*place, 0, builder.times, base, count, -1, 0)
+    builder.file(f"batchconsumequeue/BT/0/{0:020d}", units, 460)
+    return builder.finish()
+
+
+def test_a_gap_between_batches_is_stepped_over(tmp_path: Path) -> None:
+    with rmq.open(batches(tmp_path, (0, 2, 0, 2), (2**40, 2, 2**40, 2))) as store:
+        assert [message.body for message in store.pull("BT", 0, 0, 2).messages] == [b"00", b"01"]
+        assert [message.body for message in store.pull("BT", 0, 2, 5).messages] == [b"10", b"11"]
+        assert store.pull("BT", 0, 2, 5).next_queue_offset == 2**40 + 2
+
+
+@pytest.mark.parametrize("wrong", [(3, 2, 2, 2), (2, 2, 10**15, 2), (2, 2, 1, 2), (2, 1, 2, 2), (2, 2, 2, 3)])
+def test_a_unit_whose_record_has_other_messages_is_an_error(tmp_path: Path, wrong: tuple[int, int, int, int]) -> None:
+    """Else some would be passed over, or a consumer would begin again and again."""
+    path = batches(tmp_path, (0, 2, 0, 2), wrong, (6, 2, 6, 2))
+    with rmq.open(path) as store:
+        consumer = rmq.Consumer(store, "g", "BT")
+        assert [message.body for message in consumer.poll(10)] == [b"00", b"01"]
+        for ask in (lambda: store.pull("BT", 0, 0, 10), lambda: consumer.poll(10)):
+            with pytest.raises(rmq.CorruptFileError, match="unit points to other messages of this queue") as error:
+                ask()
+            assert (error.value.offset, error.value.__notes__) == (46, [f"BT queue 0, queue offset {wrong[0]}"])
 
 
 @pytest.mark.parametrize("base", [b"-1", b"9" * 25, b"9223372036854775807"])
@@ -169,6 +194,40 @@ def test_a_reader_follows_a_queue_as_it_grows_and_is_cut_and_reads_known_units_o
         path.unlink()
         answer = store.pull("BT", 0, 0, 9)
         assert (answer.min_queue_offset, answer.max_queue_offset) == (2, 5)
+
+
+def test_a_queue_that_another_thread_ends_earlier_stays_as_it_is_for_who_reads_it(
+        batched: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    real = BatchConsumeQueue.unit_of
+
+    def unit_of(queue: BatchConsumeQueue, at: int) -> int | None:
+        found = real(queue, at)
+        assert queue.end_at(895, 0).max_offset == 2
+        return found
+
+    monkeypatch.setattr(BatchConsumeQueue, "unit_of", unit_of)
+    with rmq.open(batched) as store:
+        assert [message.queue_offset for message in store.pull("BT", 0, 2, 9).messages] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("ask", [
+    lambda store: store.topics().get("BT"), lambda store: store.pull("BT").max_queue_offset], ids=["topics", "pull"])
+def test_a_queue_s_file_that_a_broker_removes_once_it_is_listed_is_as_one_removed_before(
+        batched: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[rmq.Store], object]) -> None:  # fmt: skip
+    real = batchconsumequeue._files_of
+
+    def files_of(directory: Path) -> list[Path]:
+        monkeypatch.undo()
+        found = real(directory)
+        found[0].unlink()
+        return found
+
+    with rmq.open(batched) as store:
+        ask(store)
+        monkeypatch.setattr(batchconsumequeue, "_files_of", files_of)
+        answer = ask(store)
+        assert not real(batched / "batchconsumequeue/BT/0")
+        assert answer == ask(store)
 
 
 def test_the_packed_body_is_rocketmq_s() -> None:

@@ -88,7 +88,7 @@ def test_of_a_sync_that_failed(store: rmq.Store, monkeypatch: pytest.MonkeyPatch
     store.put(message(100))
     monkeypatch.setattr(flushing.MappedFile, "sync", fail)
     assert not is_kept(store.flush, OSError)
-    with pytest.raises(rmq.StoreReadOnlyError, match=r"a sync failed \(\[Errno 5\] failed\)"):
+    with pytest.raises(rmq.StoreReadOnlyError, match=r"writing failed \(\[Errno 5\] failed\)"):
         store.flush()
     with suppress(OSError):
         store.close()

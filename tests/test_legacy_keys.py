@@ -13,6 +13,7 @@ from conftest import Golden, copy_store
 
 import rmq
 from rmq import legacy
+from rmq._core import _layout as L
 from rmq.signs import has_old_blanks
 
 CONFIG = {"mapped_file_size_commit_log": 65536, "max_hash_slot_num": 50, "max_index_num": 200}
@@ -38,7 +39,7 @@ def passes(store: rmq.Store) -> int:
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
-@pytest.mark.parametrize("version", ["4.7.0", "4.7.1", "4.8.0", "4.9.0"])
+@pytest.mark.parametrize("version", ["4.7.0", "4.7.1", "4.8.0", "4.9.0", "4.9.8"])
 def test_keys_that_an_old_broker_indexed_otherwise_are_found(tmp_path: Path, version: str, mode: str) -> None:
     path = of_broker(tmp_path / "s", version)
     with rmq.open(path, mode) as store:
@@ -47,18 +48,33 @@ def test_keys_that_an_old_broker_indexed_otherwise_are_found(tmp_path: Path, ver
         assert passes(store) == 1
 
 
-@pytest.mark.parametrize("version", ["4.9.1", "4.9.8", "5.1.4", "5.2.0", "5.3.3"])
+@pytest.mark.parametrize("version", ["5.0.0", "5.1.4", "5.2.0", "5.3.3"])
 def test_a_store_that_tells_of_a_newer_broker_is_not_searched(tmp_path: Path, version: str) -> None:
-    """Up to 5.1.4 the end of properties tells, from 5.0.0 the files beside."""
-    path = of_broker(tmp_path / "s", version, b"KEYS\1k" if version < "5.2" else b"KEYS\1k\2")
-    if version < "5.2":  # of the other message too
-        log = path / "commitlog" / f"{0:020d}"
-        log.write_bytes(log.read_bytes().replace(RAW[:-1] + b"\2", RAW[:-1] + b"c"))
-    hidden = HIDDEN + "c" if version < "5.2" else HIDDEN
+    path = of_broker(tmp_path / "s", version)
     for mode in ("r", "r+", "r+", "r"):
         with rmq.open(path, mode) as store, patch.object(legacy, "ambiguous_records") as made:
-            store.query("T", hidden)
+            store.query("T", HIDDEN)
             assert not made.called, mode
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("what", ["no last separator", "packed as of 5"])
+def test_what_producers_of_later_releases_send_does_not_hide_an_older_broker(
+    tmp_path: Path, what: str, mode: str
+) -> None:
+    """It stores their properties and flags as they come."""
+    path = of_broker(tmp_path / "s", "4.9.0", b"KEYS\1k" if what == "no last separator" else b"KEYS\1k\2")
+    log, key = path / "commitlog" / f"{0:020d}", HIDDEN
+    data = log.read_bytes()
+    if what == "no last separator":
+        data, key = data.replace(RAW[:-1] + b"\2", RAW[:-1] + b"c"), HIDDEN + "c"
+    else:
+        at = L.RECORD_SYS_FLAG_OFFSET
+        data = data[:at] + (L.SYS_FLAG_COMPRESSED | 1 << 8).to_bytes(4, "big") + data[at + 4 :]
+    log.write_bytes(data)
+    with rmq.open(path, mode) as store:
+        assert store.query("T", key).complete
+        assert [message.phy_offset for message in store.query("T", key)] != []
 
 
 def test_the_release_that_is_passed_to_a_reader_holds(tmp_path: Path) -> None:

@@ -83,3 +83,20 @@ def test_a_checkpoint_that_was_copied_after_the_log_says_no_more_than_the_log(tm
         store.flush()
         shutil.copy2(tmp_path / "s" / "checkpoint", tmp_path / "copy" / "checkpoint")
     assert_whole(tmp_path / "copy", 90)
+
+
+@pytest.mark.parametrize(("topic", "bodies"), [
+    ("T", [b"3", b"4"]), ("RMQ_SYS_TRANS_HALF_TOPIC", [b"3", b"4"]), ("SELF_TEST_TOPIC", [b"3", b"4"]),
+    ("rmq_sys_x", [b"0", b"1", b"2"]), ("%RETRY%g", [b"0", b"1", b"2"])])  # fmt: skip
+def test_a_light_queue_begins_anew_with_a_message_of_any_topic_but_those_of_copies(
+    tmp_path: Path, topic: str, bodies: list[bytes]
+) -> None:
+    path = tmp_path / "s"
+    with rmq.open(path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
+        for number, (name, offset) in enumerate([("T", 0), ("T", 1), ("T", 2), (topic, 0), ("T", 1)]):
+            raw = b"INNER_MULTI_DISPATCH\1%%LMQ%%a\2INNER_MULTI_QUEUE_OFFSET\1%d\2" % offset
+            store.put(rmq.Message(name, b"%d" % number, raw_properties=raw))
+    for part in ("rmq", "consumequeue"):
+        shutil.rmtree(path / part)
+    with rmq.open(path) as store:
+        assert [message.body for message in store.pull("%LMQ%a").messages] == bodies

@@ -97,20 +97,32 @@ def indexed(tmp_path: Path) -> Path:
     return path
 
 
+def in_rocksdb(path: Path) -> None:
+    """A broker keeps the queues of the store there, whatever files are left."""
+    (path / "consumequeue_r").mkdir()
+    (path / "consumequeue_r/CURRENT").write_text("MANIFEST-000001\n")
+    (path / "consumequeue_r/MANIFEST-000001").touch()
+
+
 @pytest.mark.parametrize("queues", ["files", "RocksDB"])
 def test_a_unique_key_alone_finds_a_message_wherever_its_queue_is(indexed: Path, queues: str) -> None:
     if queues == "RocksDB":
         shutil.rmtree(indexed / "consumequeue")
         shutil.rmtree(indexed / "batchconsumequeue")
-        for name in ("consumequeue", "consumequeue_r"):
-            (indexed / name).mkdir()
-        (indexed / "consumequeue_r/CURRENT").write_text("MANIFEST-000001\n")
+        (indexed / "consumequeue").mkdir()
+        in_rocksdb(indexed)
     with rmq.open(indexed, config=rmq.StoreConfig(**SIZES)) as store:
         assert store.info().unindexed == ()
         for topic, key, body in (("T", "u1", b"one"), ("BT", "u2", b"two")):
             assert store.lookup(key).body == store.lookup(key, topic=topic).body == body
         with pytest.raises(KeyError):
             store.lookup("u3")
+
+
+def test_queue_files_that_a_broker_left_for_rocksdb_are_not_counted(indexed: Path) -> None:
+    in_rocksdb(indexed)
+    with rmq.open(indexed, config=rmq.StoreConfig(**SIZES)) as store:
+        assert (store.info().message_count, store.info().topic_count) == (0, 0)
 
 
 def test_a_place_outside_64_bits_among_others_is_a_value_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ import pytest
 from conftest import copy_store
 
 import rmq
+import rmq.dispatch
+import rmq.query
 from rmq._core._recordbatch import RecordBatch
 from rmq.logsegment import Segment
 from rmq.mappedfile import GuardedMap, MappedFile
 from rmq.query import Wanted
-from rmq.scan import WholeRecords
+from rmq.scan import BatchMaker, WholeRecords
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
                          max_hash_slot_num=500, max_index_num=1000, flush_interval_commit_log=2**31 - 1)  # fmt: skip
 COUNT = 500
+DELAYED = "SCHEDULE_TOPIC_XXXX"
 BODY = bytes(range(200))
 
 
@@ -128,6 +132,74 @@ def test_an_index_that_lost_pages_is_not_asked(path: Path) -> None:
             store.select_phy_offset_many("T", [f"k{number}" for number in range(COUNT)])
         with pytest.raises(rmq.CorruptFileError):
             store.query("T", "k7")
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize(("place", "read"), [
+    ((rmq.query, "_stored"), lambda store: [found.body for found in store.query("T", "k20")]),
+    ((BatchMaker, "append"), lambda store: store.scan(columns=["body"], batch_rows=50).read_next_batch()),
+], ids=["query", "scan"])  # fmt: skip
+def test_pages_that_another_thread_was_told_of_are_gone_for_who_has_read_them(
+        path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str],
+        read: Callable[[rmq.Store], Any], is_back: bool) -> None:  # fmt: skip
+    """What it has copied may be zeros, though the file is mapped anew, or whole again."""
+    victim, told = log_files(path)[0], []
+    data = victim.read_bytes()
+
+    def look() -> None:
+        with pytest.raises(rmq.CorruptFileError, match="page is gone"):
+            store.lookup(0) if is_back else store.scan().read_all()
+        told.append(True)
+
+    def hooked(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        os.truncate(victim, 4096)
+        found = real(*arguments)
+        if is_back:
+            victim.write_bytes(data)
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return found
+
+    real = getattr(*place)
+    with rmq.open(path) as store:
+        monkeypatch.setattr(*place, hooked)
+        with pytest.raises(rmq.CorruptFileError, match="page is gone"):
+            read(store)
+        assert told == [True]
+
+
+def test_no_unit_is_kept_of_pages_that_another_thread_was_told_of(path: Path, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    with rmq.open(path, "r+", config=CONFIG) as writer:
+        writer.put_many([rmq.Message(DELAYED, b"", queue_id=2, properties={"DELAY": "3"})] * 20)
+        tags_codes = writer.units(DELAYED, 2, 0, 20)[2].tolist()  # times, by what is read where units are packed
+        copy = copy_store(path, tmp_path / "copy")
+    real, victim = rmq.dispatch.pack_units, log_files(copy)[-1]
+    data, told = victim.read_bytes(), []
+
+    def look() -> None:
+        with pytest.raises(rmq.CorruptFileError):
+            store._log.check()
+        told.append(True)
+
+    def pack_units(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        os.truncate(victim, 0)
+        found = real(*arguments)
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return found
+
+    with rmq.open(copy) as store:
+        monkeypatch.setattr(rmq.dispatch, "pack_units", pack_units)
+        with pytest.raises(rmq.CorruptFileError):
+            store.units(DELAYED, 2, 0, 20)
+        victim.write_bytes(data)
+        assert store.units(DELAYED, 2, 0, 20)[2].tolist() == tags_codes
+        assert told == [True]
 
 
 def test_a_stream_under_way_ends_with_an_error(path: Path) -> None:
@@ -378,10 +450,9 @@ def test_a_faulthandler_enabled_between_two_opens_ends_the_process(path: Path, t
         faulthandler.enable()
         with rmq.open(sys.argv[1]) as store:
             store.scan().read_all()
-        with open(sys.argv[2], "r+b") as file:
-            other = mmap.mmap(file.fileno(), 8192)
-            os.truncate(sys.argv[2], 0)
-            other[0]
+        other = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 8192)
+        os.truncate(sys.argv[2], 0)
+        other[0]
     """
     done = run(program, path, tmp_path / "other")
     assert done.returncode == -signal.SIGBUS
@@ -396,12 +467,11 @@ def test_a_process_with_all_the_maps_that_it_may_have_lives(path: Path) -> None:
             store.scan(columns=["queue_offset"]).read_all()
             limit = int(open("/proc/sys/vm/max_map_count").read())
             libc, page = ctypes.CDLL(None), mmap.PAGESIZE
-            many = mmap.mmap(-1, limit * page)
-            begin = ctypes.addressof(ctypes.c_char.from_buffer(many))
+            begin = ctypes.addressof(many := ctypes.c_char.from_buffer(mmap.mmap(-1, limit * page)))
             at = 0
             while at < limit and libc.mprotect(ctypes.c_void_p(begin + at * page), page, mmap.PROT_READ) == 0:
                 at += 2
-            assert at < limit
+            assert 0 < at < limit
             os.truncate(sys.argv[2], page)
             try:
                 store.scan(columns=["queue_offset"]).read_all()
@@ -410,3 +480,21 @@ def test_a_process_with_all_the_maps_that_it_may_have_lives(path: Path) -> None:
     """
     done = run(program, path, log_files(path)[0])
     assert (done.stdout, done.stderr, done.returncode) == ("told\n", "", 0)
+
+
+def test_an_only_index_file_that_was_cut_within_its_first_page_has_no_answer(tmp_path: Path) -> None:
+    """That page is there, and the header reads as zeros. In a process that never lost a page, and looks for none."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put(message(1))
+    program = """
+        import os, sys, rmq
+        with rmq.open(sys.argv[1]) as store:
+            print(store.select_phy_offset_many("T", ["k1"]).to_pylist())
+            os.truncate(sys.argv[2], 1)
+            try:
+                print(store.select_phy_offset_many("T", ["k1"]).to_pylist())
+            except rmq.CorruptFileError:
+                print("told")
+    """
+    done = run(program, tmp_path / "s", index_file(tmp_path / "s"))
+    assert (done.stdout, done.stderr) == ("[[0]]\ntold\n", "")

@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from forks import fork
+from forks import fork, in_child
 
+import rmq
 from rmq._core import _layout as L
 from rmq._core._record import load_visible, store_visible
 from rmq.marks import Mark, Marks
@@ -63,3 +64,17 @@ def test_the_visible_mark_of_too_few_bytes_is_refused() -> None:
     for call in (load_visible, lambda marks: store_visible(marks, 1)):
         with pytest.raises(ValueError, match="shorter than MARKS_SIZE"):
             call(bytearray(L.MARKS_SIZE - 1))
+
+
+@pytest.mark.parametrize("name", ["rebuild", "replaced"])
+def test_an_open_waits_for_no_pipe_where_a_rebuild_leaves_its_files(tmp_path: Path, name: str) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x"))
+    os.mkfifo(tmp_path / "s" / "rmq" / name)
+
+    def put() -> int:
+        with rmq.open(tmp_path / "s", "r+") as store:
+            return store.put(rmq.Message("T", b"y")).queue_offset
+
+    assert in_child(put, patience=10) == 1
+    assert not (tmp_path / "s" / "rmq" / name).exists()

@@ -18,6 +18,7 @@ from conftest import SIZES, digests
 from test_groups import filled
 
 import rmq
+import rmq.flushing
 from rmq.flushing import Flusher
 from rmq.index import Index
 from rmq.mappedfile import MappedFile
@@ -167,6 +168,28 @@ def test_a_reader_calls_no_store_damaged_that_was_begun_in_its_place(tmp_path: P
             READS[name](reader)
 
 
+@pytest.mark.parametrize("name", [*READS, "units", "scan", "query"])
+@pytest.mark.parametrize("has_looked", [True, False])
+def test_a_reader_reads_nothing_of_a_store_of_the_same_sizes_in_its_place(
+    tmp_path: Path, name: str, has_looked: bool
+) -> None:
+    more = {"units": lambda store: store.units("T", 0, 0, 100), "scan": lambda store: store.scan().read_all(),
+            "query": lambda store: list(store.query("T", "new5"))}  # fmt: skip
+    path, read = tmp_path / "events", (READS | more)[name]
+    for place, what, count in ((path, "old", 100), (tmp_path / "other", "new", 200)):
+        with rmq.open(place, "x", config=CONFIG) as store:
+            put(store, what, count)
+    with rmq.open(path) as reader:
+        if has_looked:
+            read(reader)
+        path.rename(tmp_path / "elsewhere")
+        (tmp_path / "other").rename(path)
+        for _ in range(2):
+            with pytest.raises(OSError, match=MOVED) as caught:
+                read(reader)
+            assert caught.value.errno == errno.ESTALE
+
+
 def test_a_reader_of_an_empty_directory_that_is_removed_says_so(tmp_path: Path) -> None:
     rmq.open(tmp_path / "s", "x").close()
     with rmq.open(tmp_path / "s") as reader:
@@ -313,6 +336,34 @@ def test_a_store_that_takes_the_place_of_one_amid_its_last_flush_is_left_alone(
 
     monkeypatch.setattr(Flusher, "_sync_segments", synced)
     with pytest.raises(OSError, match=MOVED):
+        store.close()
+    (tmp_path / "live").rename(tmp_path / "other")
+    assert digests(tmp_path, "other") == before
+
+
+@pytest.mark.parametrize("name", ["write_manifest", "merge_topics"])
+def test_a_flush_whose_directory_goes_when_a_file_of_it_is_written_writes_no_other_store_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither its topics nor its groups' offsets."""
+    with rmq.open(tmp_path / "other", "x", config=CONFIG) as store:
+        store.put(rmq.Message("O", b""))
+        store.commit_offsets("g", "O", {0: 1})
+    store = rmq.open(tmp_path / "live", "x", config=CONFIG)
+    store.put(rmq.Message("T", b""))
+    store.commit_offsets("g", "T", {0: 1})
+    before, real = digests(tmp_path, "other"), getattr(rmq.flushing, name)
+
+    def moving(*arguments: Any) -> None:
+        real(*arguments)
+        (tmp_path / "live").rename(tmp_path / "away")
+        (tmp_path / "other").rename(tmp_path / "live")
+
+    monkeypatch.setattr(rmq.flushing, name, moving)
+    with pytest.raises(OSError, match=MOVED):
+        store.flush()
+    monkeypatch.undo()
+    with suppress(OSError):
         store.close()
     (tmp_path / "live").rename(tmp_path / "other")
     assert digests(tmp_path, "other") == before

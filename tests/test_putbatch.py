@@ -469,3 +469,24 @@ def test_the_error_of_a_batch_tells_that_nothing_was_stored(tmp_path: Path, wron
         with pytest.raises((rmq.IllegalMessageError, TypeError)) as error:
             store.put_batch([rmq.Message("T", b""), *wrong])
         assert (getattr(error.value, "row", None), getattr(error.value, "stored", None)) == (1, 0)
+
+
+def test_a_batch_has_no_prepared_transaction_offset(tmp_path: Path) -> None:
+    """As RocketMQ's, which supports no transactions in one."""
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_batch([rmq.Message("T", b"", prepared_transaction_offset=7) for _ in range(3)])
+        store.put(rmq.Message("T", b"", prepared_transaction_offset=7))
+        assert [message.prepared_transaction_offset for message in store.pull("T").messages] == [0, 0, 0, 7]
+
+
+@pytest.mark.parametrize(("version", "is_stored"), [("4.7.0", False), ("4.9.3", False), ("4.9.4", True)])
+def test_up_to_4_9_3_a_batch_s_records_have_one_limit(tmp_path: Path, version: str, is_stored: bool) -> None:
+    config = rmq.StoreConfig(rocketmq_version=version, max_message_size=4096)
+    messages = [rmq.Message("T", bytes(100)) for _ in range(30)]
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        if is_stored:
+            assert len(store.put_batch(messages)) == 30
+        else:
+            with pytest.raises(rmq.MessageTooLargeError, match="more than max_message_size 4096"):
+                store.put_batch(messages)
+            assert store.max_phy_offset == 0

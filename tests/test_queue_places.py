@@ -110,3 +110,20 @@ def test_a_poll_names_the_place_of_the_message_that_it_cannot_read(tmp_path: Pat
             assert error.value.__notes__ == [f"Orders queue 0, queue offset {number}"]
             consumer.seek(0, number + 1)
         assert bodies(consumer.poll(100)) == ([18] if tags else [17, 18, 19])
+
+
+def test_a_message_before_a_damaged_one_is_polled_though_tags_of_others_have_its_hash(tmp_path: Path) -> None:
+    """A pull that meets one of them reads on: what lies before the damage comes first."""
+    with rmq.open(tmp_path / "s", "a", config=SLOW) as store:
+        for number, tags in enumerate(["BB", "BB", "Aa", "Aa", "Aa"]):  # one hash
+            store.put(rmq.Message("Orders", b"%d" % number, tags=tags))
+        break_crc(tmp_path / "s", store.lookup(("Orders", 0, 3)).phy_offset)
+    with rmq.open(tmp_path / "s") as store:
+        assert bodies(store.pull("Orders", limit=1, tags="Aa").messages) == [2]
+        consumer = rmq.Consumer(store, "g", "Orders", tags="Aa")
+        assert bodies(consumer.poll(10)) == [2]
+        with pytest.raises(rmq.CorruptFileError) as error:
+            consumer.poll(10)
+        assert error.value.__notes__ == ["Orders queue 0, queue offset 3"]
+        consumer.seek(0, 4)
+        assert bodies(consumer.poll(10)) == [4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -135,6 +136,27 @@ def test_an_exchange_that_fails_leaves_the_store_as_it_was(made: Path, tmp_path:
         monkeypatch.undo()
         assert digests(path, *PARTS, "rmq") == before
         assert not (path / "rmq" / "replaced").exists()
+
+
+@pytest.mark.parametrize("exchange", [segment.exchange, cannot])
+def test_a_rebuild_that_has_no_room_for_its_marks_leaves_the_store_as_it_was(
+        store: Path, monkeypatch: pytest.MonkeyPatch, exchange: Callable[..., bool]) -> None:  # fmt: skip
+    """Behind its renames, while the old parts and the new ones fill the disk."""
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    before = digests(store, *PARTS, "rmq")
+    inodes = [(store / part).stat().st_ino for part in PARTS]
+    monkeypatch.setattr(rebuilding, "exchange", exchange)
+    monkeypatch.setattr(rebuilding, "write_manifest", full)
+    with pytest.raises(OSError, match="no room"):
+        rmq.rebuild(store, processes=1)
+    monkeypatch.undo()
+    assert digests(store, *PARTS, "rmq") == before
+    assert [(store / part).stat().st_ino for part in PARTS] == inodes
+    assert not (store / "rmq" / "replaced").exists()
+    assert_answers(store)
+    assert rmq.rebuild(store, processes=1).unit_count > 0
 
 
 def test_names_are_exchanged_or_nothing_is_done(tmp_path: Path) -> None:

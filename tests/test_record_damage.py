@@ -370,3 +370,20 @@ def test_rows_outside_a_batch_are_refused() -> None:
     assert len(batch) == 0
     with pytest.raises(ValueError, match="capacity"):
         RecordBatch(0)
+
+
+def nested(count: int) -> bytes:
+    """Headers one behind the other, whose bodies all reach to one end."""
+    head, tail = struct.Struct(">iIiiiqqiq8sq8siqi"), b"\1T\0\0"
+    end = head.size * count + 1
+    heads = [head.pack(end + len(tail) - at, oracle.MAGIC_V1, 12345, 0, 0, 0, BASE + at, 0, 1, bytes(8), 1, bytes(8), 0,
+                       0, end - at - head.size) for at in range(0, end - 1, head.size)]  # fmt: skip
+    return b"".join(heads) + b"x" + tail
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(20, True), (4000, False)])
+def test_a_search_that_reads_the_same_bodies_again_and_again_ends(count: int, is_found: bool) -> None:
+    data = nested(count)
+    place = BASE + len(data)
+    data += record(place)
+    assert resync(data, BASE, BASE, BASE + len(data)) == (place if is_found else -1)

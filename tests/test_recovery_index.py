@@ -218,3 +218,24 @@ def test_the_error_for_index_files_of_two_geometries_names_both(tmp_path: Path, 
         rmq.open(path)
     assert "(100, 400)" in raised.value.reason
     assert "(200, 400)" in raised.value.reason
+
+
+@pytest.mark.parametrize(("before", "now"), [("5.3.3", "5.4.0"), ("5.4.0", None), ("5.4.0", "5.4.0")])
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_entries_of_tags_that_an_older_broker_did_not_make_are_not_missed(
+    tmp_path: Path, before: str, now: str | None, count: int
+) -> None:
+    """No broker makes them later, and no query by key asks for them."""
+    sizes = {"mapped_file_size_commit_log": 1 << 14, "max_hash_slot_num": 10, "max_index_num": 8}
+    path, config = tmp_path / "s", rmq.StoreConfig(**sizes, **({} if now is None else {"rocketmq_version": now}))
+    messages = [rmq.Message("T", b"%d" % n, keys=f"k{n}", tags="A", uniq_key=f"u{n}") for n in range(count)]
+    with rmq.open(path, "x", config=rmq.StoreConfig(**sizes, rocketmq_version=before)) as store:
+        for message in messages:
+            store.put(message)
+    shutil.rmtree(path / "rmq")
+    for mode in ("r", "r+"):
+        with rmq.open(path, mode, config=config) as store:
+            assert store.info().unindexed_size == 0
+            assert [[found.body for found in store.query("T", f"k{n}")] for n in range(count)] == \
+                [[message.body] for message in messages]  # fmt: skip
+    assert not (path / "rmq/cut").exists()

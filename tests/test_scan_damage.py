@@ -22,6 +22,7 @@ import pytest
 from test_foreign_formats import Builder
 
 import rmq
+from rmq.logsegment import Segment
 
 SEGMENT = 4096
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
@@ -459,3 +460,18 @@ def test_a_scan_gives_what_lies_before_a_body_that_breaks_its_format(
         with pytest.raises(rmq.CorruptFileError, match=reason) as error:
             bodies.extend(body for batch in batches for body in batch["body"].to_pylist())
     assert (bodies, error.value.offset) == ([b"body%d" % number for number in range(5)], place)
+
+
+def test_damage_in_many_places_does_not_have_the_end_of_the_segment_looked_at_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = Builder(tmp_path / "store")
+    places = [builder.record("T", b"x" * 20)[0] for _ in range(30)]
+    for place in places[1::2]:
+        builder.log = builder.log[: place + 4] + b"\xff" + builder.log[place + 5 :]
+    looks: list[int] = []
+    used_end = Segment.used_end
+    monkeypatch.setattr(Segment, "used_end", lambda segment, begin: looks.append(begin) or used_end(segment, begin))
+    with rmq.open(builder.finish()) as store:
+        assert sum(len(batch) for batch in store.scan(on_damage="skip")) == 15
+    assert len(looks) < 5

@@ -344,7 +344,7 @@ def test_topics_json_is_not_written_when_nothing_changed(tmp_path: Path) -> None
         ("4.9.0", True, 3, False, False),
         ("4.9.1", False, 3, False, False),
         ("4.9.8", False, 3, False, False),
-        ("5.0.0-ALPHA", False, 3, None, False),
+        ("5.0.0-ALPHA", False, 3, False, False),
         ("5.0.0", False, 4, True, False),
         ("5.1.0", False, 4, True, False),
         ("5.1.1", False, 5, True, False),

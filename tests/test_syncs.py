@@ -343,7 +343,7 @@ def assert_takes_no_more(store: rmq.Store) -> None:
         store.flush,
     ]
     for call in calls:
-        with pytest.raises(rmq.StoreReadOnlyError, match="sync"):
+        with pytest.raises(rmq.StoreReadOnlyError, match="writing failed"):
             call()
     assert store.max_phy_offset == before
 

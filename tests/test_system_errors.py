@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cleaning
 import pytest
 
 import rmq
 from rmq import marks, queuefiles, segment
+from rmq.owed import Owed
 from rmq.paths import StorePaths
 
 CONFIG = rmq.StoreConfig(max_hash_slot_num=10, max_index_num=40)
@@ -125,3 +127,24 @@ def test_no_store_is_made_below_which_a_queue_has_no_room_in_a_path(tmp_path: Pa
         store.put(rmq.Message("%RETRY%" + "t" * 248, b"", queue_id=2**31 - 1))
         store.flush()
         assert len(store.pull("%RETRY%" + "t" * 248, 2**31 - 1).messages) == 1
+
+
+def test_a_deadline_amid_a_cleaning_of_a_full_disk_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signal handler raises while queues are synced that a flush without room left behind."""
+    with cleaning.open_store(tmp_path / "s", "x", cleaning.CONFIG) as store:
+        cleaning.fill(store)
+        cleaning.expire(tmp_path / "s", 4 * cleaning.SEGMENT)
+
+        def full() -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def late(_: object) -> None:
+            raise TimeoutError("the deadline")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store._flusher, "flush", full)
+            patched.setattr(Owed, "sync_queues", late)
+            with pytest.raises(TimeoutError, match="the deadline"):
+                cleaning.clean(store)
+        assert store.min_phy_offset == 0
+        assert cleaning.clean(store).removed

@@ -151,7 +151,7 @@ cdef class PutBatch:
         row.flag = message.flag
         row.sys_flag = message.sys_flag
         row.reconsume_times = message.reconsume_times
-        row.prepared_transaction_offset = message.prepared_transaction_offset
+        row.prepared_transaction_offset = 0 if batch else message.prepared_transaction_offset   # as RocketMQ's batch
         row.is_born_now = message.born_timestamp is None
         row.born_timestamp = 0
         if not row.is_born_now:

@@ -34,6 +34,9 @@ cpdef enum:
     LEGACY_PROPERTIES = 16      # parse as RocketMQ <= 4.9.0: items with more than one 0x01 are ignored
     HASH_KEYS = 64              # with parsed properties and queues: hashes of tags and keys, for queues and index
 
+cpdef enum:
+    NESTED_LIMIT = 16           # times a range that bodies are read when records are looked for in it
+
 
 cdef enum:
     READS_ON = 128              # beside them: what follows the record is read next

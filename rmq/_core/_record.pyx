@@ -5,7 +5,7 @@ Source: RocketMQ MessageExtEncoder#encode, CommitLog#checkMessageAndReturnSize, 
 """
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy
 
 import os
 
@@ -54,8 +54,7 @@ _most = os.environ.get("RMQ_CPU", CPU_LEVEL)
 if _most not in CPU_LEVELS:
     raise ImportError(f"RMQ_CPU must be one of {', '.join(CPU_LEVELS)}, got {_most!r}")
 
-cdef uint8_t[64] ZEROS
-memset(ZEROS, 0, 64)
+cdef uint8_t[64] ZEROS                                  # as C makes them
 
 SCAN_REASONS = {
     SCAN_ZERO: "no record: zeros",
@@ -438,30 +437,33 @@ def body_crc(const uint8_t[::1] body not None):
 def resync(const uint8_t[::1] segment not None, int64_t segment_phy_offset, int64_t begin, int64_t end):
     """Phy offset of the first whole record (magic, own offset, lengths, CRC) at or behind `begin`, -1 when none.
 
-    Looks at every byte below `end`; both lie in the segment, else ValueError.
+    Looks at every byte below `end`; both lie in the segment, else ValueError. Headers in one another's bodies end it
+    when NESTED_LIMIT times the range were read of these.
     """
-    cdef int64_t size = segment.shape[0], found = -1, position, limit
-    cdef const uint8_t *base
-    cdef const uint8_t *mark
+    cdef int64_t size = segment.shape[0], found = -1, position, limit, left
+    cdef const uint8_t *base, *mark
     cdef RecordRow row
+    cdef int stop
     if begin < segment_phy_offset or end < begin or end - segment_phy_offset > size:
         raise ValueError(f"range [{begin}, {end}) lies outside the segment at {segment_phy_offset}")
     if size == 0:
         return -1
-    position, limit = begin - segment_phy_offset, end - segment_phy_offset
+    position, limit, left = begin - segment_phy_offset, end - segment_phy_offset, NESTED_LIMIT * (end - begin)
     base = &segment[0]
     with nogil:
-        while position + L.RECORD_FIXED_SIZE <= limit:
+        while left >= 0 and position + L.RECORD_FIXED_SIZE <= limit:
             # Both magics begin with 0xDA.
             mark = <const uint8_t *>memchr(base + position + L.RECORD_MAGIC_OFFSET, 0xDA,
                                            limit - position - L.RECORD_MAGIC_OFFSET)
             if mark == NULL:
                 break
             position = mark - base - L.RECORD_MAGIC_OFFSET
-            if parse_record(base + position, limit - position, size - position, segment_phy_offset + position,
-                            CHECK_BODY_CRC | CHECK_RECORD_CRC, &row) == SCAN_FULL:
+            stop = parse_record(base + position, limit - position, size - position, segment_phy_offset + position,
+                                CHECK_BODY_CRC | CHECK_RECORD_CRC, &row)
+            if stop == SCAN_FULL:
                 found = segment_phy_offset + position
                 break
+            left -= load_i32(base + position) if stop == SCAN_BAD_BODY_CRC or stop == SCAN_BAD_RECORD_CRC else 0
             position += 1
     return found
 
@@ -487,8 +489,7 @@ def parse_properties(const uint8_t[::1] data not None):
     Malformed items are ignored, text is decoded as Java does. Source: MessageDecoder#string2messageProperties.
     """
     cdef dict result = {}
-    cdef const uint8_t *cursor
-    cdef const uint8_t *end
+    cdef const uint8_t *cursor, *end
     cdef Property item
     if data.shape[0] == 0:
         return result

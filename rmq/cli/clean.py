@@ -23,10 +23,12 @@ from rmq.store import Store
               help="Segments go that were last changed so long ago.  [default: fileReservedTime, 72]")  # fmt: skip
 @click.option("--max-used-percent", type=click.IntRange(0, 100), metavar="P",
               help="While the disk is fuller, the oldest segments go that have not expired; 100: never.  "
-                   "[default: diskSpaceCleanForciblyRatio, 85]")  # fmt: skip
+                   "[default: diskSpaceCleanForciblyRatio, 30 to 85, or diskSpaceWarningLevelRatio, 35 to 90, "
+                   "whichever is less]")  # fmt: skip
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="Segments to remove at most, or all.")
 @click.option("--expired-queues", is_flag=True,
-              help="Queues whose messages are all gone go too; their offsets begin at 0 again.")  # fmt: skip
+              help="Queues whose messages are all gone go too, but those of RocketMQ's own topics; their offsets "
+                   "begin at 0 again.")  # fmt: skip
 @form_option
 def clean(store: Path, dry_run: bool, reserved_time: int | None, max_used_percent: int | None, limit: int | None,
           expired_queues: bool, conf: StoreConfig | None, form: str | None) -> None:  # fmt: skip

@@ -16,6 +16,7 @@ import stat
 import sys
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -188,13 +189,15 @@ class Blocks:
 
     def __init__(self, head: bytes, source: Input, limit: int, delimiter: str, *, masks: bool) -> None:
         """limit: bytes that a block may have."""
+        self._delimiter = delimiter.encode()
         # A quoted field, with what it begins behind; group 1 is empty where it has no end.
-        self._quoted = re.compile(rb'(?:\A|[\r\n%s])"[^"]*(?:""[^"]*)*("|\Z)' % re.escape(delimiter.encode()))
+        self._quoted = re.compile(rb'(?:\A|[\r\n%s])"[^"]*(?:""[^"]*)*("|\Z)' % re.escape(self._delimiter))
         self.has_masked = False
         self._masks = masks
         self._head = head
         self._input = source
         self._limit = limit
+        self._before = b""  # what of the blocks before tells whether a field goes on
         self._places: list[int] = []
         self._taken = 0
         self._is_ended = False
@@ -224,13 +227,17 @@ class Blocks:
             if not more:
                 break
             data += more
+        carried = data
         is_last = not self._head and (not data or self._input.is_at_end())
         # pyarrow drops a \n that begins a block when the one before ended with \r, also between quotes.
         if data.endswith(b"\r") and len(data) > 1 and not is_last:
-            data, self._head = data[:-1], b"\r" + self._head
+            carried = data = data[:-1]
+            self._head = b"\r" + self._head
         if is_last:  # with the last row in one block, which may lack a line end: pyarrow asks that of other blocks
             data += b"\n" + END.encode()
             self._is_ended = True
+        if self._input.is_live:
+            self._keep(carried)
         if self._masks:
             data = self._masked(data)
         self._places.append(self._input.tell())
@@ -245,10 +252,27 @@ class Blocks:
             return not data.endswith((b"\n", b"\r")) or self._ends_in_quotes(data)
         return b"\n" not in data and b"\r" not in data
 
+    def _last_quoted(self, text: bytes) -> re.Match[bytes] | None:
+        last = deque(self._quoted.finditer(text), maxlen=1)
+        return last[0] if last else None
+
     def _ends_in_quotes(self, data: bytes) -> bool:
         """Whether a row goes on behind the line's end."""
-        *_, last = None, *self._quoted.finditer(data)
+        last = self._last_quoted(self._before + data)
         return last is not None and not last[1]
+
+    def _keep(self, data: bytes) -> None:
+        """The next block begins behind this one: in a quoted field, behind the quote that may end one, where a field
+        begins, or amid a plain one.
+        """
+        text = self._before + data
+        last = self._last_quoted(text)
+        if last is not None and not last[1]:
+            self._before = b'"'
+        elif last is not None and last.end() == len(text):
+            self._before = b'""'
+        elif text:
+            self._before = b"" if text[-1:] in (b"\r", b"\n", self._delimiter) else b"x"
 
     def _masked(self, data: bytes) -> bytes:
         try:

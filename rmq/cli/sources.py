@@ -116,7 +116,7 @@ class Source:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
+        except (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error, csv.Error, UnicodeDecodeError) as error:
             raise SourceError(self.path, None, " ".join(str(error).split())) from error
         except OSError as error:
             if error.errno is not None:
@@ -167,7 +167,8 @@ class Source:
         except pa.ArrowInvalid as error:
             if "straddling" not in str(error):
                 raise
-            raise SourceError(self.path, following, f"no end of the row in {BLOCK_SIZE:,} bytes") from error
+            raise SourceError(self.path, following, f"no end of the row in {BLOCK_SIZE:,} bytes, or in {LINE_LIMIT:,} "
+                                                    "of one line") from error  # fmt: skip
         finally:
             blocks.end(stream)
         if ragged:
@@ -188,8 +189,9 @@ class Source:
     def _csv_header(self) -> list[str]:
         """Names of the first line; what was read behind it stays in _head."""
         delimiter = re.escape(self._delimiter.encode())
-        name = rb'(?:"(?:[^"]|"")*(?:"|(\Z)))?[^\r\n%s]*' % delimiter  # quotes count where a name begins
-        header = re.compile(rb"%s(?:%s%s)*" % (name, delimiter, name))
+        # Quotes count where a name begins. Possessive, so that no turn of a loop is kept, one for each byte.
+        name = rb'(?:"[^"]*+(?:""[^"]*+)*+(?:"|(\Z)))?+[^\r\n%s]*+' % delimiter
+        header = re.compile(rb"%s(?:%s%s)*+" % (name, delimiter, name))
         data = self._input.first(BLOCK_SIZE)
         while True:
             data = data.lstrip(b"\r\n")

@@ -21,6 +21,7 @@ from rmq.mirror import MirroredStore, told
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location
 from rmq.paths import SEGMENT_NAME, StorePaths, is_elsewhere, local_path, path_text, store_root
+from rmq.segment import opened as opened_file
 from rmq.snapshot import META, Snapshot
 from rmq.store import Store
 from rmq.store import open as open_store
@@ -160,9 +161,9 @@ def _identity(place: Place, config: StoreConfig | None = None) -> Identity:
 def _head_of_log(paths: StorePaths) -> Identity:
     """The first segment and its first record's fixed part: a number of a file that was removed is soon another's."""
     if (first := _first_segment(paths)) is not None:
-        with contextlib.suppress(OSError, ValueError), open(first, "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            return found.st_dev, found.st_ino, file.read(L.RECORD_FIXED_SIZE)
+        with contextlib.suppress(OSError, ValueError, CorruptFileError), opened_file(first) as file:
+            found = os.fstat(file)
+            return found.st_dev, found.st_ino, os.pread(file, L.RECORD_FIXED_SIZE, 0)
     return ()
 
 
@@ -179,8 +180,8 @@ def log_head(path: str, config: StoreConfig | None = None) -> Head | None:
     first segment. None: there is none."""
     first = _first_segment(StorePaths(Path(path), config.store_path_commit_log if config is not None else None))
     if first is not None:
-        with contextlib.suppress(OSError, ValueError), open(first, "rb", buffering=0) as file:
-            return first.name, file.read(L.RECORD_FIXED_SIZE)
+        with contextlib.suppress(OSError, ValueError, CorruptFileError), opened_file(first) as file:
+            return first.name, os.pread(file, L.RECORD_FIXED_SIZE, 0)
     return None
 
 
@@ -269,11 +270,17 @@ def hash_slots(place: Place, config: StoreConfig | None) -> int:
         return store.config.max_hash_slot_num
 
 
-def forget(place: Place) -> None:
-    """Open it anew next time, for after an error: files may have been replaced below a store that is open."""
-    with _lock:
-        for key in [key for key in _stores if key[0] == place]:
-            _close(key)
+def forget(place: Place, *, wait: bool = True) -> None:
+    """Open it anew next time, for after an error: files may have been replaced below a store that is open.
+
+    wait: False where a generator that was let go of may end below the lock, then it stays open.
+    """
+    if _lock.acquire(blocking=wait):
+        try:
+            for key in [key for key in _stores if key[0] == place]:
+                _close(key)
+        finally:
+            _lock.release()
 
 
 def _close(key: Key) -> None:

@@ -284,7 +284,7 @@ class WriteOptions:
         for field in asked.keys() & set(names) - taken:
             raise ValueError(f"the frame's column {field} stands beside {asked[field]}, which option columns maps to "
                              "that field")  # fmt: skip
-        if "body" in asked and "raw_body" in {*asked, *names}:
+        if "body" in asked and "raw_body" in {*asked, *(set(names) - taken)}:
             raise ValueError("option columns maps body, and the frame has raw_body, which would be stored in its place")
         found = asked | {name: name for name in names if name in _FIELDS and name not in taken and name not in asked}
         if "raw_body" in found:

@@ -125,7 +125,7 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
             check_same(partition, asked)  # segments are opened one by one
     finally:
         if isinstance(partition, SplitPartition) and not isinstance(place, str):
-            forget(place)  # no other task reads that range
+            forget(place, wait=False)  # no other task reads that range
 
 
 def scanned(store: Store, partition: SplitPartition, columns: list[str],

@@ -115,6 +115,7 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
     topic, queue, at, last = span
     names = list(dict.fromkeys([*columns, "topic", "queue_id", "store_timestamp"]))
     low_time, high_time = (pa.scalar(time, pa.int64()) for time in (selection.begin, selection.end))
+    before = store.units(topic, queue, at - 1, 1)[0]  # which another partition reads
     while at < last:
         offsets, sizes, _ = store.units(topic, queue, at, min(asked["batchRows"], last - at))
         check_units(store, asked)
@@ -126,7 +127,8 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
         ends = np.cumsum(np.clip(sizes.astype(np.int64), 1, 2**31))
         count = max(1, int(np.searchsorted(ends, asked["batchBytes"], side="right")))
         offsets, sizes = offsets[:count], sizes[:count]
-        is_later = np.r_[True, offsets[1:] > offsets[:-1]]  # else a unit repeats a message
+        is_later = np.diff(offsets, prepend=before[-1] if len(before) else -1) > 0  # else a unit repeats a message
+        before = offsets
         is_missing = np.ones(count, np.bool_)
         for batch, places in _found(store, offsets, names, asked, np.clip(sizes, 1, None)):
             kept = pc.and_(pc.equal(batch["topic"], topic), pc.equal(batch["queue_id"], pa.scalar(queue, pa.int32())))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from rmq.errors import CorruptFileError
 from rmq.mirror import MirroredStore
 from rmq.objects import Location
 from rmq.snapshot import Part, Snapshot
@@ -49,7 +50,12 @@ def snapshots(path: str, asked: ReadOptions) -> list[tuple[str, Snapshot]]:
             target = Path(directory, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        shards = [f"{base.rstrip('/')}/{Path(shard).name}{mark}{settings}" for shard in roots(directory)]
+        try:
+            found = roots(directory)
+        except CorruptFileError as error:
+            marker = error.path.replace(directory, taken.location.uri)
+            raise CorruptFileError(marker, error.offset, error.reason) from None
+        shards = [f"{base.rstrip('/')}/{Path(shard).name}{mark}{settings}" for shard in found]
     return [(shard, Snapshot.take(location(shard, asked)).require_store()) for shard in shards]
 
 

@@ -131,8 +131,8 @@ def chooses(options: ReadOptions, topic: str, queue: int) -> bool:
     return options["subscribe"] is None or topic in options["subscribe"]
 
 
-def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
-    """(min, max) queue offset of each queue that the options choose and the store has.
+def chosen_queues(store: Store, options: ReadOptions, others: Offsets | None = None) -> Bounds:
+    """(min, max) queue offset of each queue that the options choose, or that is one of `others`, and the store has.
 
     What Spark is appending and has not committed is not counted.
     """
@@ -141,7 +141,7 @@ def chosen_queues(store: Store, options: ReadOptions) -> Bounds:
     chosen: Bounds = {}
     for name, queues in known.items():
         for number, place in queues.items():
-            if chooses(options, name, number):
+            if chooses(options, name, number) or number in (others or {}).get(name, {}):
                 chosen.setdefault(name, {})[number] = place
     if pending is None:
         return chosen

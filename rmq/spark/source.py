@@ -144,17 +144,18 @@ def stores_of(asked: ReadOptions) -> list[tuple[str, Place]]:
     """Stores and, of directories that Spark wrote, the shards that were committed: path, and how it is opened."""
     stores: list[tuple[str, Place]] = [store for path in asked.paths for store in
               (snapshots(path, asked) if is_elsewhere(path) else [(root, root) for root in roots(path)])]  # fmt: skip
-    _check_shards_once(path for path, _ in stores if not is_elsewhere(path))
+    _check_shards_once(stores)
     return stores
 
 
-def _check_shards_once(paths: Iterable[str]) -> None:
+def _check_shards_once(stores: Iterable[tuple[str, Place]]) -> None:
     """ValueError for a shard that is named by itself, too."""
-    known: set[str] = set()
-    for path in map(os.path.realpath, paths):
-        if path in known:
+    known: set[object] = set()
+    for path, place in stores:
+        shard = os.path.realpath(path) if isinstance(place, str) else (place.location.uri, place.location.endpoint)
+        if shard in known:
             raise ValueError(f"option paths: {path} is named twice; name it once")
-        known.add(path)
+        known.add(shard)
 
 
 class MessageReader(DataSourceReader):

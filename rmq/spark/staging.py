@@ -31,7 +31,7 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.objects import refuse_elsewhere
 from rmq.paths import local_path
-from rmq.segment import make_directory, read_file, sync_directory, write_atomically
+from rmq.segment import make_directory, opened, read_file, remove_tree, sync_directory, write_atomically
 from rmq.store import Store
 from rmq.store import open as open_store
 
@@ -93,12 +93,12 @@ class Intent:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    found = None
+    if path.is_symlink():  # to nothing it would be one that is about to go, for ever
+        raise CorruptFileError(path, 0, "is a symbolic link")
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(read_file(path, MARKER_LIMIT))
-    if not isinstance(found, dict):
-        raise CorruptFileError(path, 0, "no JSON object")
-    return found
+        if isinstance(found := json.loads(read_file(path, MARKER_LIMIT)), dict):
+            return found
+    raise CorruptFileError(path, 0, "no JSON object")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Staging:
     def _publish(self, partition: int, name: str) -> str:
         staged, shard = self.directory / name, self.path / f"part-{partition:05d}-{self.job}"
         if staged.exists():
-            shutil.rmtree(shard, ignore_errors=True)  # of a try that did not get to the marker
+            remove_tree(shard)  # of a try that did not get to the marker
             os.rename(staged, shard)
         elif not shard.exists():
             raise FileNotFoundError(f"{staged} is not to be seen here: the driver and all executors need {self.path}")
@@ -209,14 +209,14 @@ class Staging:
     def drop(self) -> None:
         """Remove what this job has staged, unless its append is under way."""
         if not self.intent.exists():
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove_tree(self.directory)
 
     def abandon(self) -> None:
         """Remove what a job that failed has left, unless it has happened or its append is under way."""
         with self.locked():
             if not self.is_committed:
                 for shard in self.path.glob(f"part-*-{self.job}"):
-                    shutil.rmtree(shard, ignore_errors=True)
+                    remove_tree(shard)
             self.drop()
 
     def _drop_replaced(self) -> None:
@@ -226,14 +226,14 @@ class Staging:
         for commit in known:
             if commit.number < last:
                 for shard in commit.shards:
-                    shutil.rmtree(self.path / shard, ignore_errors=True)
+                    remove_tree(self.path / shard)
                 (self._commits / f"{commit.job}.json").unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One driver at a time."""
         make_directory(self._commits)
-        with (self.path / OWN / "commit.lock").open("w") as file:
+        with opened(self.path / OWN / "commit.lock", os.O_RDWR | os.O_CREAT) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -390,7 +390,7 @@ def _remove(directory: Path) -> bool:
     """Whether it went: a task at work may be removing it too, and leaves it when it still writes there."""
     while directory.exists():
         try:
-            shutil.rmtree(directory)
+            (shutil.rmtree if directory.is_dir() else os.unlink)(directory)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -123,9 +123,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_pinned and start is not None and start == self._initial:
             self._is_pinned = True  # an empty batch 0 writes it down in the checkpoint
             return start
-        ends = self._target_end or self._available()
         if self._target_end and start is not None and start == self._initial:
-            ends = _at_least(ends, self._of_json(start))  # which was looked for behind the target
+            self._target_end = _at_least(self._target_end, self._of_json(start))  # which was looked for behind it
+        ends = self._target_end or self._available()
         if start is None:
             return self._as_json(ends)
         reached = {}
@@ -193,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins, ends = self._of_json(start), self._of_json(end)
         for path in asked.paths:
             with store_of(path, asked) as store:
-                queues = chosen_queues(store, asked)
+                queues = chosen_queues(store, asked, ends[path])
                 known = places_left(path, begins[path], ends_of(queues), asked)
                 bounds = batch_bounds(path, queues, known, ends[path], is_new=self._is_new(path, start),
                                       fail=asked["failOnDataLoss"])  # fmt: skip
@@ -212,9 +212,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _at_least(ends: dict[str, Offsets], places: dict[str, Offsets]) -> dict[str, Offsets]:
-    """Ends, those that lie before a place moved there."""
-    return {path: {topic: {queue: max(end, places[path].get(topic, {}).get(queue, 0)) for queue, end in numbers.items()}
-                   for topic, numbers in topics.items()} for path, topics in ends.items()}  # fmt: skip
+    """Ends, those that lie before a place moved there, and the places of queues that came since."""
+    reached: dict[str, Offsets] = {}
+    for path, known in ends.items():
+        reached[path] = {topic: dict(numbers) for topic, numbers in known.items()}
+        for topic, numbers in places[path].items():
+            for queue, place in numbers.items():
+                queues = reached[path].setdefault(topic, {})
+                queues[queue] = max(place, queues.get(queue, 0))
+    return reached
 
 
 def ends_of(queues: Bounds) -> Offsets:
@@ -337,7 +343,7 @@ def _behind_few_rows(store: Store, spans: Spans, rows: int) -> dict[tuple[str, i
                 return {key: span.stop for key, span in spans.items()}
         at, stop = spans[key].start + len(known[key]), spans[key].stop
         fresh, _, _ = store.units(*key, at, min(more, stop - at))
-        known[key] = np.concatenate([known[key], fresh])
+        known[key] = np.maximum.accumulate(np.concatenate([known[key], fresh]))  # a wrong unit may go back
         count += len(fresh)
         is_all = not len(fresh) or at + len(fresh) == stop
-        heapq.heapreplace(ends, (FOREVER if is_all else int(fresh[-1]), key, 2 * more))
+        heapq.heapreplace(ends, (FOREVER if is_all else int(known[key][-1]), key, 2 * more))

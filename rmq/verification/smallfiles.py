@@ -16,7 +16,7 @@ from rmq._core import _layout as L
 from rmq.checkpoint import Checkpoint
 from rmq.errors import CorruptFileError
 from rmq.geometry import kept_values
-from rmq.marks import MANIFEST_LIMIT, Manifest, Mark, Marks, read_manifest, read_meta
+from rmq.marks import MANIFEST_LIMIT, RECOVERING, Manifest, Mark, Marks, read_manifest, read_meta
 from rmq.paths import LARGEST_OFFSET, StorePaths
 from rmq.segment import SMALL_FILE, read_file
 from rmq.verification.findings import DAMAGE, DERIVED, NOTE, Report
@@ -195,7 +195,7 @@ def _is_lock(path: Path) -> bool:
 def visible_end(paths: StorePaths, report: Report) -> int:
     """End of the log that a writer of ours has published; behind all logs where nothing tells."""
     end = _of_marks(paths, report, lambda marks: marks.visible_phy_offset)
-    return LARGEST_OFFSET if end is None else end
+    return LARGEST_OFFSET if end is None or end == RECOVERING else end
 
 
 def _of_marks(paths: StorePaths, report: Report, ask: Callable[[Marks], _Answer]) -> _Answer | None:

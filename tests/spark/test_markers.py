@@ -85,3 +85,11 @@ def test_one_store_keeps_markers_of_the_batches_that_a_stream_may_try_again(tmp_
     append(tmp_path, f"{QUERY}-{BATCHES_KEPT:010d}")  # once more, after a failure: it has happened
     with rmq.open(tmp_path) as store:
         assert store.scan().read_all().num_rows == 7
+
+
+def test_a_marker_that_is_a_link_to_nothing_is_damage_and_is_not_waited_for(tmp_path: Path) -> None:
+    """One that another job has just taken away is looked for again."""
+    mark(tmp_path, 1)
+    (tmp_path / "rmq/spark/commits/2.json").symlink_to("nowhere")
+    with pytest.raises(rmq.CorruptFileError, match=r"2\.json: byte 0: is a symbolic link"):
+        commits(tmp_path)

@@ -163,3 +163,11 @@ def test_a_relative_path_in_a_session_of_spark_connect_is_an_error(
     assert paths(str(tmp_path)) in (str(tmp_path), (str(tmp_path),))
     monkeypatch.chdir(tmp_path)
     assert paths("store") in ("store", ("store",))
+
+
+def test_a_column_of_raw_bodies_that_is_taken_for_body_stands_in_nobody_s_place() -> None:
+    asked = WriteOptions.parse({"path": "/s", "topic": "t", "columns": '{"body": "raw_body"}'})
+    assert asked.columns_of(["raw_body", "tags"]) == {"body": "raw_body", "tags": "tags"}
+    asked = WriteOptions.parse({"path": "/s", "topic": "t", "columns": '{"body": "text"}'})
+    with pytest.raises(ValueError, match="the frame has raw_body, which would be stored in its place"):
+        asked.columns_of(["raw_body", "text"])

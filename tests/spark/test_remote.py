@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from rmq.mirror import MirroredStore
 from rmq.objectcache import CacheFullError
 from rmq.objects import Location, ObjectStoreError
 from rmq.snapshot import Snapshot
+from rmq.spark import opened as opened_stores
 from rmq.spark.opened import ExecutorError, for_lookups, hash_slots, opened, using
 from rmq.spark.options import ReadOptions, WriteOptions
 from rmq.spark.partitions import read_partition
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
-from rmq.spark.source import MessageReader
+from rmq.spark.source import MessageReader, stores_of
 from spark.orders import COUNT, TIME
 
 SEGMENT = 65536
@@ -173,7 +176,8 @@ def test_damage_is_told_by_the_object_s_uri(bucket: Bucket) -> None:
         rows(given, parts)
 
 
-def test_shards_that_spark_wrote_are_stores(bucket: Bucket, store: Path) -> None:
+def in_shards(bucket: Bucket) -> list[str]:
+    """The bucket is a directory of two shards now: their names."""
     root = bucket.root
     shards = [f"part-0000{number}-job" for number in range(2)]
     kept = root.rename(root.parent / "kept")
@@ -183,9 +187,45 @@ def test_shards_that_spark_wrote_are_stores(bucket: Bucket, store: Path) -> None
     commits.mkdir(parents=True)
     names = ", ".join(f'"{name}"' for name in shards)
     (commits / "job.json").write_text(f'{{"number": 1, "overwrite": false, "shards": [{names}], "rows": 1}}')
+    return shards
+
+
+def test_shards_that_spark_wrote_are_stores(bucket: Bucket) -> None:
+    shards = in_shards(bucket)
     found = snapshots("test://bucket?cacheBytes=12345678", ReadOptions.parse({"path": "test://bucket"}))
     assert [path for path, _ in found] == [f"test://bucket/{name}?cacheBytes=12345678" for name in shards]
     assert all(taken.location.cache_bytes == 12345678 and taken.is_store for _, taken in found)
+
+
+@pytest.mark.parametrize("settings", ["", "?cacheBytes=12345678"])
+def test_a_directory_of_shards_and_one_of_them_are_no_two_stores(bucket: Bucket, settings: str) -> None:
+    """As of directories here: its messages would come twice."""
+    paths = ["test://bucket", f"test://bucket/{in_shards(bucket)[1]}{settings}"]
+    with pytest.raises(ValueError, match=r"part-00001-job.* is named twice"):
+        stores_of(ReadOptions.parse({"paths": json.dumps(paths)}))
+
+
+def test_a_damaged_marker_of_shards_is_told_by_its_uri(bucket: Bucket) -> None:
+    in_shards(bucket)
+    (bucket.root / "rmq/spark/commits/job.json").write_text("{}")
+    with pytest.raises(rmq.CorruptFileError, match=r"^test://bucket/rmq/spark/commits/job\.json: byte 0: "):
+        snapshots("test://bucket", asked(bucket))
+
+
+def test_a_read_that_is_let_go_of_waits_for_no_open(bucket: Bucket) -> None:
+    """The collector may end it in the thread that opens a store."""
+    import pyarrow as pa
+
+    given, parts = planned(bucket)
+    batches = read_partition(parts[0], given, pa.schema([("phy_offset", pa.int64())]))
+    next(iter(batches))
+    ending = threading.Thread(target=batches.close)  # type: ignore[attr-defined]
+    with opened_stores._lock:
+        ending.start()
+        ending.join(10)
+        has_waited = ending.is_alive()
+    ending.join()
+    assert not has_waited
 
 
 def test_a_look_up_opens_once_and_sees_the_store_as_it_was(bucket: Bucket) -> None:

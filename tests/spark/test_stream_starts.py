@@ -201,3 +201,37 @@ def test_queues_that_offsets_leave_out_begin_and_end_where_they_stand(tmp_path: 
         reader(tmp_path / "s", startingOffsets='{"t": {"2": 4}}').initialOffset()
     assert reader(tmp_path / "s", startingOffsets='{"t": {"2": 4}}', failOnDataLoss="false").initialOffset() == \
         {"t": {"0": 0, "1": 0}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("queue", "asked"), [
+    (2, {}), (2, {"startingOffsets": "latest"}), (0, {"startingOffsets": '{"t": {"0": -1}}'}),
+    (2, {"startingOffsets": "latest", "failOnDataLoss": "false"}),
+    (0, {"startingOffsets": '{"t": {"0": -1}}', "failOnDataLoss": "false"})], ids=str)  # fmt: skip
+def test_what_is_put_between_the_target_of_available_now_and_the_start_is_read_once_or_lies_before(
+    tmp_path: Path, queue: int, asked: dict[str, str]
+) -> None:
+    """Also in a queue that is new; two runs, the second one with what the first one's target left."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("t", b"z", queue_id=number % 2) for number in range(10)])
+        stream = reader(tmp_path / "s", **asked)
+        stream.prepareForTriggerAvailableNow()
+        store.put(rmq.Message("t", b"new", queue_id=queue))
+        ends = {number: high for number, (_, high) in store.topics()["t"].items()}
+    first = place = as_json(stream.initialOffset())
+    found: list[tuple[int, int]] = []
+    for run in [stream] * 3 + [reader(tmp_path / "s", **asked)] * 2:
+        start, place = place, as_json(run.latestOffset(place))
+        found += [(row["queue_id"], row["queue_offset"]) for part in run.partitions(start, place)
+                  for batch in run.read(part) for row in batch.to_pylist()]  # fmt: skip
+    assert sorted(found) == [(queue, at) for queue, end in sorted(ends.items())
+                             for at in range(first["t"][str(queue)], end)]  # fmt: skip
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_batch_that_was_planned_for_another_topic_is_played_again_whole(tmp_path: Path, fail: str) -> None:
+    """A query that is started again with another `subscribe`."""
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        store.put_many([rmq.Message(topic, b"") for topic in "tu"] * 10)
+    stream, planned = reader(tmp_path / "s", subscribe="u", failOnDataLoss=fail), {"t": {"0": 10}}
+    assert offsets_of(stream, {"t": {"0": 5}}, planned) == [*range(5, 10)]
+    assert offsets_of(stream, planned, as_json(stream.latestOffset(planned))) == [*range(10)]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who looks at a store while another one recovers, rebuilds or puts, and a rebuild of what a broker closed."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_half_records
+from test_broker_crashes import make, run_broker
+from test_groups import keep
+from test_syncs import FAR, config, message, numbers
+
+import rmq
+import rmq.recovery
+from rmq import rebuilding
+from rmq.mappedfile import MappedFile
+from rmq.marks import shown_end
+from rmq.paths import StorePaths
+
+
+def look_amid(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, look: Callable[[], object]) -> list[object]:
+    """What a look gives that is taken when a function is called for the first time, before it does anything."""
+    real, found = getattr(owner, name), list[object]()
+
+    def looking(*arguments: Any, **options: Any) -> Any:
+        if not found:
+            found.append(look())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, looking)
+    return found
+
+
+def told(path: Path) -> tuple[int, object, int]:
+    """By a reader that is opened now: how many messages there are, queues, and messages of the newest one's key."""
+    with rmq.open(path) as reader:
+        return reader.scan().read_all().num_rows, reader.topics(), len(reader.query("T", "newest"))
+
+
+def behind_a_broker(path: Path) -> Path:
+    """A store of 20 messages that a broker has put a newest one into, and closed."""
+    make(path)
+    run_broker(path, [rmq.Message("T", b"newest", keys="newest")], is_closed=True)
+    return path
+
+
+BEHIND = 21, {"T": {0: (0, 21)}}, 1
+
+
+def test_a_reader_opened_amid_a_rebuild_sees_what_a_broker_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = behind_a_broker(tmp_path / "s")
+    found = look_amid(monkeypatch, rebuilding, "derive", lambda: told(path))
+    rmq.rebuild(path, processes=1)
+    assert [*found, told(path)] == [BEHIND] * 2
+
+
+def test_a_reader_opened_amid_an_open_sees_what_a_broker_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = behind_a_broker(tmp_path / "s")
+    found = look_amid(monkeypatch, rmq.recovery, "find_end", lambda: (told(path), rmq.verify(path)))
+    rmq.open(path, "r+").close()
+    assert found == [(BEHIND, [])]
+
+
+def test_a_reader_opened_amid_the_recovery_from_power_loss_sees_all_that_was_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What readers are shown is as old as the last flush then."""
+    image = tmp_path / "image"
+    with rmq.open(tmp_path / "s", "x", config=config(flush_disk_type="SYNC_FLUSH")) as store:
+        store.put_many([message(number) for number in range(10)])
+        store.flush()
+        marks = (tmp_path / "s/rmq/marks").read_bytes()
+        store.put_many([message(number) for number in range(10, 20)])
+        shutil.copytree(tmp_path / "s", image)
+    (image / "rmq/marks").write_bytes(marks)
+
+    def look() -> tuple[list[int], object]:
+        with rmq.open(image) as reader:
+            return numbers(reader), rmq.verify(image).is_sound
+
+    found = [look(), look_amid(monkeypatch, rmq.recovery, "find_end", look)]
+    rmq.open(image, "r+").close()
+    assert found == [([*range(20)], True), [([*range(20)], True)]]
+
+
+def test_an_open_that_fails_shows_what_was_shown_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "s")
+    before = shown_end(StorePaths(tmp_path / "s"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(rmq.Store, "_prepare_puts", full)
+    with pytest.raises(OSError, match="no room"):
+        rmq.open(tmp_path / "s", "r+")
+    assert shown_end(StorePaths(tmp_path / "s")) == before > 0
+
+
+# ---- rebuild ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_rebuild_keeps_the_last_message_of_a_closed_store_that_ends_with_nul(
+    tmp_path: Path, is_in_place: bool
+) -> None:
+    """And what groups have consumed of it: only beside a broker it may be half there."""
+    path, old = tmp_path / "s", dataclasses.replace(test_half_records.CONFIG, rocketmq_version="4.9.4")
+    with rmq.open(path, "x", config=old) as store:
+        store.put(rmq.Message("T", b"first"))
+        store.put(rmq.Message("T", b"last", raw_properties=b"KEYS\1k\2a\1value"))
+    segment = path / "commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"value", b"valu\0"))
+    shutil.rmtree(path / "rmq")
+    offsets = keep(path, '{"offsetTable":{"T@g":{0:2}}}')
+    done = rmq.rebuild(path, None if is_in_place else tmp_path / "new", processes=1)
+    assert (done.unit_count, done.key_count) == (2, 1)
+    assert json.loads(offsets.read_text().replace("0:", '"0":'))["offsetTable"] == {"T@g": {"0": 2}}
+    assert rmq.verify(path) == []
+
+
+def test_a_rebuild_beside_a_writer_takes_nothing_of_a_put_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, results = MappedFile.write, list[int]()
+    sizes = rmq.StoreConfig(mapped_file_size_commit_log=1 << 24, max_hash_slot_num=10, max_index_num=40,
+                            flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=FAR)  # fmt: skip
+    with rmq.open(tmp_path / "s", "x", config=sizes) as store:
+        store.put_many([message(number) for number in range(10)])
+        calls = iter(range(100))
+
+        def full(file: MappedFile, position: int, data: memoryview) -> None:
+            if next(calls) == 1:  # behind the first piece
+                results.append(rmq.rebuild(tmp_path / "s", tmp_path / "new", processes=1).unit_count)
+                raise OSError(errno.ENOSPC, "no room")
+            write(file, position, data)
+
+        monkeypatch.setattr(MappedFile, "write", full)
+        with pytest.raises(OSError, match="no room"):
+            store.put_many([rmq.Message("T", b"x" * 100_000)] * 30)
+        monkeypatch.undo()
+        assert (results, numbers(store)) == ([10], [*range(10)])
