@@ -148,6 +148,7 @@ def test_an_empty_path_is_not_the_current_directory(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("k\n1\n2\n")
     for words, more in ((("cat", store, "T"), ""), (("info", store), ""),
@@ -159,6 +160,7 @@ def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path
         assert (done.returncode, done.stderr.decode()) == (4, f"rmq: stdout: No space left on device{more}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["stderr", "stdout and stderr"])
 def test_a_full_disk_below_stderr_leaves_the_code(store: Path, full: str) -> None:
     for topic, code in (("NONE", 1), ("T", 4 if "stdout" in full else 0)):
@@ -168,6 +170,7 @@ def test_a_full_disk_below_stderr_leaves_the_code(store: Path, full: str) -> Non
         assert done.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "limit"), [("ingest", 8192), ("export", 100)])
 def test_a_file_that_may_not_grow_is_named(store: Path, tmp_path: Path, verb: str, limit: int) -> None:
     (tmp_path / "x.csv").write_text("k\n1\n")
@@ -225,6 +228,7 @@ def test_a_template_reaches_into_no_field_but_keys_and_properties(odd: Path, fie
         assert_error(done, 2, "-f", "" if "!" in field or field.endswith("]x") else f"no {{{field}}}: parts of a field")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
 def test_stdout_and_stderr_are_utf8_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
     with rmq.open(tmp_path / "s", "x") as opened:

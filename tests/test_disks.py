@@ -157,6 +157,7 @@ def put_on_a_full_disk(path: Path, leave: int, how: str) -> None:
     assert rmq.verify(path / "full" / "s") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [0, 4096, 20480, 65536])
 @pytest.mark.parametrize("how", ["ours", "broker's", "no index"])
 def test_what_a_full_disk_keeps_from_the_queues_is_read_all_the_same(leave: int, how: str) -> None:

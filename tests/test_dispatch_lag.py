@@ -54,6 +54,7 @@ def test_the_more_queues_take_messages_the_more_gather_for_a_dispatch(
     assert dispatched[3:] == [then, BEHIND]
 
 
+@pytest.mark.slow
 def test_no_dispatch_waits_for_more_messages_than_its_limit(store: rmq.Store, dispatched: list[int]) -> None:
     store.put_many([message(number, 5000) for number in range(2 * MANY_ROWS + 3 * BATCH_ROWS)], results=False)
     assert dispatched == [BATCH_ROWS, MANY_ROWS, MANY_ROWS]

@@ -463,6 +463,7 @@ def test_sizes_that_a_broker_changed_since_we_wrote_are_those_of_the_files(
         rmq.open(path, config=rmq.StoreConfig(**dict.fromkeys(changed, 4000)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", SIZES_SINCE)
 def test_files_that_were_all_cut_short_are_no_other_sizes(tmp_path: Path, part: str) -> None:
     path = tmp_path / "s"

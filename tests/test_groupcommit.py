@@ -78,6 +78,7 @@ def test_no_thread_is_left_asleep(unheard: None, sync_s: float) -> None:
     assert log.group._waiting == []
 
 
+@pytest.mark.slow
 def test_threads_that_put_in_turn_share_each_sync(unheard: None, patience: None) -> None:
     """Half of them would wait for the next sync if none waited for those that the last one served."""
     log = Log()
@@ -136,6 +137,7 @@ def test_who_does_not_come_back_is_waited_for_once(monkeypatch: pytest.MonkeyPat
     assert other not in log.group._often
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [0, 0.01])
 def test_who_comes_back_late_is_not_awaited(request: pytest.FixtureRequest, pause: float) -> None:
     if not pause:

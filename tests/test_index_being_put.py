@@ -158,6 +158,7 @@ with rmq.IndexFile(sys.argv[1], "x", max_hash_slot_num=1000, max_index_num=400_0
 """
 
 
+@pytest.mark.slow
 def test_a_file_fits_while_another_process_puts_into_it(tmp_path: Path) -> None:
     path, looks = tmp_path / "20260101000000000", 0
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:

@@ -197,6 +197,7 @@ def test_random_jsonl_is_read_as_the_json_module_reads_it(file: Put, monkeypatch
         assert read(file("x.jsonl", data), "k") == jsonl_rows(filled), f"seed {seed}: blank lines are no rows"
 
 
+@pytest.mark.slow
 def test_a_quoted_line_end_survives_the_end_of_a_block(store: Path, file: Put, small_blocks: None) -> None:
     for length in range(56, 66):
         shutil.rmtree(store, ignore_errors=True)

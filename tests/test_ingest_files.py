@@ -38,6 +38,7 @@ def ingest_with(descriptors: int, *arguments: object, data: bytes = b"") -> subp
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors,) * 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_of_many_files_one_is_open_at_a_time(tmp_path: Path, form: str) -> None:
     for number in range(60):
@@ -286,6 +287,7 @@ def test_a_parquet_file_whose_names_are_not_utf_8_is_told_in_a_line(tmp_path: Pa
     assert len(done.notes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "part", "told"), [
     ("", ",", "the header repeats ''"), ("", '"a",', "the header repeats 'a'"),
     ('"', "a", "the header: a quoted name has no end"), ('"', '""', "the header: a quoted name has no end"),

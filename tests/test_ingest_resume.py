@@ -50,6 +50,7 @@ def ingest(store: Path, *rest: object) -> Any:
     return call("ingest", store, *rest, "--topic", "T", "--key-column", "k", "-o", "jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_first_rows_are_left_out_whether_they_are_sound_or_broken(tmp_path: Path, form: str) -> None:
     path = file_of(tmp_path / f"x.{form}", list(range(COUNT)), BAD)

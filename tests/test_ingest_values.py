@@ -365,6 +365,7 @@ def test_the_suffix_that_tells_the_format_tells_the_delimiter(store: Path, file:
     assert bodies(store) == [b"2"] * 3
 
 
+@pytest.mark.slow
 def test_a_csv_that_is_left_unread_is_read_no_more(file: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyarrow reads ahead in a thread of its own, which must not meet an interpreter that ends."""
     monkeypatch.setattr("rmq.cli.sources.BLOCK_SIZE", 1000)

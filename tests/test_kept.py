@@ -120,6 +120,7 @@ with rmq.open(sys.argv[1], "x") as store:
 """
 
 
+@pytest.mark.slow
 def test_of_a_batch_that_was_refused(tmp_path: Path) -> None:
     """A row takes over a hundred bytes while its batch is checked."""
     done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path / "s"], capture_output=True, text=True, check=True)

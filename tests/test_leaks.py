@@ -146,6 +146,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
     life.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DONE)
 def test_nothing_is_kept_of_a_call(life: Life, name: str) -> None:
     call, count = DONE[name], OF_LONG_ONES if name in LONG else CALLS

@@ -390,6 +390,7 @@ def take_much_text() -> None:
     print(taken, address_space() - before)
 
 
+@pytest.mark.slow
 def test_a_batch_keeps_little_of_the_memory_that_much_text_took() -> None:
     """In a process of its own: what other tests have freed would be taken first."""
     code = "import test_limits; test_limits.take_much_text()"

@@ -73,6 +73,7 @@ def test_other_doubles_are_left_to_arrow(value: float) -> None:
     assert texts(doubles([1.5, value, 2.5]), "double") is None
 
 
+@pytest.mark.slow
 def test_no_double_gets_another_text_than_arrow_s() -> None:
     rng = np.random.default_rng(11)
     values = np.concatenate([rng.integers(0, 2**64, 20_000, np.uint64).view(np.float64), rng.normal(0, 1e4, 20_000),

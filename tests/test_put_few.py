@@ -201,6 +201,7 @@ def test_a_list_that_changes_while_its_put_waits_is_counted_as_it_was_stored(sto
     assert sum(counts) == stored + 1
 
 
+@pytest.mark.slow
 def test_a_list_that_a_collection_empties_is_not_read_any_more() -> None:
     """The collection that a put's own copy of the list brings about."""
     code = """

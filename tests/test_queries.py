@@ -278,6 +278,7 @@ def test_a_time_between_two_milliseconds_is_after_the_first(tmp_path: Path) -> N
         assert store.scan(end=moment).read_all()["body"].to_pylist() == [b"0", b"1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_searches_by_time_are_exact_where_the_clock_went_back_for_32_messages(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

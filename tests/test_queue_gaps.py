@@ -432,6 +432,7 @@ def two_queues_of_a_broker(path: Path) -> list[rmq.PutResult]:
     return placed[:25]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["behind the log", "between records"])
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_last_unit_that_is_wrong_costs_no_message_of_a_closed_store(tmp_path: Path, wrong: str, lost: int) -> None:

@@ -193,6 +193,7 @@ def test_a_file_that_another_process_spoils_is_an_error_of_flush_alone(tmp_path:
         assert len(reader.scan().read_all()) == 32
 
 
+@pytest.mark.slow
 def test_processes_commit_beside_each_other_and_the_writer(tmp_path: Path) -> None:
     path = filled(tmp_path / "s", 300, 3)
     with rmq.open(path, "r+", config=rmq.StoreConfig(flush_interval_commit_log=1)) as writer:

@@ -93,6 +93,7 @@ def answer(replica: Replica, question: str) -> Any:
     return replica.bodies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_closed", [True, False])
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("was_ours", [False, True])

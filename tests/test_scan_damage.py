@@ -390,6 +390,7 @@ def test_queues_are_derived_past_any_number_of_damaged_places(tmp_path: Path) ->
 # ---- times -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_search_by_time_goes_by_what_can_be_read(tmp_path: Path, seed: int) -> None:
     """Edges: runs of lost records, single ones, lost segments; a time before, at and behind each message's."""

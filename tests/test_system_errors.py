@@ -81,6 +81,7 @@ def test_a_directory_that_cannot_be_renamed_at_all_says_what_to_do(
     assert error.value.errno == errno.EXDEV
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENAMETOOLONG])
 def test_a_writer_that_can_make_no_queue_file_any_more_reads_all_it_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

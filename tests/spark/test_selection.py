@@ -131,6 +131,7 @@ def test_an_offset_behind_a_queue_s_end_is_data_loss(store: Path, name: str, pla
     assert len(read(store, **given | {name: '{"orders": {"0": 1000}}'})) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"subscribe": "orders"}, {"subscribe": "orders", "keys": "o-5"}], ids=str)
 def test_a_log_that_is_shorter_than_when_it_was_planned_is_data_loss(tmp_path: Path, options: dict[str, str]) -> None:
     """An older copy was put back: what is missing now would be no rows without a word."""
