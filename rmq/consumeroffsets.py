@@ -146,7 +146,7 @@ class ConsumerOffsets:
     def groups(self) -> Offsets:
         """read_offsets, with what was committed since."""
         with self._lock:
-            if self._file is None:
+            if self._file is None and not self._commits:
                 return read_offsets(self._paths)
             path, document = self._loaded()
             return _by_group(path, _with(document, self._commits))
@@ -239,7 +239,7 @@ class ConsumerOffsets:
         path, document = self._loaded()
         table = _with(document, self._commits)[_TABLE]
         for group, topic, queue_id, place in list(_rows(path, {_TABLE: table})):
-            is_light = topic.startswith(LMQ_PREFIX) or group.startswith(LMQ_PREFIX)
+            is_light = topic.startswith(LMQ_PREFIX) or self._is_light(group, path)
             if not is_light and place > (end := max_offset_of(topic, queue_id)):
                 self._keep(group, topic, {queue_id: end})
                 logger.warning("%s: group %s had consumed %s queue %d up to %d, which now ends at %d", path, group,
@@ -295,10 +295,13 @@ class ConsumerOffsets:
             if not file.closed:
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # also where a fork's child has the file
 
+    def _is_light(self, group: str, path: Path) -> bool:
+        """Whether it is one of a broker with light queues, which keeps its offsets in a table of their own."""
+        return group.startswith(LMQ_PREFIX) and path == self._paths.lmq_consumer_offsets
+
     def _table_of(self, group: str) -> _Table:
-        """The file's. A broker with light queues keeps those of a light group in a table of its own."""
         path, document = self._loaded()
-        if group.startswith(LMQ_PREFIX) and path == self._paths.lmq_consumer_offsets:
+        if self._is_light(group, path):
             raise UnsupportedFormatError(path, f"consumer offsets of a light group, {group!r}", "a broker commits them")
         table: _Table = document[_TABLE]
         return table

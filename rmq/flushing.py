@@ -376,10 +376,10 @@ class Flusher:
         try:
             self.flush(is_timed=has_more, waits=False)
         except Exception as error:  # the next one tries again
-            self._is_untold = self.failure is not None
             logger.error("%s: timed flush failed: %r", self._store.paths.root, error)
-            with suppress(OSError):  # as where queues have no room: what was put is on disk all the same
+            with suppress(Exception):  # as where queues have no room: what was put is on disk all the same
                 self.sync_log(self._store.log.position)
+            self._is_untold = self.failure is not None
 
 
 @atexit.register

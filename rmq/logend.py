@@ -27,7 +27,7 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.errors import CorruptFileError
-from rmq.lock import Crash
+from rmq.lock import Crash, Holder
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
@@ -200,6 +200,16 @@ def on_disk_since(durable: int, crashed: Crash | None, checkpoint: Checkpoint, e
     time = time_on_disk(crashed, checkpoint)
     return OnDisk(durable, time, epoch) if time is not None else \
         OnDisk(durable, None, epoch, checkpoint.physic_msg_timestamp)
+
+
+def rules_of(crashed: Crash | None, mark: Mark | None, checkpoint: Checkpoint,
+             holder: Holder | None) -> tuple[int | None, OnDisk | None]:  # fmt: skip
+    """own_from and on_disk of find_end, for a reader."""
+    durable = mark.durable_phy_offset if mark is not None else 0
+    own_from = durable if crashed is Crash.OURS and mark is not None else None
+    is_killed = crashed is Crash.BROKERS
+    since = checkpoint.physic_msg_timestamp if is_killed else BEFORE_ALL
+    return own_from, OnDisk(durable, since) if is_killed or holder is Holder.OTHER else None
 
 
 def look_behind(log: CommitLog, end: LogEnd, on_disk: OnDisk) -> LogEnd:

@@ -211,7 +211,7 @@ class Segment:
         """Phy offset of the first whole record at or behind `begin` and below `end`, -1 when none."""
         # A record without properties ends with zeros. `used_end` would look at all that follow, for each damaged place.
         file = self.holding(begin, end)
-        end = max(begin, min(end, self.start + file.data_end() + ZEROS_AT_END))
+        end = max(begin, min(end, file.start + file.data_end() + ZEROS_AT_END))
         found: int = resync(file.map, file.start, begin, end)
         file.check()
         return found

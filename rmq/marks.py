@@ -343,9 +343,14 @@ def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.copyfile(source, target)  # its directory is a link to another disk
-        with opened(target, os.O_RDONLY) as descriptor:
-            sync_file(descriptor)
+        try:
+            shutil.copyfile(source, target)  # its directory is a link to another disk
+            with opened(target, os.O_RDONLY) as descriptor:
+                sync_file(descriptor)
+        except BaseException:  # each open that tries again would leave another on a full disk
+            target.unlink(missing_ok=True)
+            target.with_suffix(".txt").unlink(missing_ok=True)
+            raise
         os.unlink(source)
     sync_directory(paths.cut)
     sync_directory(source.parent)

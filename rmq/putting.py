@@ -272,10 +272,9 @@ class StoreWriter(StoreReader):
         if dry_run:
             self._check_open()
             check_writable(self._paths)
-            queues = self._derive()
             if self.mode == "r":
                 self._visible.follow_files()
-            return Retention(self._log, queues, self._index, rules).plan(self._derived_end())
+            return Retention(self._log, self._derive(), self._index, rules).plan(self._derived_end())
         self._check_writable()
         self._flusher.check_not_nested()
         with self._flusher.flush_lock:

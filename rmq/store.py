@@ -341,7 +341,7 @@ class Store(StoreWriter):
 
         Raises OSError when the flush fails, or one failed that no call has told of, and CorruptFileError where pages of
         a file are gone, or commits cannot join what another wrote to the groups' file: the store is closed all the
-        same, and recovers when opened again.
+        same, and recovers when opened again. RuntimeError in a signal handler amid a put, flush or close.
         """
         if os.getpid() != self._pid:
             self._closed = True  # the parent's files and lock are not the child's to close

@@ -15,10 +15,8 @@ from rmq.errors import CorruptFileError
 from rmq.index import Durable, Index
 from rmq.lock import Crash, Holder, crash_of, lock_holder
 from rmq.logend import (
-    BEFORE_ALL,
     Epochs,
     LogEnd,
-    OnDisk,
     Proof,
     end_past_damage,
     ends_for_sure,
@@ -29,6 +27,7 @@ from rmq.logend import (
     misses_last_segment,
     on_disk_since,
     record_behind,
+    rules_of,
     start_without_marks,
     was_closed,
     was_left_alone,
@@ -67,9 +66,8 @@ class Visible:
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
-        self._judged: tuple[FileVersion | None, Mark | None] | None = None  # until the end: an error leaves it half
-        self._epochs = Epochs(paths.epochs, log)
-        self._coverage = Coverage(paths, log, self._index)
+        self._judged: tuple[FileVersion | None, Mark | None, bool] | None = None  # until the end: an error
+        self._epochs, self._coverage = Epochs(paths.epochs, log), Coverage(paths, log, self._index)
         self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
         self._crashed = None if self._is_live else crash_of(paths)
@@ -85,6 +83,7 @@ class Visible:
         self._derived = self._dispatcher.fills_gaps = self._index_is_whole = False
         self._cut_short: tuple[str, FileVersion | None] | None = None  # a segment, as it was when it stopped us
         self.passed: CorruptFileError | None = None  # damage that was passed over: its records have no units
+        judged = self._writer, self._mark, self._is_recovered()
         try:
             self._start()
         except CorruptFileError as error:
@@ -92,7 +91,7 @@ class Visible:
                 raise
             self._cut_short = error.path, version_of(error.path)  # a scan can skip it, every other read tells
             self.end = log.max_phy_offset
-        self._judged = self._writer, self._mark
+        self._judged = judged
 
     def _read_files(self) -> None:
         """Beside a writer each of these may be newer than the one before it, never older."""
@@ -208,8 +207,7 @@ class Visible:
         if not self._is_live:
             on_disk = on_disk_since(trusted, self._crashed, Checkpoint(self._paths.checkpoint), self._epochs.last)
             end = look_behind(self._log, end, on_disk)
-        if end.is_damage:
-            end = end_past_damage(self._log, end)
+        end = end_past_damage(self._log, end) if end.is_damage else end
         self._end_at(end.phy_offset, end.last_phy_offset)
         return end
 
@@ -241,12 +239,13 @@ class Visible:
 
     def _find_end(self, begin: int) -> LogEnd:
         """What recovery would not take for a record is none for a reader either."""
-        durable = self._mark.durable_phy_offset if self._mark is not None else 0
-        own_from = durable if self._crashed is Crash.OURS and self._mark is not None else None
-        is_killed = self._crashed is Crash.BROKERS
-        since = Checkpoint(self._paths.checkpoint).physic_msg_timestamp if is_killed else BEFORE_ALL
-        on_disk = OnDisk(durable, since) if is_killed or self._holder is Holder.OTHER else None
+        crashed = crash_of(self._paths) if self._is_recovered() else self._crashed
+        own_from, on_disk = rules_of(crashed, self._mark, Checkpoint(self._paths.checkpoint), self._holder)
         return find_end(self._log, begin, self._limit(), own_from=own_from, on_disk=on_disk)
+
+    def _is_recovered(self) -> bool:
+        """Whether a writer of ours is amid it: how the store was left, its files still tell."""
+        return self._holder is Holder.RMQ and self._marks is not None and self._marks.visible_phy_offset == RECOVERING
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
@@ -271,8 +270,9 @@ class Visible:
             if self._judged is None:
                 self._look_anew("an error ended the last look")
             signs = None if self._is_live else (writer, version_of(self._lock_name))
-            may_be_cut = self._judged != (writer, self._mark) or self._holder is Holder.OTHER or signs != self._signs
-            self._judged = writer, self._mark
+            judged = writer, self._mark, self._is_recovered()
+            may_be_cut = self._judged != judged or self._holder is Holder.OTHER or signs != self._signs
+            self._judged = judged
             if may_be_cut and self._last is not None and self._last.is_cut(self._log):
                 self._look_anew("records were taken off that this reader had seen")
             elif may_be_cut and self._epochs.have_changed(self._log):

@@ -181,12 +181,12 @@ class WindowedSegment(Segment):
             at = data.find(MAGIC_BEGIN)
             while at >= 0:
                 place = begin + at - L.RECORD_MAGIC_OFFSET
-                if place >= first and self._is_own(place):
+                if place >= first and self._is_own(place) and 0 < (size := self._record_size(place)) <= end - place:
                     self.scan(one, place, end, checks=CHECK_CRC)
                     if one.count:
                         one.release()
                         return place
-                    left -= self._record_size(place)
+                    left -= size
                     if left < 0:
                         return -1
                 at = data.find(MAGIC_BEGIN, at + 1)

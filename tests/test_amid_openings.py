@@ -8,6 +8,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from test_syncs import FAR, config, message, numbers
 
 import rmq
 import rmq.recovery
+import rmq.store
 from rmq import rebuilding
 from rmq.mappedfile import MappedFile
-from rmq.marks import shown_end
+from rmq.marks import Marks, shown_end
 from rmq.paths import StorePaths
 
 
@@ -88,6 +90,41 @@ def test_a_reader_opened_amid_the_recovery_from_power_loss_sees_all_that_was_on_
     found = [look(), look_amid(monkeypatch, rmq.recovery, "find_end", look)]
     rmq.open(image, "r+").close()
     assert found == [([*range(20)], True), [([*range(20)], True)]]
+
+
+def half_on_disk(path: Path, image: Path) -> None:
+    """What power loss leaves: the second message, which was not flushed, lacks a sector of its properties."""
+    with rmq.open(path, "x", config=config()) as store:
+        store.put(message(0))
+        store.flush()
+        durable = store.max_phy_offset
+        store.put(message(1, long="v" * 2000))
+        shutil.copytree(path, image)
+    with (image / "commitlog" / f"{0:020d}").open("r+b") as log:
+        log.seek((durable // 512 + 2) * 512)
+        log.write(bytes(512))
+    marks = Marks(image / "rmq/marks", writable=True)
+    marks.show(durable)
+    marks.close()
+
+
+def test_a_reader_amid_a_recovery_sees_no_message_that_it_cuts_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_on_disk(tmp_path / "s", tmp_path / "image")
+
+    def look() -> tuple[rmq.Store, list[int]]:
+        reader = stack.enter_context(rmq.open(tmp_path / "image"))
+        return reader, numbers(reader)
+
+    with ExitStack() as stack:
+        found: Any = look_amid(monkeypatch, rmq.store, "recover", look)
+        writer = stack.enter_context(rmq.open(tmp_path / "image", "r+", config=config()))
+        (reader, seen), = found
+        assert seen == numbers(reader) == [0]
+        writer.put(message(2))
+        assert numbers(reader) == [0, 2]
+        assert reader.pull("T", 0).messages == writer.pull("T", 0).messages
 
 
 def test_an_open_that_fails_shows_what_was_shown_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,10 +418,12 @@ def test_queues_that_were_lost_and_begin_at_0_are_consumed_from_there(tmp_path: 
 
 def test_after_a_crash_nobody_has_consumed_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = filled(tmp_path / "s", 30, 3)
-    file = keep(path, '{"offsetTable":{"Orders@g":{0:10,1:12,2:3},"%LMQ%x@g":{0:9},"Gone@g":{0:4}}}')
+    table = '{"Orders@g":{0:10,1:12,2:3},"%LMQ%x@g":{0:9},"Gone@g":{0:4},"Orders@%LMQ%g":{1:12}}'
+    file = keep(path, f'{{"offsetTable":{table}}}')
     (path / "abort").write_bytes(b"")
     with caplog.at_level(logging.WARNING, "rmq"), rmq.open(path, "r+") as store:
-        assert store.groups() == {"g": {"%LMQ%x": {0: 9}, "Gone": {0: 0}, "Orders": {0: 10, 1: 10, 2: 3}}}
+        assert store.groups() == {"%LMQ%g": {"Orders": {1: 10}},  # an ordinary group where no light queues are
+                                  "g": {"%LMQ%x": {0: 9}, "Gone": {0: 0}, "Orders": {0: 10, 1: 10, 2: 3}}}  # fmt: skip
         store.put(rmq.Message("Orders", b"30", queue_id=1))
         assert 30 in bodies(rmq.Consumer(store, "g", "Orders").poll(100))
     assert "group g had consumed Orders queue 1 up to 12, which now ends at 10" in caplog.text

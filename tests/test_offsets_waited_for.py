@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -139,3 +140,13 @@ def test_a_reader_s_commit_within_a_tick_of_the_file_system_s_clock_is_not_undon
         writer.commit_offsets("g", "Orders", {0: 3})
         writer.flush()
         assert offsets_of(path) == {"Orders@g": {"0": 3, "1": 2}}
+
+
+def test_commits_are_told_when_a_flush_could_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(filled(tmp_path / "s"), "r+", config=SLOW) as store:
+        store.commit_offsets("g", "Orders", {0: 3})
+        with monkeypatch.context() as patched:
+            patched.setattr(consumeroffsets, "_kept_file", lambda _: os.stat(tmp_path / "none"))
+            with pytest.raises(FileNotFoundError):
+                store.flush()
+        assert store.groups() == {"g": {"Orders": {0: 3}}}

@@ -7,8 +7,10 @@ import errno
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from test_groups import filled
@@ -17,6 +19,17 @@ from test_syncs import Disk, config, message, numbers, put_some
 import rmq
 from rmq import fastjson, topics
 from rmq.filecache import FileCache
+from rmq.marks import set_aside
+from rmq.paths import StorePaths
+
+FULL = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def linked(path: Path, part: str, far: Path) -> Path:
@@ -51,6 +64,32 @@ def test_a_damaged_index_file_on_another_disk_is_set_aside_on_the_store_s(
     assert rmq.verify(path) == []
 
 
+def test_what_cannot_be_set_aside_leaves_no_part_of_it_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, paths = tmp_path / "far" / "20240101000000000", StorePaths(tmp_path / "s")
+    source.parent.mkdir()
+    source.write_bytes(bytes(1000))
+    paths.own.mkdir(parents=True)
+
+    def full(_: Path, target: Path) -> None:
+        target.write_bytes(bytes(500))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def apart(old: Path, new: Path) -> None:
+        if old == source:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        replace(old, new)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", apart)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        set_aside(paths, source, "it is damaged")
+    assert [*paths.cut.iterdir()] == []
+    assert source.read_bytes() == bytes(1000)
+
+
 @pytest.mark.parametrize("part", ["consumequeue", "index", "config", "rmq"])
 def test_after_a_kill_the_names_in_linked_directories_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
@@ -75,10 +114,34 @@ def test_while_queues_have_no_room_the_timed_flush_makes_puts_durable(
         store.flush()
         with monkeypatch.context() as patched:
             patched.setattr(FileCache, "write", full)
-            result, deadline = store.put(message(40)), time.monotonic() + 5
-            while not disk.holds(store, result) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert disk.holds(store, result)
+            result = store.put(message(40))
+            until(lambda: disk.holds(store, result))
+
+
+def test_a_sync_that_fails_behind_a_flush_without_room_is_told_by_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    store = rmq.open(tmp_path / "s", "x", config=config())
+    store.put(message(0))
+    disk.failing = ("/commitlog/",)
+    with monkeypatch.context() as patched:
+        patched.setattr(store._flusher, "flush", FULL)
+        store._flusher.flush_if_due()
+    disk.failing = ()
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        store.close()
+
+
+def test_damage_that_ends_a_timed_flush_ends_none_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rmq.open(tmp_path / "s", "x", config=config(flush_interval_commit_log=5)) as store:
+        lost = Mock(side_effect=rmq.CorruptFileError(tmp_path, 0, "pages are gone"))
+        with monkeypatch.context() as patched:
+            patched.setattr(store._flusher, "sync_log", lost)
+            patched.setattr(store._flusher, "flush", FULL)
+            store.put(message(0))
+            until(lambda: lost.called)
+        until(lambda: store._flusher._flushed == store.max_phy_offset)
 
 
 def test_a_topics_json_that_would_be_too_large_is_left_alone(

@@ -16,6 +16,7 @@ import pytest
 import rmq
 import rmq.windows
 from rmq import logsegment
+from rmq._core import _layout as L
 from rmq.windows import WindowedSegment, WindowedStore
 
 SEGMENT = 4096
@@ -121,6 +122,23 @@ def test_places_in_a_segment_are_found_alike(tmp_path: Path, window: int) -> Non
                 assert other.used_end(begin - one.start) == one.used_end(begin - one.start)
                 assert other.read(begin - one.start, end - begin) == one.read(begin - one.start, end - begin)
             assert other.read(SEGMENT, 8) == one.read(SEGMENT, 8) == b""
+
+
+@pytest.mark.slow
+def test_a_size_that_leads_past_all_data_ends_no_search(tmp_path: Path) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=2**31 - 4096)
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        first, *others = [store.put(rmq.Message("t", bytes(100_000))).phy_offset for _ in range(3)]
+    (file,) = (tmp_path / "s" / "commitlog").iterdir()
+    with file.open("r+b") as log:
+        for at in (first + L.RECORD_SIZE_OFFSET, first + L.RECORD_BODY_SIZE_OFFSET):
+            log.seek(at)
+            size = int.from_bytes(log.read(4)) + 3 * 2**29
+            log.seek(at)
+            log.write(size.to_bytes(4))
+    for opened in (windowed, rmq.open):  # a map makes pages of what it reads, which are no holes any more
+        with opened(tmp_path / "s") as one:
+            assert one._log.segments[0].resync(first, 2**30) == others[0]
 
 
 def test_no_more_than_a_window_or_a_record_is_in_memory(tmp_path: Path, window: int,
