@@ -87,6 +87,9 @@ class FileCache:
         self.check_place()
         self._keep(self.limit - 1)
         self._open[name] = descriptor = self._with_room(0, functools.partial(open_regular, path, self._flags))
+        if self._is_closed:  # by a signal handler meanwhile
+            self._keep(0)
+            raise StoreClosedError(f"{path}: store is closed")
         return descriptor
 
     def _with_room(self, kept: int, call: Callable[[], int]) -> int:

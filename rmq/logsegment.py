@@ -96,6 +96,9 @@ class Segment:
                 if old is not None:
                     self._lost = old  # others may have read it
                 self._maps.keep(self, file)
+                if self._is_closed:  # by a signal handler meanwhile
+                    self.close()
+                    raise StoreClosedError(f"{self.path}: store is closed")
         return file
 
     # What a store reads of a segment goes through these: of one that is fetched piece by piece the rest reads as zeros,

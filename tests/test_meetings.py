@@ -9,13 +9,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rmq
-from rmq import flushing, logfiles, logsegment, queuereading
+from rmq import filecache, flushing, logfiles, logsegment, queuereading
 from rmq.flushing import Flusher
 from rmq.logsegment import MappedFile
 
@@ -186,3 +186,25 @@ def test_a_sync_that_failed_is_not_forgotten_for_a_handler_s_error(
     with pytest.raises(rmq.StoreReadOnlyError):
         store.put(rmq.Message("T", b"y"))
     store.close()
+
+
+@pytest.mark.parametrize(("module", "name"), [(logsegment, "MappedFile"), (filecache, "open_regular")])
+def test_a_handler_s_close_amid_a_read_leaves_nothing_open(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:  # fmt: skip
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x"))
+    real: Any = getattr(module, name)
+
+    def closing(*arguments: Any, **options: Any) -> Any:
+        made = real(*arguments, **options)
+        reader.close()
+        return made
+
+    reader = rmq.open(tmp_path / "s")
+    reader._log.segments[0].let_go()
+    reader._queues.cache._keep(0)
+    monkeypatch.setattr(module, name, closing)
+    with pytest.raises(rmq.StoreClosedError):
+        reader.pull("T")
+    assert reader._log.segments[0]._file is None
+    assert not reader._queues.cache._open
