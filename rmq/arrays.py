@@ -107,6 +107,8 @@ def list_starts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], int,
 
 
 def _check_offsets(column: pa.Array, offsets: npt.NDArray[np.int64]) -> None:
-    items = min(len(column.keys), len(column.items)) if hasattr(column, "keys") else len(column.values)
+    items = len(column.values)
+    if hasattr(column, "keys"):  # of all entries, of which a slice may be meant; Arrow aborts where they end before it
+        items = min(items, min(len(column.keys), len(column.items)) - column.values.offset)
     if offsets[0] < 0 or offsets[-1] > items or (np.diff(offsets) < 0).any():
         raise ValueError("list offsets lie outside the items")

@@ -208,8 +208,8 @@ class ColumnReader:
         if not pa.types.is_map(column.type):
             raise TypeError(f"column 'properties' must be a map of strings, got {column.type}")
         column, starts, first, count = list_starts(column)
-        names = text_column(_as_text(column.keys.slice(first, count), "properties"))
-        values = text_column(_as_text(column.items.slice(first, count), "properties"))
+        entries = column.values  # whose slice the map's own `keys` and `items` pass over
+        names, values = (text_column(_as_text(entries.field(at).slice(first, count), "properties")) for at in (0, 1))
         return names, values, starts
 
     def _numbers(self, batch: pa.RecordBatch) -> dict[str, npt.NDArray[np.int64]]:

@@ -212,6 +212,8 @@ class CommitLog(LogFiles):
             last = min(int(phy_offsets.searchsorted(segment.end)), first + segment.at_once(batch.capacity))
             hold = segment.holding_what_is_left if any_size else segment.holding_records
             file = hold(phy_offsets[first:last])
+            if file.behind:  # a window of the first record: the map was let go of since, and could not be made again
+                last = first + 1
             found = batch.load(file.map, file.start, phy_offsets[first:last], end, checks=checks, behind=file.behind)
             file.check()
             if batch.count:

@@ -162,17 +162,17 @@ def rank_in(numbers: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> np
 
 def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]], log_end: int, *,
              limit: int | None, begin: int = -(2**63),
-             end: int = 2**63 - 1) -> tuple[list[StoredMessage], bool]:  # fmt: skip
-    """find for one item: the messages, newest first, wrappers of inner batches as they are, and whether more match.
+             end: int = 2**63 - 1) -> Iterator[StoredMessage | None]:  # fmt: skip
+    """find for one item: the messages, newest first, wrappers of inner batches as they are; None at the end: more match
+    than the limit lets through.
 
-    One record after the other: for few candidates, as a key has. CorruptFileError for a match that is whole but for a
-    CRC.
+    One record after the other, as they are asked for: for few candidates, as a key has. CorruptFileError for a match
+    that is whole but for a CRC.
     """
     times = np.array([begin], np.int64), np.array([end], np.int64)
     places = {*candidates, *(_scan_uncovered(log, [item], uncovered, *times)[1].tolist() if uncovered else ())}
     topic, key = item
-    messages: list[StoredMessage] = []
-    batch = RecordBatch(1)
+    count, batch = 0, RecordBatch(1)
     for phy_offset in sorted(places, reverse=True):
         segment = log.segment_at(phy_offset)
         stop = SCAN_ZERO
@@ -184,12 +184,13 @@ def carriers(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: l
         if not batch.count:
             _check_lost(log, phy_offset, log_end)
         elif batch.carries(0, topic, key, begin, end):
-            if len(messages) == limit:
-                return messages, True
+            if count == limit:
+                yield None
+                return
             if stop in CRC_STOPS:
                 raise log.damage(phy_offset, stop)
-            messages += _stored(log, batch)
-    return messages, False
+            count += 1
+            yield from _stored(log, batch)
 
 
 def _stored(log: CommitLog, batch: RecordBatch) -> list[StoredMessage]:
@@ -343,16 +344,18 @@ def messages_with(log: CommitLog, topic: bytes, key: str, candidates: Iterable[i
                   log_end: int, *, begin: int, end: int,
                   limit: int | None) -> tuple[list[StoredMessage], bool]:  # fmt: skip
     """carriers, inner batches unwrapped: as many messages as the limit lets through, and whether more match."""
-    found, truncated = carriers(log, (topic, key.encode()), candidates, uncovered, log_end, begin=begin, end=end,
-                                limit=limit)  # fmt: skip
-    parts = (part for message in found for part in unwrap(message, key))
+    found = list(carriers(log, (topic, key.encode()), candidates, uncovered, log_end, begin=begin, end=end,
+                          limit=limit))  # fmt: skip
+    parts = (part for message in found if message is not None for part in unwrap(message, key))
     messages = list(islice(parts, None if limit is None else min(limit, ALL) + 1))
-    return messages[:limit], truncated or (limit is not None and len(messages) > limit)
+    return messages[:limit], found[-1:] == [None] or (limit is not None and len(messages) > limit)
 
 
 def newest_with_id(log: CommitLog, item: Item, candidates: Iterable[int], uncovered: list[tuple[int, int]],
                    log_end: int) -> StoredMessage | None:  # fmt: skip
     """The newest message whose unique key is the item's."""
-    found, _ = carriers(log, item, candidates, uncovered, log_end, limit=None)
     uniq_key = item[1].decode()
-    return next((next(unwrap(message, uniq_key)) for message in found if message.uniq_key == uniq_key), None)
+    for message in carriers(log, item, candidates, uncovered, log_end, limit=None):  # which may be many: none is kept
+        if message is not None and message.uniq_key == uniq_key:
+            return next(unwrap(message, uniq_key))
+    return None

@@ -248,6 +248,18 @@ def test_a_null_map_with_items_beneath_it_has_no_properties(store: rmq.Store, te
     assert column(store, "properties") == wanted[begin:]
 
 
+@pytest.mark.parametrize("begin", [0, 1, 4])
+@pytest.mark.parametrize("null", [None, 0, 1, 2])
+def test_entries_of_a_map_may_be_a_slice(store: rmq.Store, null: int | None, begin: int) -> None:
+    wanted = [[("p", "1")], [("q", "2"), ("r", "3")], [], [("s", "4")]]
+    maps = pa.array([[("a", "5"), ("b", "6")], *wanted], pa.map_(pa.string(), pa.string()))
+    valid = pa.array([number != null for number in range(4)]).buffers()[1]
+    starts = pa.array([0, 1, 3, 3, 4], pa.int32()).buffers()[1]
+    maps = pa.Array.from_buffers(maps.type, 4, [valid, starts], children=[maps.values.slice(2)])
+    store.put_many(pa.table({"body": [b""] * 4, "properties": maps}).slice(begin), topic="T")
+    assert column(store, "properties") == [[] if row == null else wanted[row] for row in range(begin, 4)]
+
+
 def test_keys_of_a_null_struct_are_no_other_row_s(store: rmq.Store) -> None:
     structs = pa.StructArray.from_arrays([KEY_LISTS, pa.array(["x", "y", "z"])], ["keys", "tags"],
                                          mask=pa.array([True, False, False]))  # fmt: skip
@@ -316,20 +328,23 @@ def test_a_column_that_is_shorter_than_its_table_is_refused(store: rmq.Store, na
 
 
 @pytest.mark.parametrize("has_null", [False, True])
-@pytest.mark.parametrize("length", [0, 1, 4])
-@pytest.mark.parametrize("name", ["properties", "keys"])
-def test_lists_of_fewer_items_than_their_offsets_tell_are_refused(store: rmq.Store, name: str, length: int,
-                                                                  has_null: bool) -> None:  # fmt: skip
+@pytest.mark.parametrize(("name", "begin", "length"), [
+    *[(name, 0, length) for name in ("properties", "keys") for length in (0, 1, 4)],
+    *[("properties", 9, length) for length in (6, 9, 13)]])  # fmt: skip
+def test_lists_of_fewer_items_than_their_offsets_tell_are_refused(store: rmq.Store, name: str, begin: int,
+                                                                  length: int, has_null: bool) -> None:  # fmt: skip
     """Of a map its values; also where a null row has items, which Arrow itself would copy unseen."""
     kinds = {"keys": pa.list_(pa.string()), "properties": pa.map_(pa.string(), pa.string())}
-    column = pa.array([["a"] if name == "keys" else [("a", "1")]] * 5, kinds[name])
+    column = pa.array([["a"] if name == "keys" else [("a", "1")]] * (begin + 5), kinds[name])
+    column = hidden(column, 0) if has_null else column
+    column = pa.Array.from_buffers(column.type, 5, column.buffers()[:2], children=[column.values.slice(begin)])
 
     def shorten(children: Any) -> None:
         below = ctypes.POINTER(ctypes.POINTER(ctypes.c_int64))
         items = ctypes.cast(children[1][6], below)[0]
         (items if name == "keys" else ctypes.cast(items[6], below)[1])[0] = length
 
-    table = pa.RecordBatch.from_pydict({"body": [b"0"] * 5, name: hidden(column, 0) if has_null else column})
+    table = pa.RecordBatch.from_pydict({"body": [b"0"] * 5, name: column})
     with pytest.raises(ValueError, match="list offsets lie outside the items"):
         store.put_many(Patched(table, shorten), topic="T")
     assert store.max_phy_offset == 0

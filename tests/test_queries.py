@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_a_damaged_record_that_shares_only_the_hash_of_a_key_is_of_no_account(tm
         with pytest.raises(rmq.CorruptFileError, match="body CRC differs") as caught:
             store.query("T", TWIN)
         assert caught.value.offset == places[1]
+
+
+def test_a_message_is_found_by_its_id_without_the_others_that_carry_it(tmp_path: Path) -> None:
+    """Newer ones that have it as a key are read one by one, older ones, here a damaged one, not at all."""
+    with rmq.open(tmp_path / "store", "x", config=CONFIG) as store:
+        first, wanted = (store.put(rmq.Message("T", b"body", uniq_key=KEY)).phy_offset for _ in range(2))
+        store.put_many([rmq.Message("T", bytes(10_000), keys=[KEY]) for _ in range(50)])
+    damage_body(tmp_path / "store", first)
+    with rmq.open(tmp_path / "store") as store:
+        tracemalloc.start()
+        try:
+            assert store.lookup(KEY).phy_offset == wanted
+            assert tracemalloc.get_traced_memory()[1] < 10 * 10_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_damaged_match_behind_the_limit_is_counted_and_not_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from test_verify_damage import Victim, message
 
 import rmq
 from rmq.dispatch import Dispatcher
+from rmq.verification.indexes import IndexFiles
 
 CONFIG = rmq.StoreConfig(**SIZES, enabled_append_prop_crc=True)
 
@@ -190,6 +191,29 @@ def test_what_a_limit_leaves_out_of_an_index_file_of_random_bytes_is_counted(tmp
     kept = [item for item in found if item.severity == "derived"]
     assert len(kept) == min(limit, whole.derived_count)
     assert found.omitted == max(0, len(whole) - limit)
+
+
+@pytest.mark.parametrize("entries", [0, 1, 10])
+def test_a_count_far_behind_the_last_entry_costs_no_look_at_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                 entries: int) -> None:  # fmt: skip
+    """The last entry ends with zeros: no other of its slot is before it. Entry 1 counts as one, whatever it holds."""
+    config = rmq.StoreConfig(**SIZES | {"max_hash_slot_num": 1000, "max_index_num": 5000})
+    with rmq.open(tmp_path / "s", "x", config=config) as store:
+        store.put_many([rmq.Message("T", b"", keys=[f"k{number}"]) for number in range(max(1, entries))])
+    (file,) = (tmp_path / "s" / "index").iterdir()
+    with open(file, "r+b") as out:
+        if not entries:
+            out.seek(40 + 4000 + 20)
+            out.write(bytes(20))
+        out.seek(36)
+        out.write(struct.pack(">i", 5000))
+    looks: list[int] = []
+    is_used = IndexFiles._is_used
+    monkeypatch.setattr(IndexFiles, "_is_used",
+                        lambda files, part, entry: (looks.append(entry), is_used(files, part, entry))[1])
+    found = [item.reason for item in rmq.verify(tmp_path / "s", config=config, jobs=1) if item.offset == 36]
+    assert f"entry count is 5000, but the entries end before {max(1, entries) + 1}" in found
+    assert len(looks) < 5
 
 
 def test_parts_that_are_not_verified_are_named(tmp_path: Path) -> None:

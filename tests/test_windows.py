@@ -222,6 +222,30 @@ def test_what_cannot_be_mapped_is_read_in_windows(tmp_path: Path, monkeypatch: p
                 store.scan().read_all()
 
 
+@pytest.mark.parametrize("ask", [
+    lambda store, places: store.lookup_many(places, columns=["phy_offset"]),
+    lambda store, places: store.lookup_many(places, columns=["phy_offset"], check_crc=False),
+    lambda store, places: store.query_many("t", ["all"], limit=None, columns=["phy_offset", "body"]).table,
+])  # fmt: skip
+def test_a_map_that_another_thread_lets_go_of_and_that_has_no_room_again_hides_no_record(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[rmq.Store, Any], Any]) -> None:  # fmt: skip
+    at_once = WindowedSegment.at_once
+
+    def beside_another(segment: WindowedSegment, records: int) -> int:
+        count = at_once(segment, records)
+        segment.let_go()
+        return count
+
+    def fail(path: Path, **options: Any) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with windowed(fill(tmp_path / "s"), maps_first=True) as store:
+        places = store.scan(columns=["phy_offset"]).read_all()["phy_offset"]
+        monkeypatch.setattr(WindowedSegment, "at_once", beside_another)
+        monkeypatch.setattr(logsegment, "MappedFile", fail)
+        assert sorted(ask(store, places)["phy_offset"].to_pylist()) == places.to_pylist()
+
+
 def test_without_an_index_no_file_of_it_is_mapped(tmp_path: Path) -> None:
     path = fill(tmp_path / "s")
     with windowed(path, has_index=False) as store:

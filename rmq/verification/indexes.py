@@ -224,9 +224,9 @@ class IndexFiles:
             self._cut_count(part)
 
     def _cut_count(self, part: Part) -> None:
-        used = part.limit
-        while used > 2 and not self._is_used(part, used - 1):
-            used -= 1
+        begin = self.place_of(2)
+        size = used_size(memoryview(part.file.map)[: self.place_of(part.limit)], begin) - begin
+        used = min(part.limit, 2 + -(-size // L.ENTRY_SIZE))
         if used < part.limit:
             self._ground.report.derived(part.path, L.INDEX_COUNT_OFFSET, "header", f"entry count is {part.limit}, but "
                                         f"the entries end before {used}")  # fmt: skip
