@@ -55,6 +55,8 @@ def snapshots(path: str, asked: ReadOptions) -> list[tuple[str, Snapshot]]:
         except CorruptFileError as error:
             marker = error.path.replace(directory, taken.location.uri)
             raise CorruptFileError(marker, error.offset, error.reason) from None
+        if found == [directory]:
+            return [(path, taken.require_store())]
         shards = [f"{base.rstrip('/')}/{Path(shard).name}{mark}{settings}" for shard in found]
     return [(shard, Snapshot.take(location(shard, asked)).require_store()) for shard in shards]
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 OWN = Path("rmq", "spark")
-A_DAY = 86400.0
 BATCHES_KEPT = 100  # as spark.sql.streaming.minBatchesToRetain
 MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
 SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
@@ -50,7 +49,6 @@ _STORES_OWN = re.compile(rb"\x02?(?:__CRC32#\x01\d{10}\x02)?\Z")  # the last sep
 SAME_ROW = ["topic", "queue_id", "flag", "born_timestamp", "body_crc", "raw_body", "raw_properties"]
 PUT_COLUMNS = ["topic", "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host", "reconsume_times",
                "prepared_transaction_offset", "raw_body", "raw_properties"]  # fmt: skip
-STAGED_COLUMNS = [*PUT_COLUMNS, "body_crc"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,10 @@ class Commit:
     overwrite: bool
     shards: tuple[str, ...]
     rows: int
+
+    @property
+    def is_append(self) -> bool:  # of mode=single: its rows are in the log, wherever that is now
+        return self.rows > 0 and not self.shards
 
     @classmethod
     def read(cls, marker: Path) -> Commit:
@@ -155,10 +157,10 @@ class Staging:
             finish_interrupted(self.path)
             if not self.is_committed:
                 names = [item.name for item in _in_order(written) if item.name]
-                with open_store(self.path, "a", config=None if is_store(self.path) else config) as store:
+                with open_store(self.path, "a", config=None if (self.path / "commitlog").is_dir() else config) as store:
                     self._check(store, names)
                     store.flush()
-                    self._write(self.intent, {"begin": store.max_phy_offset, "staged": names})
+                    write_atomically(self.intent, json.dumps({"begin": store.max_phy_offset, "staged": names}).encode())
                     try:
                         self.append(store)
                     except BaseException as error:
@@ -186,7 +188,7 @@ class Staging:
         present, rows = Appended(store, intent.begin), 0
         for name in intent.staged:
             with open_store(self.directory / name) as staged:
-                for batch in staged.scan(columns=STAGED_COLUMNS):
+                for batch in staged.scan(columns=[*PUT_COLUMNS, "body_crc"]):
                     missing = present.skip(batch)
                     rows += len(batch)
                     if len(missing):
@@ -239,10 +241,8 @@ class Staging:
 
     def _mark(self, overwrite: bool, shards: list[str], rows: int) -> None:
         number = max((commit.number for commit in commits(self.path)), default=0) + 1
-        self._write(self.marker, {"number": number, "overwrite": overwrite, "shards": shards, "rows": rows})
-
-    def _write(self, target: Path, content: dict[str, Any]) -> None:
-        write_atomically(target, json.dumps(content).encode())
+        content = {"number": number, "overwrite": overwrite, "shards": shards, "rows": rows}
+        write_atomically(self.marker, json.dumps(content).encode())
 
 
 def _in_order(written: list[Written]) -> list[Written]:
@@ -250,7 +250,7 @@ def _in_order(written: list[Written]) -> list[Written]:
 
 
 def is_store(path: Path) -> bool:
-    return (path / "commitlog").is_dir()
+    return (path / "commitlog").is_dir() or any(commit.is_append for commit in commits(path))
 
 
 class Appended:
@@ -314,8 +314,8 @@ def last_overwrite(known: list[Commit]) -> int:
 
 def roots(path: str) -> list[str]:
     """The stores of a directory: itself, or the shards that commits name since the last overwrite."""
-    known = [] if is_store(Path(path)) else commits(Path(path))
-    if not known:
+    known = [] if (Path(path) / "commitlog").is_dir() else commits(Path(path))
+    if not known or any(commit.is_append for commit in known):
         return [path]
     last = last_overwrite(known)
     return [os.path.join(path, shard) for commit in known if commit.number >= last for shard in commit.shards]
@@ -362,7 +362,7 @@ def finish_interrupted(path: Path) -> int:
     return len(intents)
 
 
-def clean_staging(path: str, older_than: float = A_DAY) -> list[str]:
+def clean_staging(path: str, older_than: float = 86400.0) -> list[str]:
     """Finish appends that were interrupted, and remove what jobs that ended without commit have left in a directory.
 
     older_than: seconds since the last change of what may go; jobs at work must be younger. Returns the paths that were

@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq
+from rmq.scan import schema_of
 from rmq.spark import staging
+from rmq.spark.options import ReadOptions
+from rmq.spark.source import MessageReader, stores_of
 from rmq.spark.staging import BATCHES_KEPT, Commit, Staging, Written, commits, roots
 
 QUERY = "0f9c6f4e-9d1b-4f5e-8a46-0c3e1b8a2a11"
@@ -85,6 +89,40 @@ def test_one_store_keeps_markers_of_the_batches_that_a_stream_may_try_again(tmp_
     append(tmp_path, f"{QUERY}-{BATCHES_KEPT:010d}")  # once more, after a failure: it has happened
     with rmq.open(tmp_path) as store:
         assert store.scan().read_all().num_rows == 7
+
+
+def count(path: Path, **options: str) -> int:
+    asked = ReadOptions.parse({"path": str(path)} | options)
+    reader = MessageReader(asked, from_arrow_schema(schema_of(["phy_offset"])))
+    return sum(len(batch) for part in reader.partitions() for batch in reader.read(part))
+
+
+def test_one_store_whose_log_lies_elsewhere_is_no_directory_without_shards(tmp_path: Path) -> None:
+    path, log = tmp_path / "one", tmp_path / "log"
+    for job in ("a", "b"):
+        append(path, job)
+    (path / "commitlog").rename(log)
+    for table in ("messages", "queues"):
+        asked = ReadOptions.parse({"path": str(path), "table": table})
+        assert stores_of(asked) == [(str(path), str(path))]
+    with pytest.raises(rmq.CorruptFileError, match="no segments, but other files do; one that lies elsewhere"):
+        count(path)
+    (tmp_path / "broker.conf").write_text(f"storePathRootDir={path}\nstorePathCommitLog={log}\n")
+    assert count(path, brokerConf=str(tmp_path / "broker.conf")) == 2
+    (path / "commitlog").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(rmq.CorruptFileError):
+        count(path)
+    (path / "commitlog").unlink()
+    log.rename(path / "commitlog")
+    assert count(path) == 2
+
+
+@pytest.mark.parametrize("is_overwrite", [False, True])
+def test_a_directory_of_no_shards_is_empty(tmp_path: Path, is_overwrite: bool) -> None:
+    if is_overwrite:
+        mark(tmp_path, 1)
+    Staging(str(tmp_path), "nothing").commit_shards([Written(0, None, 0)], overwrite=is_overwrite)
+    assert count(tmp_path) == 0
 
 
 def test_a_marker_that_is_a_link_to_nothing_is_damage_and_is_not_waited_for(tmp_path: Path) -> None:

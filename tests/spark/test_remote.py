@@ -212,6 +212,18 @@ def test_a_damaged_marker_of_shards_is_told_by_its_uri(bucket: Bucket) -> None:
         snapshots("test://bucket", asked(bucket))
 
 
+@pytest.mark.parametrize("name", ["job.json", "job.intent"])
+def test_one_store_that_spark_wrote_and_whose_log_is_not_there_is_told(bucket: Bucket, name: str) -> None:
+    """A copy that was not made whole is no directory without shards."""
+    commits = bucket.root / "rmq" / "spark" / "commits"
+    commits.mkdir(parents=True)
+    (commits / name).write_text('{"number": 1, "overwrite": false, "shards": [], "rows": 10}')
+    assert [path for path, _ in stores_of(asked(bucket))] == ["test://bucket"]
+    (bucket.root / "commitlog").rename(bucket.root.parent / "log")
+    with pytest.raises(ObjectStoreError, match=r"^host \S+: test://bucket: no message store: there is no object below"):
+        stores_of(asked(bucket))
+
+
 def test_a_read_that_is_let_go_of_waits_for_no_open(bucket: Bucket) -> None:
     """The collector may end it in the thread that opens a store."""
     import pyarrow as pa

@@ -331,7 +331,7 @@ def test_an_append_that_was_cut_within_a_batch_goes_on_there(tmp_path: Path, cra
 def test_a_crash_before_the_intent_appends_nothing(tmp_path: Path, crash: Any) -> None:
     staging = Staging(str(tmp_path), "a")
     written = [stage(staging, 0, ["a"])]
-    crash(Staging, "_write")
+    crash(rmq.spark.staging, "write_atomically")
     with pytest.raises(Crash):
         staging.commit_single(written, CONFIG)
     assert bodies(tmp_path) == []

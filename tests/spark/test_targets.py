@@ -65,6 +65,25 @@ def test_shards_are_not_published_in_a_directory_that_became_a_store(tmp_path: P
     assert not list(tmp_path.glob("part-*"))
 
 
+def test_shards_do_not_go_into_a_store_whose_log_is_away(tmp_path: Path) -> None:
+    """They would be read by nobody when it is back."""
+    path = tmp_path / "one"
+    single, shards = Staging(str(path), "a"), Staging(str(path), "b")
+    single.commit_single([stage(single, 0, ["a"])], CONFIG)
+    written = [stage(shards, 0, ["b"])]
+    (path / "commitlog").rename(tmp_path / "log")
+    with pytest.raises(ValueError, match="is a store: mode=single appends to it"):
+        check_target(str(path), "shards")
+    with pytest.raises(ValueError, match="became a store meanwhile"):
+        shards.commit_shards(written)
+    with pytest.raises(rmq.CorruptFileError, match="the commit log has no segments, but other files do"):
+        shards.commit_single(written, CONFIG)
+    (path / "commitlog").rmdir()
+    (tmp_path / "log").rename(path / "commitlog")
+    shards.commit_single(written, CONFIG)
+    assert bodies(path) == ["a", "b"]
+
+
 def test_shards_that_are_not_committed_yet_are_shards(tmp_path: Path) -> None:
     (tmp_path / "part-00000-a1").mkdir()
     check_target(str(tmp_path), "shards")
