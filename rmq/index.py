@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core._indexfile import IndexFileView
+from rmq._core._mapguard import lost_pages
 from rmq._core._recordbatch import RecordBatch
 from rmq.config import StoreConfig
 from rmq.directorywatch import DirectoryWatch
@@ -71,7 +72,7 @@ class Index:
         self._writable = writable
         self._unsynced: list[IndexFile] = []
         self.spare_names: list[str] = []  # of files that were removed to be derived again
-        self._judged, self._is_old = 0, False
+        self._judged, self._is_old, self._lost_pages = 0, False, 0
         self._broken: set[IndexFile] = set()  # of a reader: found short, or with pages gone; listed until opened anew
         for path in () if writable else sorted(damaged):
             logger.warning("%s: length, entries, slots and links do not fit together; the log is searched for its keys",
@@ -239,13 +240,17 @@ class Index:
         return file.view.collect(hashes) if own <= name else (np.zeros(len(hashes), np.int32), np.empty(0, np.int64))
 
     def check(self) -> None:
-        """CorruptFileError when a file was truncated or pages of it were gone. A reader opens it anew next time. Cost:
-        an fstat for each file.
+        """CorruptFileError when pages of a file were gone. A reader opens it anew next time. Cost: nothing until one
+        more page is lost.
         """
-        self._check(self.files)
+        if (count := lost_pages()) != self._lost_pages:
+            self._check(self.files)
+            self._lost_pages = count
 
     def _check(self, files: Sequence[IndexFile]) -> None:
-        """check of files that were read: another thread's may have taken one of them off the list."""
+        """Of files that were read, also whether one was truncated within a page: another thread may have taken one of
+        them off the list. Cost: an fstat for each.
+        """
         for file in files:
             try:
                 file.check_size()

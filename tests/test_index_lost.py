@@ -14,7 +14,8 @@ import pytest
 from conftest import copy_store
 
 import rmq
-from rmq import index
+from rmq import index, openstore
+from rmq.indexfile import IndexFile
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=50,
                          max_index_num=101)  # fmt: skip
@@ -331,8 +332,18 @@ def test_a_query_sees_a_file_cut_that_another_thread_has_noticed_meanwhile(
             look(file)
             if file.path == index_files(path)[0]:
                 with pytest.raises(rmq.CorruptFileError, match="truncated"):
-                    store._index.check()
+                    store._index._check(store._index.files)
 
         monkeypatch.setattr(index.IndexFile, "look", looked)
         with pytest.raises(rmq.CorruptFileError):
             store.query("T", "k3")
+
+
+def test_after_a_page_was_lost_later_answers_look_at_no_file(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would cost an fstat for each index file, in a process that lost a page of any store."""
+    for module in (index, openstore):
+        monkeypatch.setattr(module, "lost_pages", lambda: 1)
+    with rmq.open(closed) as store:
+        store.pull("T")
+        monkeypatch.setattr(IndexFile, "_check_maps", lambda _: pytest.fail("a file was looked at"))
+        assert store.pull("T").messages

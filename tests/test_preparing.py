@@ -334,7 +334,7 @@ def test_after_a_failed_sync_of_zeros_nothing_is_put(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", failing)
         store._flusher.preparer.work()
-    with pytest.raises(rmq.StoreReadOnlyError, match="sync"):
+    with pytest.raises(rmq.StoreReadOnlyError, match="writing failed"):
         store.put(message(1))
     store.close()
     with opened(tmp_path / "s", "r+") as store:

@@ -118,10 +118,14 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
             found = scanned(store, partition, columns, asked) if isinstance(partition, SplitPartition) else \
                 pulled(store, partition, columns, asked) if isinstance(partition, QueuePartition) else \
                 queried(store, partition, columns, asked)  # fmt: skip
-            for batch in found:
-                kept = selection.keep(batch)
-                if len(kept):
-                    yield shape(kept, target, path)
+            try:
+                for batch in found:
+                    kept = selection.keep(batch)
+                    if len(kept):
+                        yield shape(kept, target, path)
+            except OSError:  # ESTALE, maybe
+                check_same(partition, asked)
+                raise
             check_same(partition, asked)  # segments are opened one by one
     finally:
         if isinstance(partition, SplitPartition) and not isinstance(place, str):
