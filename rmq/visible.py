@@ -66,7 +66,7 @@ class Visible:
     def _look(self) -> None:
         """Judge the store as it stands now."""
         paths, log = self._paths, self._log
-        self._judged: tuple[FileVersion | None, Mark | None, bool] | None = None  # until the end: an error
+        self._judged: tuple[FileVersion | None, Mark | None, bool] | None = None  # an error leaves it so
         self._epochs, self._coverage = Epochs(paths.epochs, log), Coverage(paths, log, self._index)
         self._holder, self._writer = lock_holder(paths.lock), self.writer_now()
         self._signs = None if self._is_live else (self._writer, version_of(self._lock_name))
