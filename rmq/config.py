@@ -165,6 +165,12 @@ class StoreConfig:
             line = lines.get(str(error).split()[0])
             raise ValueError(f"{os.fspath(file)}{f', line {line}' if line else ''}: {error}") from None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes, whose working directory is another."""
+        named = (self.store_path_commit_log or "").split(",")
+        absolute = ",".join(str(Path(part).absolute()) for part in named if part)
+        return {**vars(self), "store_path_commit_log": absolute or self.store_path_commit_log}
+
     def is_explicit(self, name: str) -> bool:
         """Whether the field was passed, not left at its default."""
         return name in self._explicit

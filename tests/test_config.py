@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import shutil
 from functools import partial
 from pathlib import Path
@@ -237,3 +238,14 @@ def test_what_can_be_no_file_s_name_is_told_with_the_argument_s(tmp_path: Path, 
                       ("output", lambda output: rmq.rebuild(tmp_path / "s", output))):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{name} holds"):
             use(path)
+
+
+def test_a_config_takes_the_place_of_its_log_to_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, taken in (("log", f"{tmp_path}/log"), ("a,,/b", f"{tmp_path}/a,/b"), (None, None), ("", "")):
+        config = pickle.loads(pickle.dumps(rmq.StoreConfig(store_path_commit_log=text)))
+        assert config.store_path_commit_log == taken
+        assert config.is_explicit("store_path_commit_log")
+        assert not config.is_explicit("max_hash_slot_num")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from rmq.config import StoreConfig
+from rmq.errors import CorruptFileError
 from rmq.exporting import Compression, ExportResult, run_export
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import store_root
@@ -25,15 +27,26 @@ from rmq.verification.verify import verify_by
 from rmq.version import __version__
 
 ANSWERS = "number bigint, answer binary"
+CHANGED = (CorruptFileError, FileNotFoundError)  # what a file that a writer changes may look like
 
 
-def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
+def on_executors(spark: SparkSession, path: str | os.PathLike[str], *, looks_again: bool = False) -> Runner:
     """A Runner of whole-store jobs: one task for each item, answers come when all are done.
 
-    path: of the store. What the tasks read and write must be seen by all executors at the same path.
+    path: of the store. What the tasks read and write must be seen by all executors at the same path. looks_again: for
+    jobs that do so where a writer changed a file meanwhile: these errors of a task are raised as they are, when all
+    tasks have ended; else the first one ends the job, and is Spark's.
     """
     check_session(spark)
     root = os.path.abspath(store_root(path))
+    answered = CHANGED if looks_again else ()
+
+    def outcome(task: Callable[[Item], Answer], item: Item) -> Answer | Exception:
+        try:
+            return task(item)
+        except answered as error:
+            error.add_note(f"in a task on host {socket.gethostname()}")
+            return error
 
     def run(task: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
         planned_by = __version__
@@ -43,7 +56,7 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
                 check_version(planned_by, root)
                 check_seen(root)
                 with having_room(root):
-                    answer = pickle.dumps(task(items[number]))
+                    answer = pickle.dumps(outcome(task, items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([number]), pa.array([answer], pa.binary())],
                                                  names=["number", "answer"])  # fmt: skip
 
@@ -51,7 +64,10 @@ def on_executors(spark: SparkSession, path: str | os.PathLike[str]) -> Runner:
             return
         rows = spark.range(0, len(items), 1, len(items)).mapInArrow(answers, ANSWERS).collect()
         for row in sorted(rows):
-            yield pickle.loads(row.answer)
+            answer = pickle.loads(row.answer)
+            if isinstance(answer, answered):
+                raise answer
+            yield answer
 
     return run
 
@@ -63,7 +79,7 @@ def rebuild(spark: SparkSession, path: str | os.PathLike[str], output: str | os.
     They write the new files: the store, or output, must be the same disk for all of them. Memory: an index file's
     size, 420 MB of the page cache by default, for each task that runs at a time.
     """
-    return rebuild_by(on_executors(spark, path), path, output, config)
+    return rebuild_by(on_executors(spark, path, looks_again=True), path, output, config)
 
 
 def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
@@ -122,6 +138,6 @@ def verify(spark: SparkSession, path: str | os.PathLike[str], *, config: StoreCo
     """`rmq.verify` whose passes are done by Spark's executors: the same findings and the same counts.
 
     Three jobs: index files, segments with their units and entries, queues; names and small files are the driver's.
-    Past the limit others may be kept than `rmq.verify` keeps. Raises as `rmq.verify`, in a task what Spark raises.
+    Past the limit others may be kept than `rmq.verify` keeps. Raises as `rmq.verify`, and what Spark raises.
     """
-    return verify_by(on_executors(spark, path), path, config=config, limit=limit)
+    return verify_by(on_executors(spark, path, looks_again=True), path, config=config, limit=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from conftest import copy_store, digests
 from hostile import TOPICS, make_hostile
 
 import rmq
+from rmq.pool import Runner
 from spark.orders import COUNT, TIME
 
 pytestmark = pytest.mark.spark
@@ -22,6 +24,10 @@ pytestmark = pytest.mark.spark
 
 def double(number: int) -> int:
     return 2 * number
+
+
+def inverse(number: int) -> float:
+    return 1 / number
 
 
 def damaged(number: int) -> int:
@@ -41,6 +47,47 @@ def test_answers_come_in_the_order_of_items(spark: Any, tmp_path: Path) -> None:
     assert list(run(double, [])) == []
     with pytest.raises(Exception, match="a: byte 7: reason"):
         list(run(damaged, [7]))
+
+
+def test_an_error_that_a_second_look_may_mend_is_raised_as_it_is(spark: Any, tmp_path: Path) -> None:
+    from rmq.spark.jobs import on_executors
+
+    run = on_executors(spark, tmp_path, looks_again=True)
+    with pytest.raises(rmq.CorruptFileError, match="a: byte 7: reason") as caught:
+        list(run(damaged, [7]))
+    assert (caught.value.path, caught.value.offset, caught.value.reason) == ("a", 7, "reason")
+    assert caught.value.__notes__ == [f"in a task on host {socket.gethostname()}"]
+    with pytest.raises(Exception, match="ZeroDivisionError") as other:
+        list(run(inverse, [0]))
+    assert not isinstance(other.value, ZeroDivisionError)  # Spark's
+
+
+@pytest.mark.parametrize("name", ["verify", "rebuild"])
+def test_a_log_that_is_cleaned_amid_a_job_is_looked_at_again(spark: Any, store: Path, tmp_path: Path, name: str,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    from rmq.spark import jobs
+
+    path = copy_store(store, tmp_path / "s")
+    first = path / "commitlog" / f"{0:020d}"
+    on_executors = jobs.on_executors
+
+    def racing(*arguments: Any, **options: Any) -> Runner:
+        run = on_executors(*arguments, **options)
+
+        def cleaned(*work: Any) -> Iterator[Any]:
+            first.unlink(missing_ok=True)
+            return run(*work)
+
+        return cleaned
+
+    monkeypatch.setattr(jobs, "on_executors", racing)
+    with rmq.open(path) as opened:
+        count = opened.scan(begin_phy_offset=65536, columns=["phy_offset"]).read_all().num_rows
+    if name == "rebuild":
+        assert jobs.rebuild(spark, path, tmp_path / "new").unit_count == count
+    else:
+        assert jobs.verify(spark, path).record_count == count
+    assert not first.exists()
 
 
 def test_an_executor_that_sees_no_store_or_has_another_version_is_named(spark: Any, store: Path, tmp_path: Path,
