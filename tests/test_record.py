@@ -345,3 +345,15 @@ def test_a_crc_that_comes_in_is_replaced(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=CRC_CONFIG, clock=Clock(2000)) as store:
         store.put(rmq.Message("T", b"abc", raw_properties=b"TAGS\1A\2__CRC32#\0011234567890\2", **SOURCE))
     assert oracle.read_records(tmp_path / "s")[0].raw_properties.endswith(b"\2__CRC32#\0019231524180\2")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_kept_whose_topic_is_one_of_many(tmp_path: Path, seed: int) -> None:
+    """Edges: names that begin others, of equal length, that lie before and behind all, twice."""
+    rng = random.Random(seed)
+    names = ["".join(rng.choices("ab\u0080\uffff", k=rng.randint(1, 4))) for _ in range(100)]
+    wanted = rng.choices(names, k=rng.randint(0, 60)) + ["no such name"]
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(message_index_enable=False)) as store:
+        store.put_many([rmq.Message(name, b"") for name in names])
+        found = store.scan(topics=wanted, columns=["topic"]).read_all()["topic"].to_pylist()
+    assert found == [name for name in names if name in wanted]

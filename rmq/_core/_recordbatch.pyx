@@ -63,6 +63,22 @@ cdef inline bint _is_span(const uint8_t *p, int64_t size, const Span *span) noex
     return size == span.size and memcmp(p, span.data, <size_t>size) == 0
 
 
+cdef bint _is_named(const uint8_t *p, int64_t size, const Span *names, int32_t count) noexcept nogil:
+    """Whether one of the names, which are sorted, has these bytes."""
+    cdef int32_t low = 0, middle
+    cdef int64_t order
+    while low < count:
+        middle = (low + count) // 2
+        order = memcmp(p, names[middle].data, <size_t>min(size, names[middle].size)) or size - names[middle].size
+        if order == 0:
+            return True
+        if order < 0:
+            count = middle
+        else:
+            low = middle + 1
+    return False
+
+
 cdef inline bint _carries(const RecordRow *row, const Span *topic, const Span *key) noexcept nogil:
     return row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK and \
         (topic.data == NULL or _is_span(row.base + row.topic_position, row.topic_size, topic)) and \
@@ -78,9 +94,8 @@ cdef bint _has_keys(const RecordRow *row) noexcept nogil:
     cdef const uint8_t *cursor = row.base + row.keys_position
     cdef const uint8_t *piece
     cdef int64_t size
-    if row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK == L.SYS_FLAG_ROLLBACK:
-        return False
-    return row.uniq_key_size > 0 or (row.keys_size > 0 and next_key(&cursor, cursor + row.keys_size, &piece, &size))
+    return row.sys_flag & L.SYS_FLAG_TRANSACTION_MASK != L.SYS_FLAG_ROLLBACK and (row.uniq_key_size > 0 or (
+        row.keys_size > 0 and next_key(&cursor, cursor + row.keys_size, &piece, &size)))
 
 
 cdef bint _is_ambiguous(const RecordRow *row) noexcept nogil:
@@ -298,25 +313,20 @@ cdef class RecordBatch:
         """Keep rows of `topics` (bytes; None: any), stored in [begin, end], and not 0 in a mask; returns how many."""
         cdef int32_t kept = 0, i, k, count = -1 if topics is None else <int32_t>len(topics)
         cdef RecordRow *row
-        cdef list names = list(topics) if topics is not None else []
+        cdef list names = sorted(topics or ())
         cdef Span *wanted = <Span *>calloc(len(names) + 1, sizeof(Span))
         if wanted == NULL:
             raise MemoryError()
         try:
             if mask is not None and mask.shape[0] != self.count:
                 raise ValueError("mask must have one number per row")
-            for k in range(max(count, 0)):
+            for k in range(count):
                 _borrow(names[k], &wanted[k])
             with nogil:
                 for i in range(self.count):
                     row = &self.rows[i]
-                    if row.store_timestamp < begin or row.store_timestamp > end or \
-                            (mask is not None and not mask[i]):
-                        continue
-                    k = 0
-                    while k < count and not _is_span(row.base + row.topic_position, row.topic_size, &wanted[k]):
-                        k += 1
-                    if k == count:
+                    if not begin <= row.store_timestamp <= end or (mask is not None and not mask[i]) or (
+                            count >= 0 and not _is_named(row.base + row.topic_position, row.topic_size, wanted, count)):
                         continue
                     if kept != i:
                         self.rows[kept] = row[0]
