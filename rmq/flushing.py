@@ -43,10 +43,9 @@ class Flusher:
                  lock: StoreLock, known_queues: int) -> None:  # fmt: skip
         """lock: the store's, which must not go before who may write. known_queues: that many queues of the table stand
         in topics.json, or are not ours to add."""
-        self._store, self._lock = store, lock
+        self._store, self._lock, self._marks = store, lock, marks
         self.check_place, self.offsets = lock.check_place, store.offsets
         self._failure: OSError | None = None
-        self._marks = marks
         self._put_lock = put_lock  # before it, when they are held: the flush lock, then the log lock
         self.flush_lock, self._log_lock = OwnedLock(), OwnedLock()  # of the log: the kernel tells of an error once
         self._is_sync = config.flush_disk_type == SYNC_FLUSH
@@ -129,10 +128,9 @@ class Flusher:
             logger.error("%s: queues and index cannot follow: %r", self._store.paths.root, error)
 
     def _dispatch_due(self) -> None:
-        tail = self._store.log.tail
-        if tail.is_due:
+        if self._store.log.tail.is_due:
             with self._put_lock:
-                if tail.is_due and not self._has_dispatch_failed and not self._is_closed:
+                if self._store.log.tail.is_due and not self._has_dispatch_failed and not self._is_closed:
                     self._follow()
 
     # ---- sync ----
@@ -234,6 +232,8 @@ class Flusher:
             with self._noting():
                 self.check_place()
                 self.offsets.write(offsets, waits=waits)
+        if not self.flush_lock.is_mine():
+            self._owed.tell()
 
     def _sync_queues(self, end: int, last_unit: int) -> None:
         """Units of all records below `end` are on disk, the last one stored at `last_unit` ms. Call amid a flush."""
@@ -276,7 +276,7 @@ class Flusher:
             sync_file(descriptor)
 
     def _note(self, error: OSError) -> None:
-        """What is full or used up passes; after a sync that failed, or any other error, nothing is trusted."""
+        """What is full, used up or refused passes; after a sync that failed, or any other error, nothing is trusted."""
         if not passes(error):
             self.failure = error
 

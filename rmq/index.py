@@ -154,7 +154,6 @@ class Index:
             if not self.files or self.files[-1].path != path:
                 path.unlink(missing_ok=True)  # interrupted: nobody knows of it
             raise
-        logger.info("%s: the index goes on here", path)
         return self.files[-1]
 
     def end(self) -> tuple[int, int]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import struct
@@ -25,8 +24,6 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.mappedfile import MappedFile, data_end
 from rmq.segment import EXHAUSTED, file_size, opened, remove_file
-
-logger = logging.getLogger("rmq")
 
 LOOK = 1024 * 1024  # bytes that are looked at at a time
 BLANK_HEADER = struct.Struct(">ii")
@@ -310,7 +307,6 @@ class FollowingSegment:
             segment = self._at(start)
             self._segment = None  # first: what is the log's `remove` must not find here, whenever an interrupt comes
             self._segments().append(segment)
-        logger.info("%s: the log goes on here", segment.path)
         return segment
 
     def _at(self, start: int) -> Segment:

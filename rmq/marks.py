@@ -355,3 +355,14 @@ def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
     sync_directory(paths.cut)
     sync_directory(source.parent)
     logger.warning("set aside %s: %s", source, reason)
+
+
+def marks_to_write(paths: StorePaths, *, is_known: bool, repair: bool) -> Marks:
+    """A writer's marks. is_known: there is a meta.json, so what they say is of this store. CorruptFileError."""
+    size = paths.marks.stat().st_size if paths.marks.exists() else 0
+    if size and not is_known:
+        remove_file(paths.marks)
+    elif repair and size not in (0, L.MARKS_SIZE):
+        set_aside(paths, paths.marks, f"has {size} bytes, expected {L.MARKS_SIZE}")
+        size = 0
+    return Marks(paths.marks, writable=True, create=not size or not is_known)

@@ -109,12 +109,14 @@ class ObjectCache:
             with _locked(lock) as descriptor:
                 if not _is_named(descriptor, lock):
                     continue  # somebody took it for a leftover before it was locked
+                owner = os.getpid()
                 try:
                     path.mkdir(0o700)
                     yield path
                 finally:
-                    shutil.rmtree(path, ignore_errors=True)
-                    _remove(lock)
+                    if os.getpid() == owner:  # a fork's child lets go of the parent's objects, too
+                        shutil.rmtree(path, ignore_errors=True)
+                        _remove(lock)
                 return
 
 

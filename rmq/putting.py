@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -29,6 +30,8 @@ from rmq.reading import StoreReader
 from rmq.retention import CleanResult, DiskUsage, Retention, checked_rules
 from rmq.storeroot import check_writable
 from rmq.visible import Visible
+
+logger = logging.getLogger("rmq")
 
 _Answer = TypeVar("_Answer")
 
@@ -272,6 +275,7 @@ class StoreWriter(StoreReader):
         if dry_run:
             self._check_open()
             check_writable(self._paths)
+            self._derive()  # first: an empty directory's reader gets its parts with the first message
             if self.mode == "r":
                 self._visible.follow_files()
             return Retention(self._log, self._derive(), self._index, rules).plan(self._derived_end())
@@ -282,7 +286,10 @@ class StoreWriter(StoreReader):
             retention = Retention(self._log, self._queues, self._index, rules)
             found = retention.clean(end, self._table, self._put_lock, self._flusher)
             self._low = self._log.min_phy_offset
-            return found
+        if found.removed:
+            logger.info("%s: removed %d files, %d bytes; the log begins at phy offset %d", self._log.directories[0],
+                        len(found.removed), found.freed_bytes, self._low)  # fmt: skip
+        return found
 
 
 def _all_results(batch: PutBatch, timestamp: int) -> PutResults:

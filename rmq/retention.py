@@ -8,7 +8,6 @@ disk before the next. Source: RocketMQ DefaultMessageStore.CleanCommitLogService
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,8 +29,6 @@ from rmq.paths import SEGMENT_NAME, sidecar_path
 from rmq.queueset import QueueSet
 from rmq.segment import open_directory, remove_file
 from rmq.topics import is_system_topic
-
-logger = logging.getLogger("rmq")
 
 _HOUR_MS = 3_600_000
 _BLOCK_SIZE = 512  # of st_blocks
@@ -207,11 +204,7 @@ class Retention:
         finally:
             if leaving:
                 self._queues.leave()
-        result = self._result(low, truncated, dry_run=False)
-        if result.removed:
-            logger.info("%s: removed %d files, %d bytes; the log begins at phy offset %d", self._log.directories[0],
-                        len(result.removed), result.freed_bytes, low)  # fmt: skip
-        return result
+        return self._result(low, truncated, dry_run=False)
 
     def _choose(self, low: int, put_lock: OwnedLock, flusher: Flushing,
                 leaving: list[tuple[ConsumeQueue, int]]) -> list[Path]:  # fmt: skip

@@ -27,11 +27,12 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
 SYNC_FILE_RANGE_WRITE = 2
 NO_DIRECTORY = "a file or a broken link stands where a directory belongs"
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # other files of this process stand in the way
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EAGAIN, *EXHAUSTED)
+REFUSED = (errno.EACCES, errno.EPERM)  # by modes and owners, which change
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EAGAIN, *REFUSED, *EXHAUSTED)
 
 
 def passes(error: OSError) -> bool:
-    """Whether what it is about is full, used up, busy or interrupted: the same call may succeed later."""
+    """Whether what it is about is full, used up, refused, busy or interrupted: the same call may succeed later."""
     return (is_handlers(error) or error.errno in PASSING) and not getattr(error, "failed_sync", False)
 
 

@@ -82,10 +82,10 @@ def file_signs(paths: StorePaths) -> Iterator[VersionSign]:
         yield VersionSign(first=(5, 1, 1), fact="checkpoint has a confirmPhyOffset")
     elif checkpoint.master_flushed_offset:
         yield VersionSign(first=(5, 0, 0), fact="checkpoint has a masterFlushedOffset")
-    if paths.abort.is_file():
-        if paths.abort.stat().st_size:
+    with contextlib.suppress(FileNotFoundError):  # one that closes takes it
+        if paths.abort.is_file() and paths.abort.stat().st_size:
             yield VersionSign(first=(5, 0, 0), fact="abort names a process")
-        else:
+        elif paths.abort.is_file():
             yield VersionSign(last=(4, 9, 8), fact="abort names no process")
     for name, version in (("rocksdbstore", (5, 4, 0)), ("compaction", (5, 1, 0)), ("abort.bak", (5, 0, 0)),
                           ("timerwheel", (5, 0, 0)), ("batchconsumequeue", (5, 0, 0)),

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rmq._core._layout import MARKS_SIZE
 from rmq._core._ownedlock import OwnedLock
 from rmq._core._putbatch import PutBatch
 from rmq._core._putter import Putter
@@ -35,14 +34,13 @@ from rmq.lock import Crash, StoreLock, announce_writer, holder_pid, keep_announc
 from rmq.logsegment import Segment
 from rmq.marks import (
     RECOVERING,
-    Marks,
     finish_rebuild,
     give_up_spare,
     is_ours,
     keep_spare,
+    marks_to_write,
     read_manifest,
     read_meta,
-    set_aside,
     write_meta,
 )
 from rmq.message import PutResult
@@ -52,7 +50,7 @@ from rmq.preparing import weakly
 from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
-from rmq.segment import Closers, make_directory, remove_file, sync_directory
+from rmq.segment import Closers, make_directory, sync_directory
 from rmq.signs import has_record_crc
 from rmq.storeroot import (
     check_is_store,
@@ -63,6 +61,7 @@ from rmq.storeroot import (
     has_segments,
     is_own_store,
     make_root,
+    require_empty,
     require_log,
     require_store,
 )
@@ -194,6 +193,8 @@ class Store(StoreWriter):
         check_writable(self._paths)
         self._lock = StoreLock(self._paths.lock, lambda: holder_pid(self._paths))
         self._release.callback(self._lock.close)
+        if self.mode == "x":
+            require_empty(self.path, but=self._paths.lock.name)  # another process may have been quicker
         give_up_spare(self._paths)
         finish_rebuild(self._paths)
         return read_meta(self._paths) if self._paths.looks_like_store() else None  # of a bulk_load that died
@@ -217,6 +218,8 @@ class Store(StoreWriter):
             changed += [self._paths.marks, self._paths.meta]
         for path in changed:
             undo.callback(restorer(path))
+        if meta is not None:
+            self._open_marks(undo, is_known=True, repair=repair)  # first: readers take `abort` for its who has the lock
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
         if self._paths.is_log_elsewhere:
@@ -224,14 +227,12 @@ class Store(StoreWriter):
         check_place = weakly(self._lock.check_place)  # the parts must not keep it
         self._log.watch(check_place)
         self._queues.cache.check_place = check_place
-        self._open_marks(is_known=meta is not None, repair=repair)
+        if meta is None:
+            self._open_marks(undo, is_known=False, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)
         parts = self._assemble()
-        if self._log.segments:  # else what an earlier writer showed tells that the log is lost
-            undo.callback(self._marks.show, self._marks.visible_phy_offset)
-            self._marks.show(RECOVERING)
         recover(parts, mark, manifest, crashed=crashed, repair=repair)
         if crashed is not None or repair or self._checkpoint.is_withdrawn:  # queues were derived again
             queues = self._queues.queues
@@ -249,16 +250,12 @@ class Store(StoreWriter):
         if crashed is not Crash.OURS:
             keep_announced(self._paths)
 
-    def _open_marks(self, *, is_known: bool, repair: bool) -> None:
-        """is_known: there is a meta.json, so what the marks say is of this store."""
-        size = self._paths.marks.stat().st_size if self._paths.marks.exists() else 0
-        if size and not is_known:
-            remove_file(self._paths.marks)
-        elif repair and size not in (0, MARKS_SIZE):
-            set_aside(self._paths, self._paths.marks, f"has {size} bytes, expected {MARKS_SIZE}")
-            size = 0
-        self._marks = Marks(self._paths.marks, writable=True, create=not size or not is_known)
+    def _open_marks(self, undo: contextlib.ExitStack, *, is_known: bool, repair: bool) -> None:
+        self._marks = marks_to_write(self._paths, is_known=is_known, repair=repair)
         self._release.callback(self._marks.close)
+        if has_segments(self._paths):  # else what an earlier writer showed tells that the log is lost
+            undo.callback(self._marks.show, self._marks.visible_phy_offset)
+            self._marks.show(RECOVERING)
 
     def _assemble(self) -> OpenedStore:
         self._table = QueueTable()

@@ -164,8 +164,8 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         return
     check_log_place(paths)
     is_empty = not _names(path)
-    if mode == "x" and not is_empty:
-        raise FileExistsError(errno.EEXIST, "exists and is not empty", str(path))
+    if mode == "x":
+        require_empty(path)
     check_beginning(path, paths, by_spark=paths.is_begun_by_spark())
     if mode == "r+" and not _is_store(paths):
         raise FileNotFoundError(errno.ENOENT, "no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark(), str(path))
@@ -173,6 +173,12 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         _check_room(paths)
         with contextlib.suppress(PermissionError):
             sync_directory(paths.root.parent)
+
+
+def require_empty(path: Path, *, but: str = "") -> None:
+    """FileExistsError for a directory with anything in it; but: one name may be there."""
+    if _names(path) - {but}:
+        raise FileExistsError(errno.EEXIST, "exists and is not empty", str(path))
 
 
 def _check_room(paths: StorePaths) -> None:

@@ -22,6 +22,7 @@ import rmq
 import rmq.recovery
 import rmq.store
 from rmq import rebuilding
+from rmq.lock import StoreLock
 from rmq.mappedfile import MappedFile
 from rmq.marks import Marks, shown_end
 from rmq.paths import StorePaths
@@ -63,15 +64,23 @@ def test_a_reader_opened_amid_a_rebuild_sees_what_a_broker_put(tmp_path: Path, m
     assert [*found, told(path)] == [BEHIND] * 2
 
 
-def test_a_reader_opened_amid_an_open_sees_what_a_broker_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+amid_an_open = pytest.mark.parametrize(("owner", "name"), [
+    (rmq.store, "announce_writer"), (rmq.store, "read_manifest"), (rmq.store, "recover"), (rmq.recovery, "find_end"),
+])  # fmt: skip
+
+
+@amid_an_open
+def test_a_reader_opened_amid_an_open_sees_what_a_broker_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             owner: Any, name: str) -> None:  # fmt: skip
     path = behind_a_broker(tmp_path / "s")
-    found = look_amid(monkeypatch, rmq.recovery, "find_end", lambda: (told(path), rmq.verify(path)))
+    found = look_amid(monkeypatch, owner, name, lambda: (told(path), rmq.verify(path)))
     rmq.open(path, "r+").close()
     assert found == [(BEHIND, [])]
 
 
+@amid_an_open
 def test_a_reader_opened_amid_the_recovery_from_power_loss_sees_all_that_was_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     """What readers are shown is as old as the last flush then."""
     image = tmp_path / "image"
@@ -87,38 +96,44 @@ def test_a_reader_opened_amid_the_recovery_from_power_loss_sees_all_that_was_on_
         with rmq.open(image) as reader:
             return numbers(reader), rmq.verify(image).is_sound
 
-    found = [look(), look_amid(monkeypatch, rmq.recovery, "find_end", look)]
+    found = [look(), look_amid(monkeypatch, owner, name, look)]
     rmq.open(image, "r+").close()
     assert found == [([*range(20)], True), [([*range(20)], True)]]
 
 
-def half_on_disk(path: Path, image: Path) -> None:
-    """What power loss leaves: the second message, which was not flushed, lacks a sector of its properties."""
+def half_on_disk(path: Path, image: Path, *, is_shown: bool = False) -> None:
+    """What power loss leaves: the second message, which was not flushed, lacks a sector of its properties. is_shown:
+    that readers saw it is on disk.
+    """
     with rmq.open(path, "x", config=config()) as store:
         store.put(message(0))
         store.flush()
-        durable = store.max_phy_offset
+        durable = shown = store.max_phy_offset
         store.put(message(1, long="v" * 2000))
+        if is_shown:
+            shown = store.max_phy_offset
         shutil.copytree(path, image)
     with (image / "commitlog" / f"{0:020d}").open("r+b") as log:
         log.seek((durable // 512 + 2) * 512)
         log.write(bytes(512))
     marks = Marks(image / "rmq/marks", writable=True)
-    marks.show(durable)
+    marks.show(shown)
     marks.close()
 
 
+@amid_an_open
+@pytest.mark.parametrize("is_shown", [False, True])
 def test_a_reader_amid_a_recovery_sees_no_message_that_it_cuts_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_shown: bool
 ) -> None:
-    half_on_disk(tmp_path / "s", tmp_path / "image")
+    half_on_disk(tmp_path / "s", tmp_path / "image", is_shown=is_shown)
 
     def look() -> tuple[rmq.Store, list[int]]:
         reader = stack.enter_context(rmq.open(tmp_path / "image"))
         return reader, numbers(reader)
 
     with ExitStack() as stack:
-        found: Any = look_amid(monkeypatch, rmq.store, "recover", look)
+        found: Any = look_amid(monkeypatch, owner, name, look)
         writer = stack.enter_context(rmq.open(tmp_path / "image", "r+", config=config()))
         (reader, seen), = found
         assert seen == numbers(reader) == [0]
@@ -138,6 +153,36 @@ def test_an_open_that_fails_shows_what_was_shown_before(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no room"):
         rmq.open(tmp_path / "s", "r+")
     assert shown_end(StorePaths(tmp_path / "s")) == before > 0
+
+
+def test_of_two_processes_that_begin_a_store_one_has_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one made and closed it between our look at the directory and our lock."""
+    real = rmq.store.StoreLock
+
+    def later(*arguments: Any) -> StoreLock:
+        monkeypatch.undo()
+        with rmq.open(tmp_path / "s", "x") as store:
+            store.put(message(0))
+        return real(*arguments)
+
+    monkeypatch.setattr(rmq.store, "StoreLock", later)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        rmq.open(tmp_path / "s", "x")
+    with rmq.open(tmp_path / "s") as reader:
+        assert numbers(reader) == [0]
+
+
+def test_a_reader_older_than_the_log_tells_what_expires(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    (path / "commitlog").mkdir(parents=True)
+    with rmq.open(path) as reader:
+        with rmq.open(path, "a", config=config()) as store:
+            for number in range(50):
+                store.put(message(number, long="v" * 2000))
+        with rmq.open(path) as other:
+            expected = other.clean(dry_run=True, now=2**42)
+        assert reader.clean(dry_run=True, now=2**42) == expected
+        assert expected.removed
 
 
 # ---- rebuild ---------------------------------------------------------------------------------------------

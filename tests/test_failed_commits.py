@@ -148,3 +148,27 @@ def test_an_interrupt_that_somebody_keeps_holds_no_lock(
             break
         call(number + 1)  # RuntimeError or BlockingIOError while a lock is held
     assert len(kept) > 8
+
+
+def test_offsets_that_are_another_user_s_do_not_end_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root's commit leaves them: each flush tells, and all else goes on."""
+    refusals = [1]
+
+    def refused(path: Path, *arguments: int) -> int:
+        if refusals and path.name == "offsets.lock":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_regular(path, *arguments)
+
+    open_regular = consumeroffsets.open_regular
+    with rmq.open(tmp_path / "s", "x", config=SMALL) as store:
+        monkeypatch.setattr(consumeroffsets, "open_regular", refused)
+        store.put(rmq.Message("t", b"a"))
+        store.commit_offsets("g", "t", {0: 1})
+        for _ in range(2):
+            with pytest.raises(PermissionError, match=r"offsets\.lock"):
+                store.flush()
+        store.put(rmq.Message("t", b"b"))
+        refusals.clear()
+    with rmq.open(tmp_path / "s") as store:
+        assert len(store.pull("t", 0).messages) == 2
+        assert store.groups() == {"g": {"t": {0: 1}}}

@@ -379,3 +379,19 @@ def test_queues_may_be_made_while_a_store_is_described(tmp_path: Path) -> None:
         assert store.info().message_count == 1
         for key in list(queues)[1:]:
             del queues[key]
+
+
+def test_a_writer_may_close_while_a_store_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = rmq.open(tmp_path / "s", "x", config=CONFIG)
+    is_file = Path.is_file
+
+    def closing(path: Path) -> bool:
+        found = is_file(path)
+        if path.name == "abort":
+            writer.close()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", closing)
+    with rmq.open(tmp_path / "s") as reader:
+        assert not [sign for sign in reader.info().signs if "abort names" in sign]
+    assert writer.closed

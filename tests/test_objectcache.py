@@ -195,3 +195,15 @@ def test_an_object_whose_name_goes_just_when_it_is_taken_is_there(
     monkeypatch.setattr(os, "link", linked)
     cache.place("a", 100, tmp_path / "2", refuse)
     assert (tmp_path / "2").read_bytes() == b"a" * 100
+
+
+def test_a_fork_s_child_leaves_the_directory_to_its_parent(cache: ObjectCache) -> None:
+    held = cache.directory()
+    with held as directory:
+        child = os.fork()
+        if child == 0:
+            held.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert directory.is_dir()
+    assert not directory.exists()

@@ -412,11 +412,19 @@ def test_the_checkpoint_has_the_time_of_the_last_unit_and_of_the_last_index_file
         assert times() == (rolled_back, timestamps[3], timestamps[3])
 
 
-def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path,
+def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                caplog: pytest.LogCaptureFixture) -> None:
+    """Under no lock: a handler may put what it is told, and whoever holds the handler's lock may be waiting to put."""
+    put = list[rmq.PutResult]()
     config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30)
     with caplog.at_level(logging.INFO, "rmq"), rmq.open(tmp_path / "s", "x", config=config) as store:
+        handler = logging.Handler()
+        handler.emit = lambda record: put.append(store.put(rmq.Message("told", record.msg.encode())))  # type: ignore
+        monkeypatch.setattr(logging.getLogger("rmq"), "handlers", [handler])
         store.put_many([rmq.Message("T", bytes(90), keys=f"k{i}") for i in range(100)])
+        store.flush()
+        monkeypatch.undo()
+    assert len(put) > 6
     for part, told in (("commitlog", "the log goes on here"), ("index", "the index goes on here")):
         files = sorted((tmp_path / "s" / part).iterdir())
         assert len(files) > 3
