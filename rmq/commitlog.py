@@ -19,13 +19,14 @@ from rmq._core._putbatch import PutBatch
 from rmq._core._queuetable import QueueTable
 from rmq._core._record import SCAN_BLANK, SCAN_REASONS, SCAN_ZERO, encode_blank
 from rmq._core._recordbatch import RecordBatch
+from rmq.closers import close_all
 from rmq.errors import CorruptFileError, MessageTooLargeError
 from rmq.logfiles import LogFiles
 from rmq.logscan import LogScan
 from rmq.logsegment import RESERVE_AHEAD, WRITTEN_FROM, FollowingSegment, RecordWriter, Segment
 from rmq.mappedfile import MappedFile, room_for_maps
 from rmq.paths import segment_name
-from rmq.segment import close_all, remove_file
+from rmq.segment import remove_file
 
 PIECE = 1024 * 1024  # bytes that are cleared at a time
 LOADED_ROWS = 8192  # at a time

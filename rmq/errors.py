@@ -10,6 +10,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
+def is_handlers(error: OSError) -> bool:
+    """Whether no system call failed: a signal handler raised it in the midst of one, as TimeoutError."""
+    return error.errno is None
+
+
 def escaped(text: str) -> str:
     """Text that has a UTF-8 form, as Arrow wants it: of a path's bytes that are none Python makes lone surrogates."""
     return text.encode(errors="backslashreplace").decode()

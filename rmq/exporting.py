@@ -23,7 +23,7 @@ from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, in_processes
 from rmq.scan import LostRange, checked_columns
-from rmq.segment import sync_directory, sync_file, telling
+from rmq.segment import hand_on, sync_directory, sync_file, telling
 from rmq.splits import SPLIT_BYTES
 from rmq.store import open as open_store
 
@@ -193,10 +193,8 @@ def _rename_over(tree: Path, target: Path) -> None:
     if not target.exists():
         os.rename(tree, target)
         return
-    old, new = target.stat(), tree.stat()
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        with contextlib.suppress(PermissionError):
-            os.chown(tree, old.st_uid, old.st_gid)
+    old = target.stat()
+    hand_on(old, tree)
     shutil.copystat(target, tree)
     os.utime(tree)
     mode = stat.S_IMODE(old.st_mode)

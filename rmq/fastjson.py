@@ -16,7 +16,7 @@ from typing import Any
 
 from rmq.segment import LOOKS, file_size, make_directory, read_file, write_atomically
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|([{,]\s*)(-?\d+)(\s*:)')
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([{,]\s*)(-?\d+)(\s*:)')  # possessive: no turn is kept
 CONFIG_LIMIT = 64 * 1024 * 1024  # bytes of one file
 
 
@@ -65,7 +65,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     if len(data) > CONFIG_LIMIT:
         raise OSError(errno.EFBIG, f"would have {len(data)} bytes, at most {CONFIG_LIMIT} are read", str(path))
     make_directory(path.parent)
-    write_atomically(path, data)
+    write_atomically(path, data, keeps_mode=True)  # a broker's, which may run as another user
 
 
 def document_bytes(document: dict[str, Any]) -> bytes:

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from rmq.closers import close_all
 from rmq.errors import StoreClosedError
 from rmq.segment import (
     EXHAUSTED,
     begin_write_out,
-    close_all,
     open_regular,
     room_for_files,
     sync_file,

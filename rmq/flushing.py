@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from rmq._core._ownedlock import OwnedLock
 from rmq.config import SYNC_FLUSH, StoreConfig
 from rmq.dispatch import BATCH_BYTES
-from rmq.errors import StoreClosedError
+from rmq.errors import StoreClosedError, is_handlers
 from rmq.groupcommit import GroupCommit
 from rmq.lock import StoreLock
 from rmq.mappedfile import MappedFile
@@ -24,7 +24,7 @@ from rmq.marks import Manifest, Mark, Marks, write_manifest
 from rmq.owed import Owed
 from rmq.preparing import Preparer, weakly
 from rmq.recovery import OpenedStore, fill_table
-from rmq.segment import is_handlers, passes, sync_file
+from rmq.segment import passes, sync_file
 from rmq.sidecar import SidecarMaker
 from rmq.sleeper import Sleeper, waking
 from rmq.topics import merge_topics, topics_from

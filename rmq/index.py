@@ -20,13 +20,14 @@ import numpy.typing as npt
 from rmq._core._indexfile import IndexFileView
 from rmq._core._mapguard import lost_pages
 from rmq._core._recordbatch import RecordBatch
+from rmq.closers import close_all
 from rmq.config import StoreConfig
 from rmq.directorywatch import DirectoryWatch
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, StoreClosedError
 from rmq.indexfile import IndexFile
 from rmq.keys import Mode
 from rmq.paths import INDEX_NAME, next_index_name
-from rmq.segment import LOOKS, close_all, file_size, make_directory
+from rmq.segment import LOOKS, file_size, make_directory
 
 logger = logging.getLogger("rmq")
 
@@ -72,7 +73,7 @@ class Index:
         self._writable = writable
         self._unsynced: list[IndexFile] = []
         self.spare_names: list[str] = []  # of files that were removed to be derived again
-        self._judged, self._is_old, self._lost_pages = 0, False, 0
+        self._judged, self._is_old, self._lost_pages, self._is_closed = 0, False, 0, False
         self._broken: set[IndexFile] = set()  # of a reader: found short, or with pages gone; listed until opened anew
         for path in () if writable else sorted(damaged):
             logger.warning("%s: length, entries, slots and links do not fit together; the log is searched for its keys",
@@ -109,6 +110,9 @@ class Index:
                 if path.stat().st_ino == inode:
                     raise CorruptFileError(path, 0, "file was truncated while it was open")
         self.files = files
+        if self._is_closed:  # by another thread or a signal handler meanwhile
+            self.close()
+            raise StoreClosedError(f"{self.directory}: store is closed")
         if not self._writable:
             self._watch.keep(files)
 
@@ -261,6 +265,7 @@ class Index:
                 raise
 
     def close(self) -> None:
+        self._is_closed = True
         close_all(file.close for file in self.files)
 
 

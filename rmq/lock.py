@@ -21,6 +21,7 @@ from typing import Any
 from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.paths import StorePaths
 from rmq.segment import (
+    EXHAUSTED,
     SMALL_FILE,
     open_regular,
     read_file,
@@ -32,6 +33,7 @@ from rmq.segment import (
     write_marker,
 )
 
+UNREAD = (*EXHAUSTED, errno.EIO)  # what may well be there
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
@@ -200,13 +202,15 @@ def _broker_came(paths: StorePaths, owner: dict[str, Any]) -> bool:
 
 def crash_of(paths: StorePaths) -> Crash | None:
     """How the store was left behind, by the files `abort` and `owner`; None: closed, or open. What nobody tells is a
-    broker's.
+    broker's. OSError: they cannot be read now.
     """
     try:
         text, owner = _abort_text(paths), json.loads(read_file(paths.owner, SMALL_FILE))
         ours = Crash.OURS if owner["open"] is True else Crash.OPENING
         is_ours = text in owner["aborts"] and not _broker_came(paths, owner)
-    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (CorruptFileError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if getattr(error, "errno", None) in UNREAD:
+            raise
         return Crash.BROKERS if os.path.lexists(paths.abort) else None
     return ours if is_ours else Crash.BROKERS
 

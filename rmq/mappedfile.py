@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from rmq._core._mapguard import MapGuard, lost_pages
-from rmq.errors import CorruptFileError
+from rmq.errors import CorruptFileError, is_handlers
 from rmq.segment import (
     allocate,
     begin_write_out,
     create_file,
-    is_handlers,
     open_regular,
     opened,
     room_for_files,

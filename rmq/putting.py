@@ -171,12 +171,12 @@ class StoreWriter(StoreReader):
                 must_sync = flusher.put_done(count, timestamp, waits=waits)
             if must_sync:
                 flusher.sync_put(end)
+            if len(self._log.unsynced) > self._log.unsynced_limit:
+                flusher.relieve()
         except (OSError, MemoryError) as error:
             if is_put:
                 error.not_synced = count  # type: ignore[union-attr]  # stored all the same
             raise
-        if len(self._log.unsynced) > self._log.unsynced_limit:
-            flusher.relieve()
         return answer
 
     def _check_batch(self, batch: PutBatch) -> None:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rmq.errors import CorruptFileError, RmqError
+from rmq.errors import CorruptFileError, is_handlers
 from rmq.paths import SEGMENT_NAME
 
 FILE_MODE = 0o644
@@ -34,11 +34,6 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EAGAIN, *
 def passes(error: OSError) -> bool:
     """Whether what it is about is full, used up, refused, busy or interrupted: the same call may succeed later."""
     return (is_handlers(error) or error.errno in PASSING) and not getattr(error, "failed_sync", False)
-
-
-def is_handlers(error: OSError) -> bool:
-    """Whether no system call failed: a signal handler raised it in the midst of one, as TimeoutError."""
-    return error.errno is None
 
 
 def sync_file(descriptor: int, sync: Callable[[int], None] | None = None) -> None:
@@ -267,11 +262,25 @@ def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = Fal
             sync_file(descriptor)
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mtime_ns: int | None = None) -> None:
-    """Replace a file: temporary name, fsync, rename, fsync of the directory. mtime_ns: as write_file."""
+def hand_on(old: os.stat_result, path: Path) -> None:
+    """Give a path the mode of the one that it replaces, and its owner, where the system lets us."""
+    new = path.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(path, old.st_uid, old.st_gid)
+    os.chmod(path, stat.S_IMODE(old.st_mode))
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mtime_ns: int | None = None,
+                     keeps_mode: bool = False) -> None:  # fmt: skip
+    """Replace a file: temporary name, fsync, rename, fsync of the directory. mtime_ns: as write_file. keeps_mode: that
+    of the file before, and its owner.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         write_file(temporary, data, durable=True, mtime_ns=mtime_ns)
+        if keeps_mode and path.exists():
+            hand_on(path.stat(), temporary)
         os.replace(temporary, path)
     except (OSError, CorruptFileError):
         with contextlib.suppress(OSError):
@@ -336,53 +345,6 @@ def segments_in(directories: Iterable[Path]) -> Iterator[tuple[int, int]]:
             path = directory / name
             if path.is_file() and (size := file_size(path)):
                 yield int(name), size
-
-
-def close_all(closers: Iterable[Callable[[], None]]) -> None:
-    """Call each, even when one before it fails; the first OSError is raised at the end."""
-    failure = None
-    for close in closers:
-        try:
-            close()
-        except OSError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
-class Closers:
-    """What closes the parts of something, last first. One that is interrupted, by whatever a signal handler raises, is
-    called again, once; what an interrupt between two has left, is called by the next `close`.
-    """
-
-    def __init__(self) -> None:
-        self._closers: list[Callable[[], object]] = []
-        self._again: Callable[[], object] | None = None
-
-    def callback(self, close: Callable[[], object]) -> None:
-        self._closers.append(close)
-
-    def close(self) -> None:
-        """Raises the first error, when all have been called."""
-        failure: BaseException | None = None
-        while self._closers:
-            close = self._closers[-1]
-            try:
-                close()
-            except BaseException as error:
-                failure = failure or error
-                is_its_own = isinstance(error, RmqError) or (isinstance(error, OSError) and not is_handlers(error))
-                if not is_its_own and self._again is not close:
-                    self._again = close
-                    continue
-            self._closers.pop()
-        if failure is not None:
-            raise failure
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def room_for_files(limit: int) -> int:

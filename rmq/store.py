@@ -19,6 +19,7 @@ from rmq._core._putter import Putter
 from rmq._core._queuetable import QueueTable
 from rmq.brokerunits import BrokerUnits
 from rmq.checkpoint import Checkpoint
+from rmq.closers import Closers
 from rmq.columns import put_rules
 from rmq.commitlog import CommitLog
 from rmq.config import CRC_SINCE, SYNC_FLUSH, StoreConfig, config_or_default
@@ -50,7 +51,7 @@ from rmq.preparing import weakly
 from rmq.putting import StoreWriter, system_clock
 from rmq.queueset import QueueSet
 from rmq.recovery import OpenedStore, recover
-from rmq.segment import Closers, make_directory, sync_directory
+from rmq.segment import make_directory, sync_directory
 from rmq.signs import has_record_crc
 from rmq.storeroot import (
     check_is_store,

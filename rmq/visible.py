@@ -96,8 +96,7 @@ class Visible:
     def _read_files(self) -> None:
         """Beside a writer each of these may be newer than the one before it, never older."""
         self.end = self._low = self._log.min_phy_offset  # _low: the minimum that the queues were made level with
-        self._judged_manifest = version_of(self._manifest_name)
-        manifest = read_manifest(self._paths)
+        self._judged_manifest, manifest = version_of(self._manifest_name), read_manifest(self._paths)
         self._read_mark()
         self._first_mark: Mark | None = self._mark  # of this writer: until another follows, it may be recovering
         self._manifest = manifest if self._mark is not None else None
@@ -272,11 +271,12 @@ class Visible:
             signs = None if self._is_live else (writer, version_of(self._lock_name))
             judged = writer, self._mark, self._is_recovered()
             may_be_cut = self._judged != judged or self._holder is Holder.OTHER or signs != self._signs
-            self._judged = judged
             if may_be_cut and self._last is not None and self._last.is_cut(self._log):
                 self._look_anew("records were taken off that this reader had seen")
             elif may_be_cut and self._epochs.have_changed(self._log):
                 self._look_anew("another epoch began")
+            else:
+                self._judged = judged  # last: an error above asks again
             if self._is_put_back():
                 self._look_anew("a segment was put back")
             if self._is_live:

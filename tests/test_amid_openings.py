@@ -8,7 +8,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from test_groups import keep
 from test_syncs import FAR, config, message, numbers
 
 import rmq
+import rmq.lock
 import rmq.recovery
 import rmq.store
 from rmq import rebuilding
 from rmq.lock import StoreLock
+from rmq.logend import Proof
 from rmq.mappedfile import MappedFile
 from rmq.marks import Marks, shown_end
 from rmq.paths import StorePaths
@@ -228,3 +230,50 @@ def test_a_rebuild_beside_a_writer_takes_nothing_of_a_put_that_fails(
             store.put_many([rmq.Message("T", b"x" * 100_000)] * 30)
         monkeypatch.undo()
         assert (results, numbers(store)) == ([10], [*range(10)])
+
+
+def test_an_open_that_cannot_see_who_had_the_store_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a broker's a half message would stay: in its files no mark tells how far the log is on disk."""
+    half_on_disk(tmp_path / "s", tmp_path / "image")
+    real = rmq.lock.read_file
+
+    def fails(path: Path, limit: int) -> bytes:
+        if path.name == "owner":
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path, limit)
+
+    monkeypatch.setattr(rmq.lock, "read_file", fails)
+    for mode in ("r", "r+"):
+        with pytest.raises(OSError, match=r"Too many open files.*owner"):
+            rmq.open(tmp_path / "image", mode)  # type: ignore[call-overload]
+    monkeypatch.undo()
+    with rmq.open(tmp_path / "image", "r+") as store:
+        assert numbers(store) == [0]
+
+
+def test_a_reader_whose_look_at_a_recovery_s_cut_failed_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "image"
+    with rmq.open(tmp_path / "s", "x", config=config()) as store:
+        store.put_many([message(number) for number in range(5)])
+        last = store.scan(columns=["phy_offset"]).read_all()["phy_offset"][-1].as_py()
+        shutil.copytree(tmp_path / "s", image)
+    with ExitStack() as stack:
+        with closing(StoreLock(StorePaths(image).lock, lambda: None)):  # its writer's, which then dies
+            reader = stack.enter_context(rmq.open(image))
+            assert numbers(reader) == [*range(5)]
+        with (image / "commitlog" / f"{0:020d}").open("r+b") as log:
+            log.seek(last)
+            log.write(bytes(500))
+        with rmq.open(image, "r+", config=config()) as writer:
+            writer.put(message(7, long="v" * 1000))
+
+            def fails(*_: object) -> bool:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            monkeypatch.setattr(Proof, "is_cut", fails)
+            with pytest.raises(OSError, match="Too many"):
+                numbers(reader)
+            monkeypatch.undo()
+            assert numbers(reader) == [0, 1, 2, 3, 7]

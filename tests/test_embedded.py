@@ -14,7 +14,7 @@ import pytest
 import workload
 
 import rmq
-from rmq.segment import Closers
+from rmq.closers import Closers
 
 
 def bodies(store: rmq.Store) -> list[bytes]:

@@ -172,3 +172,21 @@ def test_offsets_that_are_another_user_s_do_not_end_the_store(tmp_path: Path, mo
     with rmq.open(tmp_path / "s") as store:
         assert len(store.pull("t", 0).messages) == 2
         assert store.groups() == {"g": {"t": {0: 1}}}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_commit_keeps_the_offsets_readable_and_writable_for_whom_they_were(tmp_path: Path, mode: Any) -> None:
+    """A broker may run as another user than who commits."""
+    with rmq.open(tmp_path / "s", "x", config=SMALL) as store:
+        store.put(rmq.Message("t", b"a"))
+        store.commit_offsets("g", "t", {0: 1})
+    file = tmp_path / "s/config/consumerOffset.json"
+    file.chmod(0o660)
+    if os.getuid() == 0:
+        os.chown(file, 12345, 23456)
+    before = file.stat()
+    with rmq.open(tmp_path / "s", mode) as store:
+        store.commit_offsets("other", "t", {0: 1})
+    after = file.stat()
+    assert "other" in file.read_text()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -401,3 +402,14 @@ def test_the_offsets_of_a_light_group_are_a_broker_s_own(tmp_path: Path, mode: s
             store.commit_offsets("%LMQ%g", "Orders", {0: 15})
         store.commit_offsets("plain", "Orders", {0: 15})
         assert store.groups() == {"%LMQ%g": {"Orders": {0: 12}}, "plain": {"Orders": {0: 15}}}
+
+
+@pytest.mark.parametrize("character", ["a", "\\n"])
+def test_offsets_are_read_in_memory_of_a_few_times_their_size(character: str) -> None:
+    text = '{"x":"' + character * 1_000_000 + '"}'
+    tracemalloc.start()
+    try:
+        assert parse_fastjson(text) == json.loads(text)
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(text)
+    finally:
+        tracemalloc.stop()

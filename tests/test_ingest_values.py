@@ -9,12 +9,15 @@ import gzip
 import io
 import json
 import math
+import random
 import shutil
 import sys
 import time
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -404,3 +407,37 @@ def test_an_offset_that_is_no_whole_minutes_keeps_its_seconds(zone: str, text: s
     texts, _ = written(pa.array([None, moment, moment], pa.timestamp("us", zone))[1:], "at", {})
     assert texts.to_pylist() == [text, text]
     assert dt.datetime.fromisoformat(text) == moment
+
+
+def test_a_block_of_quotes_needs_no_memory_of_its_own() -> None:
+    blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",", masks=False)  # type: ignore[arg-type]
+    data = b'"' + b'""' * 1_000_000
+    tracemalloc.start()
+    try:
+        blocks._keep(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
+    assert blocks._before == b'"'
+
+
+def goes_on(data: bytes) -> bool:
+    """Whether CSV ends within quotes, byte by byte."""
+    state = "begin"
+    for byte in data:
+        if byte == ord('"') and state in ("begin", "ended"):
+            state = "quoted"
+        elif state == "quoted":
+            state = "ended" if byte == ord('"') else "quoted"
+        else:
+            state = "begin" if byte in b",\n" else "plain"
+    return state == "quoted"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whether_a_field_goes_on_is_what_each_byte_tells(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        data = bytes(rng.choices(b'a",\n', [2, 4, 2, 2], k=rng.randint(0, 14)))
+        blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",", masks=False)  # type: ignore[arg-type]
+        assert blocks._ends_in_quotes(data) == goes_on(data), data

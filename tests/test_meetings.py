@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 import rmq
+import rmq.index
 from rmq import filecache, flushing, logfiles, logsegment, queuereading
 from rmq.flushing import Flusher
+from rmq.indexfile import IndexFile
 from rmq.logsegment import MappedFile
 
 SMALL = rmq.StoreConfig(mapped_file_size_commit_log=4096, flush_interval_commit_log=2**31 - 1)
@@ -208,3 +211,48 @@ def test_a_handler_s_close_amid_a_read_leaves_nothing_open(
         reader.pull("T")
     assert reader._log.segments[0]._file is None
     assert not reader._queues.cache._open
+
+
+def test_a_handler_s_close_amid_a_look_at_the_index_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = rmq.StoreConfig(mapped_file_size_commit_log=65536, max_hash_slot_num=10, max_index_num=40)
+    with rmq.open(tmp_path / "s", "x", config=config) as writer:
+        writer.put_many([rmq.Message("T", b"x", keys="k")] * 10)
+        reader = rmq.open(tmp_path / "s")
+        assert reader.query("T", "k").complete
+        writer.put_many([rmq.Message("T", b"x", keys="k")] * 100)
+        writer.flush()
+    real = rmq.index.IndexFile
+
+    def opening(*arguments: Any, **options: Any) -> IndexFile:
+        made = real(*arguments, **options)
+        monkeypatch.undo()
+        reader.close()
+        return made
+
+    monkeypatch.setattr(rmq.index, "IndexFile", opening)
+    with pytest.raises(rmq.StoreClosedError):
+        reader.query("T", "k")
+    assert not [link for link in held_files() if str(tmp_path) in link]
+
+
+def held_files() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
+def test_a_handler_s_error_amid_the_sync_behind_a_put_tells_that_all_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise TimeoutError("a signal handler's")
+
+    with rmq.open(tmp_path / "s", "x", config=SMALL) as store:
+        store._log.unsynced_limit = 0
+        monkeypatch.setattr(store._flusher, "sync_log", interrupted)
+        with pytest.raises(TimeoutError) as caught:
+            store.put_many(iter([rmq.Message("T", b"x")] * 3))
+        monkeypatch.undo()
+        assert caught.value.stored == store.scan().read_all().num_rows > 0  # type: ignore[attr-defined]

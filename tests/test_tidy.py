@@ -26,7 +26,7 @@ ALLOWLIST = "tests/stubtest-allowlist.txt"
 LAYERS = (
     {"errors", "config", "paths", "version", "pool", "sleeper"},
     {"_core"},
-    {"arrays", "groupcommit"},
+    {"arrays", "groupcommit", "closers"},
     {"segment", "message", "columns", "keys"},
     {"mappedfile", "checkpoint", "lock", "fastjson", "objects", "objectcache", "chunks",
      "filecache", "directorywatch"},

@@ -190,8 +190,9 @@ class Blocks:
     def __init__(self, head: bytes, source: Input, limit: int, delimiter: str, *, masks: bool) -> None:
         """limit: bytes that a block may have."""
         self._delimiter = delimiter.encode()
-        # A quoted field, with what it begins behind; group 1 is empty where it has no end.
-        self._quoted = re.compile(rb'(?:\A|[\r\n%s])"[^"]*(?:""[^"]*)*("|\Z)' % re.escape(self._delimiter))
+        # A quoted field; group 1 is empty where it has no end. The quote comes first, as that is found quickly;
+        # possessive, so that no turn of a loop is kept.
+        self._quoted = re.compile(rb'"(?<![^\r\n%s]")[^"]*+(?:""[^"]*+)*+("|\Z)' % re.escape(self._delimiter))
         self.has_masked = False
         self._masks = masks
         self._head = head
