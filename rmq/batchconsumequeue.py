@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from rmq._core._consumequeue import unpack_batch_units
 from rmq._core._layout import BATCH_UNIT_SIZE
+from rmq._core._message import check_directory
 from rmq.errors import CorruptFileError
 from rmq.message import LARGEST_BASE
-from rmq.paths import SEGMENT_NAME, queue_directories, queue_directory
+from rmq.paths import SEGMENT_NAME, is_queue_id, queue_directories, queue_directory
 from rmq.segment import file_size, is_hidden, opened
 
 NO_UNITS: npt.NDArray[np.int64] = np.empty((0, 6), np.int64)
@@ -165,7 +166,9 @@ class BatchConsumeQueue:
 
     def unit_of(self, queue_offset: int) -> int | None:
         """Number of the unit of the batch that holds a queue offset, or of the next one; None behind the last."""
-        number = int(np.searchsorted(self.units[:, 4] + self.units[:, 5], queue_offset, side="right"))
+        number = int(np.searchsorted(self.units[:, 4], queue_offset, side="right")) - 1
+        if number < 0 or int(self.units[number, 4] + self.units[number, 5]) <= queue_offset:
+            number += 1
         return number if number < len(self.units) else None
 
     def phy_offset_below(self, queue_offset: int) -> int:
@@ -209,13 +212,25 @@ def batch_queues(root: Path, min_phy_offset: int, tails: Tails) -> Iterator[Batc
         yield BatchConsumeQueue(directory, topic, queue_id, min_phy_offset, tail=tails.get((topic, queue_id)))
 
 
+def _directory_of(root: Path, topic: str, queue_id: int) -> Path | None:
+    """The directory of a queue, whatever zeros its name begins with; the topic may be any text."""
+    try:
+        check_directory(topic)
+        parent = queue_directory(root, topic, queue_id).parent
+        names = sorted(os.listdir(parent))
+    except (ValueError, FileNotFoundError, NotADirectoryError):
+        return None
+    return next((parent / name for name in names
+                 if is_queue_id(name) and int(name) == queue_id and (parent / name).is_dir()), None)
+
+
 def batch_queue(root: Path, topic: str, queue_id: int, min_phy_offset: int, known: BatchConsumeQueue | None,
                 tails: Tails) -> BatchConsumeQueue | None:  # fmt: skip
     """The queue of inner batches of a topic and number. known: one as it was read, maybe this one. CorruptFileError."""
-    found = [path for path, *key in queue_directories(root) if key == [topic, queue_id]]
-    if not found and (topic, queue_id) not in tails:
+    found = _directory_of(root, topic, queue_id)
+    if found is None and (topic, queue_id) not in tails:
         return None
-    directory = found[0] if found else queue_directory(root, topic, queue_id)
+    directory = queue_directory(root, topic, queue_id) if found is None else found
     tail = tails.get((topic, queue_id))
     if known is not None and known.directory != directory:
         known = None

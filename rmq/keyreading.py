@@ -136,4 +136,5 @@ class KeyReader(OpenStore):
                 keys_of: KeysOf | None = None, **limit: int) -> Iterator[Any]:  # fmt: skip
         """What lookup_many makes a table of: who reads gigabytes takes it batch by batch."""
         load = loader(self._log, at, sizes, check_crc=crc, skip_damage=skip_damage)
-        return self._while_open(placed_batches(load, at, end, names, keys_of=keys_of, **limit))
+        batches = placed_batches(load, at, end, names, keys_of=keys_of, **limit)
+        return self._while_open(batches, ends_at_cut=False)

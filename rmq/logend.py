@@ -207,7 +207,7 @@ def rules_of(crashed: Crash | None, mark: Mark | None, checkpoint: Checkpoint,
     """own_from and on_disk of find_end, for a reader."""
     durable = mark.durable_phy_offset if mark is not None else 0
     own_from = durable if crashed is Crash.OURS and mark is not None else None
-    is_killed = crashed is Crash.BROKERS
+    is_killed = crashed is Crash.BROKERS or (crashed is Crash.OURS and mark is None)  # as recovery judges it
     since = checkpoint.physic_msg_timestamp if is_killed else BEFORE_ALL
     return own_from, OnDisk(durable, since) if is_killed or holder is Holder.OTHER else None
 

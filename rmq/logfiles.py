@@ -154,13 +154,14 @@ class LogFiles:
         `since`. Cost: nothing until another page is lost.
         """
         if (count := lost_pages()) != self._lost_pages:
-            for segment in self.segments:
-                try:
-                    segment.check()
-                except CorruptFileError as error:
-                    self._loss = lost_pages(), CorruptFileError(error.path, error.offset, error.reason)
-                    raise
-            self._lost_pages = count
+            with self._one_look:  # who is told takes the map away: others must find the note
+                for segment in self.segments:
+                    try:
+                        segment.check()
+                    except CorruptFileError as error:
+                        self._loss = lost_pages(), CorruptFileError(error.path, error.offset, error.reason)
+                        raise
+                self._lost_pages = count
         at, loss = self._loss
         if loss is not None and at > since:
             raise CorruptFileError(loss.path, loss.offset, loss.reason)

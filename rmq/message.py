@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq._core._message import format_host
+from rmq._core._message import format_host, to_ms
 from rmq._core._putter import put_results
 from rmq._core._record import body_crc, parse_properties
 from rmq._core._storedfields import StoredFields
@@ -389,7 +389,7 @@ def parse_uniq_key(text: str, now: datetime.datetime | None = None) -> UniqKey:
         first = datetime.datetime(present.year, present.month, 1)  # of that day, which may have another offset
         if first.astimezone() + span >= present:
             first = (first - datetime.timedelta(days=1)).replace(day=1)
-        born = int((first.astimezone() + span).timestamp() * 1000)
+        born = to_ms(first.astimezone() + span, "text")
     except (OverflowError, ValueError):
         raise ValueError(f"the month before {now} is none that a datetime holds") from None
     return UniqKey(address, int.from_bytes(data[size : size + 2], "big"),

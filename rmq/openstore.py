@@ -25,22 +25,26 @@ _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 
 
-def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+def while_open(method: Callable[_Arguments, _Answer], *, asks_again: bool = True) -> Callable[_Arguments, _Answer]:
     """Of an open store only. When another thread closes it meanwhile, what that does to the parts is no other error and
-    no answer; when pages of its files were gone, CorruptFileError in place of what was made of them.
+    no answer; when pages of its files were gone, CorruptFileError in place of what was made of them. asks_again: where
+    damage turns out to be what a broker cut off meanwhile, the answer is another one.
     """
 
     @wraps(method)
     def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
         store: OpenStore = arguments[0]  # type: ignore[assignment]
         store._check_open()
+        if store.mode == "r" and asks_again:  # what an iterator gives, it gives once
+            arguments = tuple(map(_kept, arguments))  # type: ignore[assignment]
+            options = {name: _kept(value) for name, value in options.items()}  # type: ignore[assignment]
         lost = lost_pages()
         try:
             try:
                 try:
                     answer = method(*arguments, **options)
                 except CorruptFileError as error:
-                    if not store._was_cut_off(error):
+                    if not asks_again or not store._was_cut_off(error):
                         raise
                     answer = method(*arguments, **options)
             finally:
@@ -54,6 +58,10 @@ def while_open(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _A
             raise
 
     return checked
+
+
+def _kept(argument: Any) -> Any:
+    return list(argument) if hasattr(type(argument), "__next__") else argument
 
 
 class OpenStore(ABC):
@@ -135,9 +143,19 @@ class OpenStore(ABC):
         if self._foreign_index is not None:
             raise copy.copy(self._foreign_index)
 
-    def _while_open(self, batches: Iterator[_Answer]) -> Iterator[_Answer]:
-        following = while_open(lambda store: next(batches, None))
-        while (batch := following(self)) is not None:
+    def _while_open(self, batches: Iterator[_Answer], *, ends_at_cut: bool = True) -> Iterator[_Answer]:
+        """ends_at_cut: batches are in the log's order, and end where a broker has cut it meanwhile: else it is told."""
+        def following(store: OpenStore) -> _Answer | None:
+            try:
+                return next(batches, None)
+            except CorruptFileError as error:  # the batches are at their end by it: nothing can be asked again
+                is_of_log = error.path in {str(segment.path) for segment in store._log.segments}
+                if not (ends_at_cut and is_of_log and store._was_cut_off(error)):
+                    raise
+                return None
+
+        guarded = while_open(following, asks_again=False)
+        while (batch := guarded(self)) is not None:
             yield batch
 
     def __reduce__(self) -> tuple[Any, ...]:

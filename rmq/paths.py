@@ -127,7 +127,11 @@ def queue_directories(queues: Path) -> Iterator[tuple[Path, str, int]]:
         if topic is None:
             logger.warning("%s: no topic's directory, its name is not UTF-8; skipped", directory)
             continue
-        for path in sorted(path for path in directory.iterdir() if path.is_dir()):
+        try:
+            paths = sorted(path for path in directory.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            continue  # a topic that was deleted meanwhile
+        for path in paths:
             if is_queue_id(path.name):
                 yield path, topic, int(path.name)
             else:

@@ -311,7 +311,7 @@ def search_units(log: CommitLog, queue: ConsumeQueue, bounds: tuple[int, int], l
     if skips_damage:  # what lay between two readable ones may have counted as later than it is
         low = _first_after(log, queue, (low, end), log_end, time if is_lower else time + 1)
     for _ in range(LOOKS):
-        part = (max(first, low - STEP_BACK), low) if is_lower else (low, min(end, low + STEP_BACK))
+        part = (max(first, low - STEP_BACK - 1), low) if is_lower else (low, min(end, low + STEP_BACK + 1))
         passing = [offset for offset, found in _times(log, queue, *part, log_end, skips_damage)
                    if (found >= time if is_lower else found <= time)]  # fmt: skip
         if not passing:

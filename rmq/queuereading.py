@@ -24,6 +24,7 @@ from rmq.queueunits import Units
 from rmq.scan import teller
 from rmq.segment import LOOKS
 
+BATCH_QUEUES_KEPT, BATCH_UNITS_KEPT = 64, 1 << 20  # of a reader, with 48 bytes for each unit
 _Answer = TypeVar("_Answer")
 _Queue = ConsumeQueue | BatchConsumeQueue | None
 
@@ -60,7 +61,7 @@ class QueuePlace(NamedTuple):
 
 class QueueReader(OpenStore):
     _offsets: ConsumerOffsets
-    _batch_queue: BatchConsumeQueue | None = None  # the last one asked for
+    _batch_queues: dict[tuple[str, int], BatchConsumeQueue]  # those asked for last
 
     @while_open
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
@@ -106,9 +107,15 @@ class QueueReader(OpenStore):
         self._check_queues()
         queues = self._derive() if derived is None else derived
         # A topic of inner batches has its single messages in the same queue.
-        queue = self._batch_queue = batch_queue(self._paths.batch_consume_queue, topic, number,
-                                                self._log.min_phy_offset, self._batch_queue,
-                                                queues.batch_tails)  # fmt: skip
+        known = self._batch_queues  # of two threads that come at once the last one's stays
+        queue = batch_queue(self._paths.batch_consume_queue, topic, number, self._log.min_phy_offset,
+                            known.pop((topic, number), None), queues.batch_tails)  # fmt: skip
+        if queue is not None:
+            known[topic, number] = queue
+            kept = [len(other.units) for other in list(known.values())]
+            while len(kept) > BATCH_QUEUES_KEPT or (len(kept) > 1 and sum(kept) > BATCH_UNITS_KEPT):
+                known.pop(next(iter(known)), None)  # the one asked for longest ago
+                kept.pop(0)
         queue = None if queue is None else queue.end_at(self._log_end(), self._log.min_phy_offset)
         return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 

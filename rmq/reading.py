@@ -98,6 +98,10 @@ class StoreReader(KeyReader, QueueReader):
                 message = self._at(parse_offset_msg_id(id).phy_offset)
             except KeyError:
                 pass
+            except CorruptFileError:  # of what a unique key, which may be any digits, does not mean
+                with contextlib.suppress(KeyError):
+                    return self._by_uniq_key(id, topic)
+                raise
             else:
                 if message.offset_msg_id == id.upper():
                     return message

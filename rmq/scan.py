@@ -353,7 +353,7 @@ class WholeRecords:
 
 def aligned(log: CommitLog, phy_offset: int, end: int) -> int:
     """CommitLog.align on a damaged log."""
-    segment = log.segment_at(phy_offset)
+    segment = log.segment_at(phy_offset) if phy_offset < end else None
     if segment is None or segment.start == phy_offset:
         return min(phy_offset, end)
     for batch in WholeRecords(log, segment.start, min(end, segment.end), RecordBatch(), lambda *_: None):

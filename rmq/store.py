@@ -105,7 +105,7 @@ class Store(StoreWriter):
         # Absolute: files are opened when they are needed, maybe from another working directory.
         self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
         self._offsets = ConsumerOffsets(self._paths)
-        self._asked = config
+        self._asked, self._batch_queues = config, {}
         self._settling = threading.Lock()
         self._close_lock = OwnedLock()
         self._putter: Putter[PutResult] | None = None

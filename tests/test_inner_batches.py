@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
@@ -16,7 +19,7 @@ from commandline import call
 from test_foreign_formats import SEGMENT, T0, Builder, refused
 
 import rmq
-from rmq import batchconsumequeue
+from rmq import batchconsumequeue, paths
 from rmq.batchconsumequeue import BatchConsumeQueue
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
@@ -415,3 +418,58 @@ def test_a_batch_without_messages_is_one_itself(tmp_path: Path) -> None:
         assert store.query_many("BT", ["k"]).table["phy_offset"].to_pylist() == [0]
         assert store.lookup("u", topic="BT").phy_offset == 0
         assert store.scan(columns=["keys"]).read_all()["keys"].to_pylist() == [["k"]]
+
+
+def test_a_pull_looks_at_the_directories_of_its_topic_alone(batched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of others."""
+    for number in range(20):
+        (batched / f"batchconsumequeue/X{number}/0").mkdir(parents=True)
+    seen, listdir = list[str](), os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: (seen.append(str(path)), listdir(path))[1])
+    monkeypatch.setattr(batchconsumequeue, "queue_directories", lambda _: pytest.fail("lists all"))
+    with rmq.open(batched) as store:
+        assert [message.body for message in store.pull("BT").messages][:2] == [b"one", b"two!"]
+        assert store.pull("nix").status is rmq.PullStatus.NO_MESSAGE_IN_QUEUE
+        for topic in ("..", "../consumequeue/T", "\ud800"):
+            with contextlib.suppress(rmq.IllegalMessageError, ValueError):
+                assert not store.pull(topic).messages
+    assert not [path for path in seen if "/X" in path]
+
+
+def test_batch_queues_that_are_read_in_turn_are_read_once(batched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(batched / "batchconsumequeue/BT", batched / "batchconsumequeue/Other")
+    with rmq.open(batched) as store:
+        for topic in ("BT", "Other"):
+            store.search_offset(topic, 0, 2**42)
+        monkeypatch.setattr(batchconsumequeue, "BatchConsumeQueue", lambda *_: pytest.fail("read again"))
+        for topic in ("BT", "Other", "BT"):
+            assert store.search_offset(topic, 0, 2**42) == 5
+
+
+def test_a_topic_may_be_deleted_while_queues_are_listed(batched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = paths.topic_of
+
+    def deleted(name: str) -> str | None:
+        if name == "Gone":
+            shutil.rmtree(batched / "batchconsumequeue/Gone")
+        return real(name)
+
+    monkeypatch.setattr(paths, "topic_of", deleted)
+    with rmq.open(batched) as store:
+        for ask in (store.topics, store.info):
+            (batched / "batchconsumequeue/Gone/0").mkdir(parents=True)
+            ask()
+            assert not (batched / "batchconsumequeue/Gone").exists()
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3], [5], []])
+def test_the_unit_of_an_offset_is_the_one_that_holds_it_or_the_next(counts: list[int]) -> None:
+    """Edges: before the first unit, in a gap between two, behind the last."""
+    queue = BatchConsumeQueue(Path("/nowhere"), "BT", 0)
+    bases = np.cumsum([4, *(count + 2 for count in counts[:-1])])[: len(counts)]
+    queue.units = np.zeros((len(counts), 6), np.int64)
+    queue.units[:, 4], queue.units[:, 5] = bases, counts
+    for offset in range(-1, 20):
+        expected = next((number for number, (base, count) in enumerate(zip(bases, counts, strict=True))
+                         if base + count > offset), None)  # fmt: skip
+        assert queue.unit_of(offset) == expected

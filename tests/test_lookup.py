@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import shutil
 import zlib
@@ -133,3 +134,26 @@ def test_a_place_outside_64_bits_among_others_is_a_value_error(tmp_path: Path) -
                 store.lookup_many(places)
         with pytest.raises(TypeError, match="phy_offsets must be integers, got float"):
             store.lookup_many([2**63, 1.5])
+
+
+def test_a_unique_key_of_digits_is_found_where_its_place_as_an_id_is_damaged(tmp_path: Path) -> None:
+    """Without such a message the damage is told."""
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
+        store.put(rmq.Message("T", b"first"))
+        bad = store.put(rmq.Message("T", b"second")).phy_offset
+        good = store.put(rmq.Message("T", b"third", uniq_key=f"{bad:032X}")).phy_offset
+    segment = tmp_path / "s/commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"second", b"Second"))
+    with rmq.open(tmp_path / "s") as store:
+        assert store.lookup(f"{bad:032X}", topic="T").phy_offset == good
+        with pytest.raises(rmq.CorruptFileError, match="CRC"):
+            store.lookup(f"{1:016X}{bad:016X}", topic="T")
+
+
+def test_a_unique_key_tells_each_millisecond() -> None:
+    """Of 2038, where a float of seconds has fewer digits."""
+    now, begin = dt.datetime(2038, 6, 20, tzinfo=dt.UTC), dt.datetime(2038, 6, 1).astimezone()
+    first = round(begin.timestamp() * 1000)
+    for span in range(1000):
+        key = rmq.parse_uniq_key(f"C0A80107D6F173D16E93{span:08X}0001", now)
+        assert key.born_timestamp == first + span

@@ -127,3 +127,15 @@ def test_a_message_before_a_damaged_one_is_polled_though_tags_of_others_have_its
         assert error.value.__notes__ == ["Orders queue 0, queue offset 3"]
         consumer.seek(0, 4)
         assert bodies(consumer.poll(10)) == [4]
+
+
+@pytest.mark.parametrize("stepped_back", [31, 32])
+def test_a_search_finds_the_first_where_the_clock_stepped_back_for_messages(tmp_path: Path, stepped_back: int) -> None:
+    times = [*range(1000, 1100), *[1050] * stepped_back, *range(1100, 1110)]
+    clock = iter(times)
+    with rmq.open(tmp_path / "s", "x", clock=lambda: next(clock)) as store:
+        for _ in times:
+            store.put(rmq.Message("T", b""))
+        for time in range(1000, 1112):
+            expected = next((number for number, own in enumerate(times) if own >= time), len(times))
+            assert store.search_offset("T", 0, time) == expected

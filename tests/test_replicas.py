@@ -14,7 +14,7 @@ import pytest
 from forks import lock_of_a_broker
 
 import rmq
-from rmq import logend
+from rmq import keyreading, logend
 from rmq.mirror import MirroredStore
 from rmq.objects import Location
 from rmq.snapshot import Snapshot
@@ -320,3 +320,65 @@ def test_of_a_log_of_breaks_what_follows_is_read_once(tmp_path: Path, monkeypatc
     with rmq.open(tmp_path / "s", config=config) as store:
         assert store.scan(on_damage="skip").read_all().num_rows == 100
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_an_answer_that_is_asked_again_has_all_that_was_asked_for(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, kind: Callable[[list[str]], Any]
+) -> None:
+    """An iterator gives its items once."""
+    real = keyreading.find
+
+    def cutting(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        replica.cut(4)
+        replica.put(b"new4 longer", b"new5 longer")
+        return real(*arguments, **options)
+
+    with lock_of_a_broker(replica.root), rmq.open(replica.root, config=CONFIG) as reader:
+        assert reader.query_many("T", ["old0"]).table.num_rows == 1
+        monkeypatch.setattr(keyreading, "find", cutting)
+        found = reader.query_many("T", kind(["old0", "new4"]), columns=["body"])
+    assert (found.table["key_index"].to_pylist(), found.complete) == ([0, 1], True)
+
+
+@pytest.mark.parametrize("keys", [["old5"], ["old0", "old5"], ["old0"]])
+def test_a_cut_while_the_messages_of_an_answer_are_read_is_no_damage(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+) -> None:
+    """The broker is amid its copy of a record as long as the one that it cut off."""
+    real = keyreading.find
+
+    def cutting(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        found = real(*arguments, **options)
+        replica.cut(4)
+        replica.put(b"new4", b"new5")
+        data = bytearray(replica.path.read_bytes())
+        at = data.index(b"new5")
+        data[at : at + 4] = b"ol\0\0"
+        replica.path.write_bytes(data)
+        return found
+
+    with lock_of_a_broker(replica.root), rmq.open(replica.root, config=CONFIG) as reader:
+        monkeypatch.setattr(keyreading, "find", cutting)
+        found = reader.query_many("T", keys, columns=["body"]).table
+    assert found["body"].to_pylist() == [b"old0"] * ("old0" in keys)
+
+
+def test_a_body_that_does_not_decompress_is_no_end_of_a_log_that_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = oracle.encode_record
+
+    def encode(topic: str, queue: int, number: int, *rest: Any, **options: Any) -> bytes:
+        return real(topic, queue, number, *rest, **options, **({"sys_flag": 1} if number == 1 else {}))
+
+    monkeypatch.setattr(oracle, "encode_record", encode)
+    replica = Replica(tmp_path)
+    with lock_of_a_broker(tmp_path), rmq.open(tmp_path, config=CONFIG) as reader:
+        stream = reader.scan(columns=["body"])
+        replica.cut(4)
+        replica.put(b"new4 longer")
+        with pytest.raises(rmq.CorruptFileError, match="does not decompress"):
+            stream.read_all()

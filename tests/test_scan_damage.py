@@ -22,6 +22,7 @@ import pytest
 from test_foreign_formats import Builder
 
 import rmq
+from rmq import scan
 from rmq.logsegment import Segment
 
 SEGMENT = 4096
@@ -476,3 +477,15 @@ def test_damage_in_many_places_does_not_have_the_end_of_the_segment_looked_at_fo
     with rmq.open(builder.finish()) as store:
         assert sum(len(batch) for batch in store.scan(on_damage="skip")) == 15
     assert len(looks) < 5
+
+
+def test_a_scan_that_skips_damage_reads_nothing_before_it_is_asked_for_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
+        store.put_many([rmq.Message("T", b"x")] * 100)
+    with rmq.open(tmp_path / "s") as store:
+        monkeypatch.setattr(scan.WholeRecords, "__iter__", lambda _: pytest.fail("reads"))
+        stream = store.scan(on_damage="skip")
+        monkeypatch.undo()
+        assert stream.read_all().num_rows == 100
