@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from rmq.query import QueryManyResult, QueryResult
     from rmq.rebuilding import RebuildResult, rebuild
     from rmq.retention import CleanResult, RemovedFile
-    from rmq.scan import LostRange
     from rmq.store import Store, open
     from rmq.verification.findings import Finding, VerifyResult
     from rmq.verification.verify import verify
+    from rmq.wholerecords import LostRange
 
 __all__ = [
     "MAX_TIMESTAMP",
@@ -103,10 +103,10 @@ _HOMES = {
     "rmq.query": ("QueryManyResult", "QueryResult"),
     "rmq.rebuilding": ("RebuildResult", "rebuild"),
     "rmq.retention": ("CleanResult", "RemovedFile"),
-    "rmq.scan": ("LostRange",),
     "rmq.store": ("Store", "open"),
     "rmq.verification.findings": ("Finding", "VerifyResult"),
     "rmq.verification.verify": ("verify",),
+    "rmq.wholerecords": ("LostRange",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

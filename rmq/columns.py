@@ -233,7 +233,8 @@ class ColumnReader:
                     column = _cast(column, pa.timestamp("ms", kind.tz), field)
                 ticks = _TICKS_PER_MS[column.type.unit]
             elif not pa.types.is_integer(kind):
-                raise TypeError(f"column {field!r} must be of integers, got {kind}")
+                others = " (ms) or timestamps with a time zone" if field == "born_timestamp" else ""
+                raise TypeError(f"column {field!r} must be of integers{others}, got {kind}")
             missing = column.is_null() if column.null_count else None
             if missing is not None and field == "born_timestamp":
                 column = column.fill_null(0)

@@ -131,6 +131,9 @@ class ConsumeQueue(QueueUnits):
             if not data or first == self.max_offset:
                 break
             is_newer = self._is_newer(first, data)
+            if not is_newer and self._has_earlier(first, data, told):
+                first, data = first + 1, data[UNIT_SIZE:]
+                continue
             is_held = self._says(first, first, told)
             if is_newer and is_held and len(data) == UNIT_SIZE:
                 return self.max_offset, data
@@ -156,6 +159,14 @@ class ConsumeQueue(QueueUnits):
         """
         phy_offset, size, _ = self.read(self.max_offset - 1, 1)
         return not self.is_exact and told is not None and len(size) > 0 and \
+            told.holds(self.topic, self.queue_id, None, int(phy_offset[0]), int(size[0]))
+
+    def _has_earlier(self, first: int, data: bytes, told: Told | None) -> bool:
+        """Whether a place of a broker's queue has an earlier message of it than the unit for it: the offset was given
+        twice, and the first one keeps it."""
+        phy_offset, size, _ = self.read(first, 1)
+        return not self.is_exact and told is not None and len(size) > 0 and \
+            phy_offset[0] < unpack_units(data[:UNIT_SIZE])[0][0] and \
             told.holds(self.topic, self.queue_id, None, int(phy_offset[0]), int(size[0]))
 
     def _says(self, number: int, queue_offset: int | None, told: Told | None) -> bool:

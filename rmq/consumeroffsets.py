@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rmq.errors import CorruptFileError, UnsupportedFormatError
-from rmq.fastjson import count_on, document_bytes, read_document, with_backup, write_document
+from rmq.fastjson import CONFIG_LIMIT, count_on, document_bytes, read_document, with_backup, write_document
 from rmq.keys import checked_int, encoded
 from rmq.lock import check_same
 from rmq.paths import LARGEST_OFFSET, LMQ_PREFIX, FileVersion, StorePaths, is_rocksdb, version_of
-from rmq.segment import make_directory, open_regular
+from rmq.segment import make_directory, open_regular, read_file
 
 logger = logging.getLogger("rmq")
 
@@ -133,6 +133,7 @@ class ConsumerOffsets:
         self._paths = paths
         self._lock = threading.RLock()  # behind `_alone`, where both are held
         self._file: tuple[Path, FileVersion | None, dict[str, Any]] | None = None  # as it was, once it was read
+        self._data = b""  # that was written last
         self._commits: _Table = {}  # which the file lacks
         self._leaving: Collection[tuple[str, int]] = ()
         self._at_work: tuple[int, io.FileIO] | None = None  # the thread that is alone, while the file is open
@@ -247,17 +248,23 @@ class ConsumerOffsets:
 
     def _write(self, commits: _Table) -> None:
         with self._lock:
-            self._file = None  # a version may come again within a tick of the file system's clock
+            if self._file is not None and not self._is_as_written(self._file[0]):
+                self._file = None  # a version may come again within a tick of the file system's clock
             path, document = self._loaded()
         count_on(document)
         document = _with(document, commits)
         self._must_write = True
-        write_document(path, document)
+        data = write_document(path, document)
         self._must_write = False
         with self._lock:
-            self._file = path, version_of(str(path)), document
+            self._file, self._data = (path, version_of(str(path)), document), data
             left = {key: dict(places.items() - commits.get(key, {}).items()) for key, places in self._commits.items()}
             self._commits = {key: places for key, places in left.items() if places}
+
+    def _is_as_written(self, path: Path) -> bool:
+        with contextlib.suppress(OSError, CorruptFileError):
+            return read_file(path, CONFIG_LIMIT) == self._data
+        return False
 
     def lock_file(self) -> io.FileIO:
         """What `_alone` locks, for a `with` of its caller's own: that closes it in C, so that no interrupt leaves it

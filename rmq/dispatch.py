@@ -92,6 +92,7 @@ class Dispatcher(Generic[Queue]):
         self.table = QueueTable()
         self.others: OtherUnits | None = None  # for readers of brokers' stores
         self.is_brokers = True  # whether a broker has put what is dispatched; a writer of ours makes no others
+        self.own_end = 0  # below it all is ours, whatever it says
         self._by_number: list[Queue | None] = []
         self._batch: RecordBatch | None = None
         self._delay_levels = np.array(config.delay_levels_ms, np.int64)
@@ -110,6 +111,8 @@ class Dispatcher(Generic[Queue]):
         Raises CorruptFileError, QueueGapError, OSError of the disk.
         """
         with self.lock:
+            if self.queue_phy_offset < self.own_end < end:
+                self.advance(self.own_end)
             begin = self.phy_offset
             if begin >= end:
                 return
@@ -166,7 +169,7 @@ class Dispatcher(Generic[Queue]):
         data = units.tobytes()
         lost_below = self._log.min_phy_offset if self.fills_gaps else None
         made = self._runs(data, runs.tolist())
-        if self.others is not None and self.is_brokers:
+        if self.others is not None and self.is_brokers and batch.next_phy_offset > self.own_end:
             made = self._with_others(self.others, batch, data, runs.tolist())
         for queue, first, run in made:
             queue.append(first, run, lost_below, self)

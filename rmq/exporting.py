@@ -22,10 +22,11 @@ from rmq.config import StoreConfig, config_or_default
 from rmq.parallel import ScanTask, plan_scan
 from rmq.paths import StorePaths, directory_here, store_root
 from rmq.pool import Runner, in_processes
-from rmq.scan import LostRange, checked_columns
+from rmq.scan import checked_columns
 from rmq.segment import hand_on, sync_directory, sync_file, telling
 from rmq.splits import SPLIT_BYTES
 from rmq.store import open as open_store
+from rmq.wholerecords import LostRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

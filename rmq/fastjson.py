@@ -59,13 +59,14 @@ def count_on(document: dict[str, Any]) -> None:
         version["timestamp"] = time.time_ns() // 1_000_000
 
 
-def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replace a file durably. Raises OSError; EFBIG or RecursionError before anything is written."""
+def write_document(path: Path, document: dict[str, Any]) -> bytes:
+    """Replace a file durably; what it holds then. Raises OSError; EFBIG or RecursionError before it writes."""
     data = document_bytes(document)
     if len(data) > CONFIG_LIMIT:
         raise OSError(errno.EFBIG, f"would have {len(data)} bytes, at most {CONFIG_LIMIT} are read", str(path))
     make_directory(path.parent)
     write_atomically(path, data, keeps_mode=True)  # a broker's, which may run as another user
+    return data
 
 
 def document_bytes(document: dict[str, Any]) -> bytes:

@@ -113,7 +113,8 @@ class FileCache:
         with self._lock:
             descriptor = self._with_room(1, functools.partial(os.dup, self._descriptor(path)))
         try:
-            return call(descriptor)
+            with telling(path):
+                return call(descriptor)
         finally:
             os.close(descriptor)
 

@@ -115,6 +115,7 @@ class Index:
             raise StoreClosedError(f"{self.directory}: store is closed")
         if not self._writable:
             self._watch.keep(files)
+            self._broken.update(file for file in files if file.lost >= 0)
 
     def count_below(self, min_phy_offset: int) -> int:
         """Files in front whose last entry lies below a phy offset; never the last. Source: #deleteExpiredFile."""
@@ -247,7 +248,8 @@ class Index:
         more page is lost.
         """
         if (count := lost_pages()) != self._lost_pages:
-            self._check(self.files)
+            # A reader's that was told of already says nothing of an answer that came from elsewhere.
+            self._check([file for file in self.files if file not in self._broken])
             self._lost_pages = count
 
     def _check(self, files: Sequence[IndexFile]) -> None:

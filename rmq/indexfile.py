@@ -107,6 +107,11 @@ class IndexFile:
         return self._file.inode
 
     @property
+    def lost(self) -> int:
+        """Position of the first page that was gone when it was touched, -1: none so far."""
+        return self._file.map.lost
+
+    @property
     def view(self) -> IndexFileView:
         if self._view is None:
             raise StoreClosedError(f"{self.path}: index file is closed")

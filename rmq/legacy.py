@@ -14,8 +14,8 @@ from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.paths import StorePaths
-from rmq.scan import WholeRecords
 from rmq.signs import Release, VersionSign, file_signs, first_messages, has_old_blanks, record_signs
+from rmq.wholerecords import WholeRecords
 
 Range = tuple[int, int]
 _NEW_RULES: Release = (4, 9, 1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rmq._core import _layout as L
 from rmq._core._record import (
@@ -31,13 +31,12 @@ from rmq.lock import Crash, Holder
 from rmq.logscan import CHECK_CRC
 from rmq.logsegment import BLANK_HEADER
 from rmq.marks import Mark
-from rmq.paths import version_of
-from rmq.segment import SMALL_FILE, read_file
+from rmq.segment import LOOKS
 
 logger = logging.getLogger("rmq")
 
+SOON = 0.01  # seconds until a writer that has begun a record is done with it
 BEFORE_ALL = -(2**63)  # before any store timestamp
-_PROOF_SIZE = L.RECORD_BODY_OFFSET  # of a record: what is before its body, with its place and its times
 CLOCK_SLACK_MS = 3000  # RocketMQ: StoreCheckpoint#getMinTimestamp
 
 
@@ -55,6 +54,11 @@ class LogEnd:
     next_phy_offset: int = -1
     is_damage: bool = False
     blank_phy_offset: int = -1
+
+    @property
+    def place(self) -> int:
+        """Where the log goes on: an end-of-segment record that announces a segment without a record is taken off."""
+        return self.phy_offset if self.is_damage or self.blank_phy_offset < 0 else self.blank_phy_offset
 
 
 @dataclass(frozen=True)
@@ -74,56 +78,6 @@ class OnDisk:
     def holds(self, end: int, time: int) -> bool:
         """A record that ends at `end`, stored at `time`."""
         return end <= self.phy_offset or self.time is None or time <= self.time
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Where a record lies that was the log's last one, and how it begins."""
-
-    phy_offset: int
-    head: bytes
-
-    @staticmethod
-    def of(log: CommitLog, phy_offset: int) -> Proof | None:
-        segment = log.segment_at(phy_offset)
-        if segment is None:
-            return None
-        with contextlib.suppress(CorruptFileError):  # who reads there is told
-            return Proof(phy_offset, segment.read(phy_offset - segment.start, _PROOF_SIZE))
-        return None
-
-    def is_cut(self, log: CommitLog) -> bool:
-        """Whether it has gone, and not with a cleaning: a recovery took it off."""
-        if self.phy_offset < log.min_phy_offset:
-            return False
-        with contextlib.suppress(CorruptFileError):
-            segment = log.segment_at(self.phy_offset)  # which looks again: it may have been cleaned since
-            if segment is None:
-                return self.phy_offset >= log.min_phy_offset
-            return segment.read(self.phy_offset - segment.start, _PROOF_SIZE) != self.head
-        return False
-
-
-def last_epoch(path: Path) -> int | None:
-    """Where in the log a broker of controller mode began its last epoch, None: nobody tells. Source: EpochFileCache."""
-    with contextlib.suppress(OSError, ValueError, IndexError, CorruptFileError):
-        return int(read_file(path, SMALL_FILE).split()[-1].rpartition(b"-")[2])
-    return None
-
-
-class Epochs:
-    """Those of a broker in controller mode, which cuts its log where another one's differs, and goes on there, as they
-    stand. last: where the last one began, None: nobody tells.
-    """
-
-    def __init__(self, path: Path, log: CommitLog) -> None:
-        self._name = str(path)
-        self._seen, self.last = version_of(self._name), last_epoch(path)
-        self._first = Proof.of(log, self.last) if self.last is not None else None
-
-    def have_changed(self, log: CommitLog) -> bool:
-        """Whether another epoch began since, or its first record came."""
-        return version_of(self._name) != self._seen or (self._first is not None and self._first.is_cut(log))
 
 
 # ---- the end of the log ----------------------------------------------------------------------------------------
@@ -335,6 +289,35 @@ def end_past_bodies(log: CommitLog, end: LogEnd, durable: int, seen: OnDisk) -> 
         if end.last_phy_offset >= 0 or end.phy_offset <= durable:
             kept = end
     return kept
+
+
+def end_to_derive(log: CommitLog, on_disk: OnDisk, is_live: bool, crashed: Crash | None,
+                  checkpoint: Checkpoint) -> int:  # fmt: skip
+    """For rebuilds: behind the last whole record. CorruptFileError when more had been there, or is.
+
+    is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
+    crashed: else how the store was left; what its recovery takes off is not there.
+    """
+    gap = log.first_gap()
+    if gap >= 0:
+        raise log.damage(gap, SCAN_ZERO)
+    seen = replace(on_disk, time=BEFORE_ALL) if is_live else on_disk
+    begin, own_from = last_start(log), on_disk.phy_offset if crashed is Crash.OURS else None
+    if on_disk.time is not None:  # a tear may lie in an earlier segment
+        known = on_disk.phy_offset or start_without_marks(log, False, checkpoint, 0)
+        begin = min(begin, max(known, log.min_phy_offset))
+    end = look_behind(log, find_end(log, begin, log.max_phy_offset, own_from=own_from, on_disk=seen), on_disk)
+    for _ in range(LOOKS if is_live and end.is_damage else 0):
+        time.sleep(SOON)
+        later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=seen)
+        if later.phy_offset > end.phy_offset:
+            end = later
+            break
+    if end.is_damage:
+        end = look_behind(log, end_past_bodies(log, end, on_disk.phy_offset, seen), on_disk)
+    if end.is_damage:
+        raise log.damage(end.phy_offset, end.stop)
+    return end.place
 
 
 def fits(log: CommitLog, mark: Mark) -> bool:

@@ -14,10 +14,10 @@ from rmq.errors import CorruptFileError
 from rmq.keys import checked_int, key_list
 from rmq.paths import segment_name
 from rmq.pool import cores, in_processes
-from rmq.scan import Tell, teller
 from rmq.splits import SPLIT_BYTES, Split, plan, time_ranges
 from rmq.store import Store
 from rmq.store import open as open_store
+from rmq.wholerecords import Tell, teller
 
 if TYPE_CHECKING:
     import pyarrow as pa

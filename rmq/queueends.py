@@ -65,12 +65,14 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
     return queue.is_light and queue.topic in message.properties.get(MULTI_DISPATCH, "").split(",")
 
 
-def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None) -> None:
+def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None, own_end: int | None = None) -> None:
     """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name, or when a
     record from `begin` on (None: behind all units), which is to get its units, has one in a queue not made here.
     """
     if not queues.is_exact:
         _refuse_others_units(log, queues.end_phy_offset() if begin is None else begin)
+    elif own_end is not None:  # a broker may have put what lies behind
+        _refuse_others_units(log, own_end)
     for queue in queues.queues.values():
         last = max(queue.min_offset, queue.max_offset - LOOKED_AT)
         places = np.concatenate([queue.read(at, count)[0] for at, count in ((queue.min_offset, 1), (last, LOOKED_AT))])

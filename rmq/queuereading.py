@@ -15,14 +15,14 @@ from rmq.consumequeue import ConsumeQueue
 from rmq.consumeroffsets import ConsumerOffsets
 from rmq.errors import CorruptFileError, UnsupportedFormatError
 from rmq.keys import checked_int, encoded, int64_offset
-from rmq.logend import Proof
+from rmq.logcuts import Proof
 from rmq.message import PullResult
 from rmq.openstore import OpenStore, while_open
 from rmq.pull import pull_from, search_from, tag_set
 from rmq.queueset import QueueSet
 from rmq.queueunits import Units
-from rmq.scan import teller
 from rmq.segment import LOOKS
+from rmq.wholerecords import teller
 
 BATCH_QUEUES_KEPT, BATCH_UNITS_KEPT = 64, 1 << 20  # of a reader, with 48 bytes for each unit
 _Answer = TypeVar("_Answer")

@@ -37,8 +37,9 @@ from rmq.paths import queue_directories
 from rmq.pull import record_before
 from rmq.query import Wanted, messages_at, newest_with_id
 from rmq.queuereading import QueueReader
-from rmq.scan import BatchMaker, LostRange, aligned, checked_columns, record_batches, teller
+from rmq.scan import BatchMaker, checked_columns, record_batches
 from rmq.tables import TABLES, index_entries, log_segments, queue_bounds, queue_units, table_schema
+from rmq.wholerecords import LostRange, aligned, teller
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -28,14 +27,10 @@ from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
 from rmq.lock import Holder, StoreLock, crash_of, holder_pid, lock_holder
+from rmq.logcuts import last_epoch
 from rmq.logend import (
-    BEFORE_ALL,
-    OnDisk,
-    end_past_bodies,
-    find_end,
-    last_epoch,
-    last_start,
-    look_behind,
+    end_to_derive,
+    misses_last_segment,
     on_disk_since,
     was_left_alone,
 )
@@ -63,7 +58,6 @@ logger = logging.getLogger("rmq")
 
 PARTS = ("consumequeue", "index")
 STAGED = ".rebuild"  # in an output, while a rebuild is at work
-SOON = 0.01  # seconds until a writer that has begun a record is done with it
 
 
 class RebuildResult(NamedTuple):
@@ -147,6 +141,7 @@ def _derive_into(run: Runner, paths: StorePaths, target: Path, asked: StoreConfi
         stack.callback(shutil.rmtree, target / STAGED, ignore_errors=True)
         source = _Source(paths, asked)
         with closing(source.log):
+            source.check_queues(is_alone=lock_holder(paths.lock) is None and not paths.abort.exists())
             derived = source.derive(run, target / STAGED)
         stack.pop_all()
     return derived
@@ -167,7 +162,7 @@ def _rebuild_in_place(run: Runner, paths: StorePaths, asked: StoreConfig) -> Reb
         stack.callback(source.log.close)
         parts = PARTS if source.config.message_index_enable else PARTS[:1]
         _check_replaceable(paths, parts)
-        source.refuse_light()
+        source.check_queues(is_alone=True)
         derived = source.derive(run, staged)
         offsets = ConsumerOffsets(paths)
         offsets.cut_back(lambda *queue: derived.extents.get(queue, (0, 0))[1])
@@ -252,25 +247,32 @@ class _Source:
         self.log.judges_crc = self.config.enabled_append_prop_crc
         try:
             durable = self._mark.durable_phy_offset if self._mark is not None else 0
-            on_disk = on_disk_since(durable, crash_of(paths), Checkpoint(paths.checkpoint), last_epoch(paths.epochs))
-            holder = None if is_alone else lock_holder(paths.lock)
-            self._end = _log_end(self.log, replace(on_disk, time=None), holder is not None)
+            holder, self._checkpoint = None if is_alone else lock_holder(paths.lock), Checkpoint(paths.checkpoint)
+            crashed = crash_of(paths)
+            on_disk = on_disk_since(durable, crashed, self._checkpoint, last_epoch(paths.epochs))
+            if holder is not None:
+                crashed, on_disk = None, replace(on_disk, time=None)  # beside a writer nothing is torn for good
+            self._end = end_to_derive(self.log, on_disk, holder is not None, crashed, self._checkpoint)
             if holder is Holder.RMQ and paths.abort.exists() and (shown := shown_end(paths)) > 0:
                 self._end = min(self._end, shown)  # behind it a put is under way, and may fail
         except BaseException:
             self.log.close()
             raise
 
-    def refuse_light(self) -> None:
-        """UnsupportedFormatError for queues that no log gives again."""
+    def check_queues(self, *, is_alone: bool) -> None:
+        """UnsupportedFormatError for queues that no log gives again. is_alone: nobody writes, and the store was closed;
+        CorruptFileError where they tell of a last segment that is lost.
+        """
         with closing(self._queues()) as queues:
             queues.load()
+            if is_alone and misses_last_segment(self.log, self._checkpoint, queues.end_phy_offset()):
+                raise self.log.damage(self.log.max_phy_offset, SCAN_ZERO)
             refuse_light(self.log, queues, 0)
 
     def _queues(self) -> QueueSet:
         """Those that are there."""
         queues = QueueSet(self._paths.consume_queue, self.config.mapped_file_size_consume_queue, writable=False,
-                          is_exact=False)  # fmt: skip
+                          is_exact=self._is_own)  # fmt: skip
         queues.bridges_gaps = self._mark is not None
         return queues
 
@@ -345,29 +347,6 @@ def _read_mark(paths: StorePaths) -> Mark | None:
         return None
     with closing(Marks(paths.marks, writable=False)) as marks:
         return marks.read()
-
-
-def _log_end(log: CommitLog, on_disk: OnDisk, is_live: bool) -> int:
-    """Behind the last whole record. CorruptFileError when more had been there, or is.
-
-    is_live: a writer may put records meanwhile: one that was not there at the first look is no damage at the next.
-    """
-    gap = log.first_gap()
-    if gap >= 0:
-        raise log.damage(gap, SCAN_ZERO)
-    seen = replace(on_disk, time=BEFORE_ALL if is_live else None)
-    end = look_behind(log, find_end(log, last_start(log), log.max_phy_offset, on_disk=seen), on_disk)
-    for _ in range(LOOKS if is_live and end.is_damage else 0):
-        time.sleep(SOON)
-        later = find_end(log, end.phy_offset, log.max_phy_offset, on_disk=seen)
-        if later.phy_offset > end.phy_offset:
-            end = later
-            break
-    if end.is_damage:
-        end = look_behind(log, end_past_bodies(log, end, on_disk.phy_offset, seen), on_disk)
-    if end.is_damage:
-        raise log.damage(end.phy_offset, end.stop)
-    return end.phy_offset if end.blank_phy_offset < 0 else end.blank_phy_offset
 
 
 def rebuild_sidecars(path: str | os.PathLike[str], config: StoreConfig | None = None) -> Iterator[RebuiltFile]:

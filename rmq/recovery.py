@@ -27,12 +27,12 @@ from rmq.errors import CorruptFileError
 from rmq.index import Index
 from rmq.indexfile import IndexFile
 from rmq.lock import Crash
+from rmq.logcuts import last_epoch
 from rmq.logend import (
     LogEnd,
     OnDisk,
     find_end,
     fits,
-    last_epoch,
     look_behind,
     misses_last_segment,
     on_disk_since,
@@ -254,7 +254,8 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         _recover_clean(store, mark, manifest)
     else:
         is_ours = crashed is Crash.OURS  # else a broker may have been here
-        refuse_light(log, store.queues, log.max_phy_offset if is_ours else None)
+        refuse_light(log, store.queues, log.max_phy_offset if is_ours else None,
+                     None if is_ours else mark.durable_phy_offset)  # fmt: skip
         _recover_with_mark(store, mark, manifest, crashed)
 
 

@@ -240,8 +240,9 @@ def read_file(path: Path, limit: int) -> bytes:
         if size > limit:
             raise CorruptFileError(path, limit, f"file has {size} bytes, at most {limit} make sense")
         data = b""
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):
-            data += more
+        with telling(path):  # a read names no file
+            while len(data) < size and (more := os.read(descriptor, size - len(data))):
+                data += more
         return data
 
 

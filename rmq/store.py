@@ -145,8 +145,7 @@ class Store(StoreWriter):
             self._open_parts(damaged, meta, False, is_ours(meta))
             self._log.watch(weakly(self._check_place))  # files of the same names may be another store's by now
             dispatcher = Dispatcher(self._log, self._queues, None, self.config)
-            if not self._queues.is_exact:
-                dispatcher.others = BrokerUnits(self._paths, self._log, self._queues, dispatcher.table)
+            dispatcher.others = BrokerUnits(self._paths, self._log, self._queues, dispatcher.table)
             self._visible = Visible(self._paths, self._log, self._queues, self._index, dispatcher, **self._known)
             self._release.callback(self._visible.close)
         except CorruptFileError:

@@ -14,10 +14,9 @@ from rmq.dispatch import Dispatcher
 from rmq.errors import CorruptFileError
 from rmq.index import Durable, Index
 from rmq.lock import Crash, Holder, crash_of, lock_holder
+from rmq.logcuts import Epochs, Proof
 from rmq.logend import (
-    Epochs,
     LogEnd,
-    Proof,
     end_past_damage,
     ends_for_sure,
     find_end,
@@ -188,8 +187,7 @@ class Visible:
 
     def _start_without_marks(self, queue_end: int) -> int:
         """From where to look for the end, by RocketMQ's rules."""
-        if not was_closed(self._crashed):
-            self._crashed = Crash.BROKERS
+        self._crashed = self._crashed if was_closed(self._crashed) else Crash.BROKERS
         is_whole = self._is_clean or self._is_live
         start = start_without_marks(self._log, is_whole, Checkpoint(self._paths.checkpoint), queue_end)
         if self._is_live:  # of records below queue_end units may have come to queues that were loaded by then
@@ -207,7 +205,7 @@ class Visible:
             on_disk = on_disk_since(trusted, self._crashed, Checkpoint(self._paths.checkpoint), self._epochs.last)
             end = look_behind(self._log, end, on_disk)
         end = end_past_damage(self._log, end) if end.is_damage else end
-        self._end_at(end.phy_offset, end.last_phy_offset)
+        self._end_at(end.place, end.last_phy_offset)
         return end
 
     def _cut_queues(self, start: int, trusted: int, *, is_marked: bool) -> None:
@@ -287,7 +285,7 @@ class Visible:
                 self.end = max(self.end, self._log.min_phy_offset)
                 if self.end < self._limit() and may_go_on(self._log, self.end):
                     end = self._find_end(self.end)
-                    self._end_at(end.phy_offset, end.last_phy_offset)
+                    self._end_at(end.place, end.last_phy_offset)
             return self.end
 
     def derive(self) -> None:
@@ -357,6 +355,7 @@ class Visible:
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""
         self._dispatcher.is_brokers = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
+        self._dispatcher.own_end = self._mark.durable_phy_offset if self._mark and self._queues.is_exact else 0
         while True:
             try:
                 self._dispatcher.advance(end)

@@ -24,7 +24,7 @@ import rmq.recovery
 import rmq.store
 from rmq import rebuilding
 from rmq.lock import StoreLock
-from rmq.logend import Proof
+from rmq.logcuts import Proof
 from rmq.mappedfile import MappedFile
 from rmq.marks import Marks, shown_end
 from rmq.paths import StorePaths

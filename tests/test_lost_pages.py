@@ -26,7 +26,8 @@ from rmq._core._recordbatch import RecordBatch
 from rmq.logsegment import Segment
 from rmq.mappedfile import GuardedMap, MappedFile
 from rmq.query import Wanted
-from rmq.scan import BatchMaker, WholeRecords
+from rmq.scan import BatchMaker
+from rmq.wholerecords import WholeRecords
 
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=20_000,
                          max_hash_slot_num=500, max_index_num=1000, flush_interval_commit_log=2**31 - 1)  # fmt: skip

@@ -16,7 +16,7 @@ from conftest import copy_store, digests
 from test_rebuilding import CONFIG, PARTS, Countdown, Stopped, assert_answers, cleaned, derived_files, dispatched, fill
 
 import rmq
-from rmq import deriving, rebuilding, segment
+from rmq import deriving, logend, rebuilding, segment
 from rmq._core import _layout as L
 from rmq.consumequeue import ConsumeQueue
 from rmq.filecache import FileCache
@@ -258,14 +258,14 @@ def test_files_that_are_removed_while_their_end_is_sought_end_the_search(
 @pytest.mark.parametrize("count", [1, 400])
 def test_what_a_writer_puts_while_the_end_is_sought_is_no_damage(store: Path, tmp_path: Path, count: int,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    find_end = rebuilding.find_end
+    find_end = logend.find_end
     with rmq.open(store, "r+") as opened:
         def racing(*arguments: Any, **options: Any) -> Any:
             end = find_end(*arguments, **options)
             opened.put_many([rmq.Message("orders", b"later", queue_id=2)] * count)
             return end
 
-        monkeypatch.setattr(rebuilding, "find_end", racing)
+        monkeypatch.setattr(logend, "find_end", racing)
         result = rmq.rebuild(store, tmp_path / "new", processes=1)
     assert 1500 <= result.unit_count <= 1500 + 2 * count
     assert sorted(os.listdir(tmp_path / "new")) == list(PARTS)

@@ -16,7 +16,7 @@ from rmq import retention
 from rmq._core import _layout as L
 from rmq._core._recordbatch import RecordBatch
 from rmq.consumequeue import ConsumeQueue
-from rmq.logend import Proof
+from rmq.logcuts import Proof
 from rmq.queueset import QueueSet
 from rmq.scan import sound
 

@@ -22,8 +22,8 @@ import pytest
 from test_foreign_formats import Builder
 
 import rmq
-from rmq import scan
 from rmq.logsegment import Segment
+from rmq.wholerecords import WholeRecords
 
 SEGMENT = 4096
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=200, max_hash_slot_num=10,
@@ -485,7 +485,7 @@ def test_a_scan_that_skips_damage_reads_nothing_before_it_is_asked_for_a_batch(
     with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
         store.put_many([rmq.Message("T", b"x")] * 100)
     with rmq.open(tmp_path / "s") as store:
-        monkeypatch.setattr(scan.WholeRecords, "__iter__", lambda _: pytest.fail("reads"))
+        monkeypatch.setattr(WholeRecords, "__iter__", lambda _: pytest.fail("reads"))
         stream = store.scan(on_damage="skip")
         monkeypatch.undo()
         assert stream.read_all().num_rows == 100

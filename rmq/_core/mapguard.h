@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 typedef struct rmq_guard {
@@ -31,14 +34,26 @@ static int rmq_put_zeros(uintptr_t begin, size_t size) {
     return mmap((void *)begin, size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
 }
 
+/* Whether a page can be read, without a signal: the kernel copies from it before it looks at a `how` that is none. */
+static int rmq_is_readable(uintptr_t page) {
+#if defined(__linux__)
+    return syscall(SYS_rt_sigprocmask, -1, page, NULL, 8L) == 0 || errno != EFAULT;
+#else
+    (void)page;
+    return 0;
+#endif
+}
+
 /* Each run is twice the one before it, so a large file that was cut costs few signals and, wherever it is touched, few of
-   the maps that a process may have. What a run covers beyond is taken for lost. */
+   the maps that a process may have. It ends before the first page that is there: where the disk cannot read one page,
+   those behind it are good. */
 static int rmq_replace(rmq_guard *guard, uintptr_t address) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = address & ~(page - 1);
     const uintptr_t end = (guard->begin + guard->size + page - 1) & ~(page - 1);
     if (begin >= end) return 0; /* the guard went to another map meanwhile */
-    size_t size = guard->run_size ? guard->run_size * 2 : page;
-    if (size > end - begin) size = end - begin;
+    size_t size = page, most = guard->run_size ? guard->run_size * 2 : page;
+    if (most > end - begin) most = end - begin;
+    while (size < most && !rmq_is_readable(begin + size)) size += page;
     if (!rmq_put_zeros(begin, size)) {
         size = end - begin; /* up to the end it needs one map less */
         if (!rmq_put_zeros(begin, size)) return 0;

@@ -83,6 +83,7 @@ def check_new(path: Path) -> None:
     own = path / "rmq"
     if own.is_dir():
         found |= {f"rmq/{item.name}" for item in own.iterdir() if item.name not in BEGUN_BY_SPARK}
+        found |= {f"rmq/spark/commits/{item.name}" for item in StorePaths(path).commits.glob("*.json")}
     if found:
         raise FileExistsError(errno.EEXIST, f"exists and holds {min(found)}; bulk_load makes a new store, mode=single "
                               "of df.write appends to one", str(path))  # fmt: skip

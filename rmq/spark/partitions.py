@@ -153,7 +153,7 @@ def check_same(partition: SplitPartition | KeysPartition | QueuePartition, asked
     if planned is None or not asked["failOnDataLoss"]:
         return
     found = log_head(partition.path, config_of(asked))
-    if found is not None and found[0] == planned[0] and found[1] != planned[1]:
+    if found is not None and (found[0] < planned[0] or (found[0] == planned[0] and found[1] != planned[1])):
         raise DataLossError(f"{partition.path}: the store was made anew since the read was planned; load anew, or "
                             "failOnDataLoss=false reads what is there")  # fmt: skip
 

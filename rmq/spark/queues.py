@@ -113,7 +113,7 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
     import pyarrow.compute as pc
 
     topic, queue, at, last = span
-    names = list(dict.fromkeys([*columns, "topic", "queue_id", "store_timestamp"]))
+    names = list(dict.fromkeys([*columns, "topic", "queue_id", "queue_offset", "store_timestamp"]))
     low_time, high_time = (pa.scalar(time, pa.int64()) for time in (selection.begin, selection.end))
     before = store.units(topic, queue, at - 1, 1)[0]  # which another partition reads
     while at < last:
@@ -127,12 +127,14 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
         ends = np.cumsum(np.clip(sizes.astype(np.int64), 1, 2**31))
         count = max(1, int(np.searchsorted(ends, asked["batchBytes"], side="right")))
         offsets, sizes = offsets[:count], sizes[:count]
-        is_later = np.diff(offsets, prepend=before[-1] if len(before) else -1) > 0  # else a unit repeats a message
+        steps = np.diff(offsets, prepend=before[-1] if len(before) else -1)
         before = offsets
         is_missing = np.ones(count, np.bool_)
         for batch, places in _found(store, offsets, names, asked, np.clip(sizes, 1, None)):
             kept = pc.and_(pc.equal(batch["topic"], topic), pc.equal(batch["queue_id"], pa.scalar(queue, pa.int32())))
-            kept = pc.and_(kept, pa.array(is_later[places]))
+            # Else a unit repeats a message; behind one that points too far the next message is its own unit's.
+            is_own = batch["queue_offset"].to_numpy() == at + places
+            kept = pc.and_(kept, pa.array((steps[places] > 0) | (is_own & (steps[places] < 0))))
             is_missing[places[kept.to_numpy(zero_copy_only=False)]] = False
             times = batch["store_timestamp"].cast(pa.int64())
             if low_time.is_valid or high_time.is_valid:

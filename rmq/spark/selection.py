@@ -35,7 +35,9 @@ class DataLossError(RmqError, ValueError):
 class Selection:
     """topics None: the whole log. bounds: per queue [first, last) queue offsets; None: whatever the split holds.
 
-    begin, end: store timestamp in ms, both inclusive. Picklable; filters the batches of a scan.
+    begin, end: store timestamp in ms, both inclusive. floors: where each queue's first message within the bounds lies:
+    below it the log may have others of its number, of a topic that a broker deleted. Picklable; filters the batches of
+    a scan.
     """
 
     topics: tuple[str, ...] | None = None
@@ -43,14 +45,16 @@ class Selection:
     begin: int | None = None
     end: int | None = None
     tags: frozenset[str] | None = None
+    floors: Offsets | None = None
     _table: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
-    def of_options(cls, topics: tuple[str, ...] | None, bounds: Bounds | None, options: ReadOptions) -> Selection:
+    def of_options(cls, topics: tuple[str, ...] | None, bounds: Bounds | None, options: ReadOptions,
+                   floors: Offsets | None = None) -> Selection:  # fmt: skip
         """With the times and tags that the options say."""
         tags, end = tag_set(options["tags"]), options["endingTimestamp"]
         return cls(topics, bounds, options["startingTimestamp"], None if end is None else end - 1,
-                   None if tags is None else frozenset(tags))  # fmt: skip
+                   None if tags is None else frozenset(tags), floors)  # fmt: skip
 
     def of_tags(self) -> Selection:
         """Its tags only, for rows that are within its bounds."""
@@ -59,7 +63,7 @@ class Selection:
     @property
     def columns(self) -> list[str]:
         """What a batch must have to be filtered."""
-        return (["topic", "queue_id", "queue_offset", "sys_flag"] if self.bounds is not None else []) + \
+        return (["topic", "queue_id", "queue_offset", "sys_flag", "phy_offset"] if self.bounds is not None else []) + \
             (["tags"] if self.tags is not None else [])  # fmt: skip
 
     def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,7 +79,7 @@ class Selection:
 
     def _within(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         assert self.bounds is not None
-        names, keys, lows, highs = self._sorted_bounds(self.bounds)
+        names, keys, lows, highs, floors = self._sorted_bounds(self.bounds)
         coded = batch.column("topic").dictionary_encode()
         codes = np.array([names.get(name, -1) for name in coded.dictionary.to_pylist()], np.int64)
         topic = codes[coded.indices.to_numpy(zero_copy_only=False)]
@@ -84,21 +88,23 @@ class Selection:
         offset = batch.column("queue_offset").to_numpy()
         has_unit = batch.column("sys_flag").to_numpy() & L.SYS_FLAG_PREPARED == 0  # nor has ROLLBACK: this bit, too
         within: npt.NDArray[np.bool_] = (topic >= 0) & has_unit & (keys[place] == wanted) \
-            & (offset >= lows[place]) & (offset < highs[place])  # fmt: skip
+            & (offset >= lows[place]) & (offset < highs[place]) \
+            & (batch.column("phy_offset").to_numpy() >= floors[place])  # fmt: skip
         return within
 
-    def _sorted_bounds(self, bounds: Bounds) -> tuple[dict[str, int], Any, Any, Any]:
+    def _sorted_bounds(self, bounds: Bounds) -> tuple[dict[str, int], Any, Any, Any, Any]:
         if not self._table:
             names = {name: number for number, name in enumerate(sorted(bounds))}
-            rows = sorted((names[name] << 32 | queue, low, high)
+            floors = self.floors or {}
+            rows = sorted((names[name] << 32 | queue, low, high, floors.get(name, {}).get(queue, 0))
                           for name, queues in bounds.items() for queue, (low, high) in queues.items())  # fmt: skip
-            table = np.array(rows or [(-1, 0, 0)], np.int64)
-            self._table.append((names, table[:, 0], table[:, 1], table[:, 2]))
-        found: tuple[dict[str, int], Any, Any, Any] = self._table[0]
+            table = np.array(rows or [(-1, 0, 0, 0)], np.int64)
+            self._table.append((names, *table.T))
+        found: tuple[dict[str, int], Any, Any, Any, Any] = self._table[0]
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags)
+        return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags, self.floors)
 
 
 def select(store: Store, options: ReadOptions) -> Selection:
@@ -106,7 +112,7 @@ def select(store: Store, options: ReadOptions) -> Selection:
     offsets = {"startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
     if "assign" in options.given or offsets & options.given or options.is_by_queue:
         bounds = _bounds(store, options)
-        return Selection.of_options(tuple(bounds), bounds, options)
+        return Selection.of_options(tuple(bounds), bounds, options, floors_of(store, bounds))
     return Selection.of_options(chosen_topics(store, options), None, options)
 
 
@@ -138,6 +144,7 @@ def chosen_queues(store: Store, options: ReadOptions, others: Offsets | None = N
     """
     known, pending = beside_appends(str(store.path), store.topics)
     check_units(store, options)
+    check_pending(store, pending)
     chosen: Bounds = {}
     for name, queues in known.items():
         for number, place in queues.items():
@@ -153,6 +160,14 @@ def check_units(store: Store, options: ReadOptions) -> None:
     """DataLossError when units were made of a damaged log: what could not be read of it has none."""
     if options["failOnDataLoss"] and store.mode == "r" and store._visible.passed is not None:
         raise DataLossError(f"{store._visible.passed}; failOnDataLoss=false reads what is left")
+
+
+def check_pending(store: Store, pending: int | None) -> None:
+    """DataLossError for an append that was interrupted and can never end, which would hide all messages."""
+    if pending is not None and pending < store.min_phy_offset:
+        raise DataLossError(f"{store.path}: an append of mode=single was interrupted at byte {pending} of the log, "
+                            "which was cleaned away since: remove the .intent in rmq/spark/commits/ to read what "
+                            "is there")  # fmt: skip
 
 
 def phy_offset_of(store: Store, topic: str, queue: int, offset: int) -> int:
@@ -240,6 +255,7 @@ def ranges(store: Store, selection: Selection, options: ReadOptions) -> list[tup
 def log_bounds(store: Store) -> tuple[int, int]:
     """All of the log, less what Spark is appending and has not committed."""
     end, pending = beside_appends(str(store.path), lambda: store.max_phy_offset)
+    check_pending(store, pending)
     return store.min_phy_offset, end if pending is None else min(pending, end)
 
 
@@ -249,6 +265,17 @@ def _messages_at(store: Store, topic: str, queue: int, offset: int) -> list[Stor
         return store.pull(topic, queue, offset, 1).messages
     except CorruptFileError:
         return []
+
+
+def floors_of(store: Store, bounds: Bounds) -> Offsets:
+    """Where the first message of each queue's range lies in the log, 0 where it cannot be read."""
+    floors: Offsets = {}
+    for topic, queues in bounds.items():
+        for queue, (begin, end) in queues.items():
+            head = _messages_at(store, topic, queue, begin) if begin < end else []
+            is_own = bool(head) and head[0].queue_offset == begin  # else a unit is wrong
+            floors.setdefault(topic, {})[queue] = head[0].phy_offset if is_own else 0
+    return floors
 
 
 def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:

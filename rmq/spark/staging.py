@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rmq._core._putbatch import PutBatch
 from rmq.chunks import put_chunks
@@ -32,11 +32,9 @@ from rmq.errors import CorruptFileError
 from rmq.objects import refuse_elsewhere
 from rmq.paths import local_path
 from rmq.segment import make_directory, opened, read_file, remove_tree, sync_directory, write_atomically
+from rmq.spark.appended import Appended
 from rmq.store import Store
 from rmq.store import open as open_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Answer = TypeVar("Answer")
 OWN = Path("rmq", "spark")
@@ -45,8 +43,6 @@ MARKER_LIMIT = 64 * 1024 * 1024  # bytes; a shard takes 60
 SHARD = re.compile(r"part-\d{5,10}-[\w-]{1,100}", re.ASCII)
 _BATCH = re.compile(r"[\w-]+-\d{10,}", re.ASCII)  # a stream's job
 _STAGED = re.compile(r"\d{5,10}\.\d{1,10}\.\w{1,32}", re.ASCII)
-_STORES_OWN = re.compile(rb"\x02?(?:__CRC32#\x01\d{10}\x02)?\Z")  # the last separator, the whole record's CRC
-SAME_ROW = ["topic", "queue_id", "flag", "born_timestamp", "body_crc", "raw_body", "raw_properties"]
 PUT_COLUMNS = ["topic", "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host", "reconsume_times",
                "prepared_transaction_offset", "raw_body", "raw_properties"]  # fmt: skip
 
@@ -157,16 +153,26 @@ class Staging:
             finish_interrupted(self.path)
             if not self.is_committed:
                 names = [item.name for item in _in_order(written) if item.name]
-                with open_store(self.path, "a", config=None if (self.path / "commitlog").is_dir() else config) as store:
-                    self._check(store, names)
-                    store.flush()
-                    write_atomically(self.intent, json.dumps({"begin": store.max_phy_offset, "staged": names}).encode())
-                    try:
+                self._check_seen(names)
+                config = None if (self.path / "commitlog").is_dir() else config
+                try:
+                    with open_store(self.path, "a", config=config) as store:
+                        self._check(store, names)
+                        store.flush()
+                        begun = {"begin": store.max_phy_offset, "staged": names}
+                        write_atomically(self.intent, json.dumps(begun).encode())
                         self.append(store)
-                    except BaseException as error:
+                except BaseException as error:
+                    if self.is_committed or self.intent.exists():  # also of the store's close
                         error.add_note(f"{self.path}: the append has begun; clean_staging or the next write ends it")
-                        raise
+                    raise
             self.drop()
+
+    def _check_seen(self, names: list[str]) -> None:
+        for name in names:
+            if not (self.directory / name).is_dir():
+                raise FileNotFoundError(f"{self.directory / name} is not to be seen here: the driver and all executors "
+                                        f"need {self.path}")  # fmt: skip
 
     def _check(self, store: Store, names: list[str]) -> None:
         """Every row by the rules of the store, which may be others than those of the staged ones: an append that has
@@ -184,7 +190,8 @@ class Staging:
         intent = Intent.read(self.intent)
         if intent.begin < store.min_phy_offset:  # rows that were appended are no more to be told from missing ones
             raise CorruptFileError(self.intent, 0, f"the append began at byte {intent.begin} of the log, which was "
-                                   f"cleaned to byte {store.min_phy_offset} since: rows of it are gone")  # fmt: skip
+                                   f"cleaned to byte {store.min_phy_offset} since: rows of it are gone; remove this "
+                                   "file to give up those that are missing")  # fmt: skip
         present, rows = Appended(store, intent.begin), 0
         for name in intent.staged:
             with open_store(self.directory / name) as staged:
@@ -251,37 +258,6 @@ def _in_order(written: list[Written]) -> list[Written]:
 
 def is_store(path: Path) -> bool:
     return (path / "commitlog").is_dir() or any(commit.is_append for commit in commits(path))
-
-
-class Appended:
-    """Messages behind a place of a store that an interrupted append may have left there, in order."""
-
-    def __init__(self, store: Store, begin: int) -> None:
-        self._is_over = begin >= store.max_phy_offset
-        self._rows = (row for batch in store.scan(begin_phy_offset=begin, end_phy_offset=store.max_phy_offset,
-                                                  columns=SAME_ROW) for row in _comparable(batch))  # fmt: skip
-
-    def skip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that are not there yet. Messages that others put meanwhile stand in between."""
-        if self._is_over:
-            return batch
-        for number, row in enumerate(_comparable(batch.select(SAME_ROW))):
-            if row not in self._rows:  # goes on behind the one found before
-                self._is_over = True
-                return batch.slice(number)
-        return batch.slice(len(batch))
-
-
-def _comparable(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows without what a store adds to or leaves out of their properties; times as ms, for Python's end in 9999."""
-    import pyarrow as pa
-
-    number = batch.schema.get_field_index("born_timestamp")
-    times = batch.column(number).cast(pa.int64())
-    rows: list[dict[str, Any]] = batch.set_column(number, "born_timestamp", times).to_pylist()
-    for row in rows:
-        row["raw_properties"] = _STORES_OWN.sub(b"", row["raw_properties"])
-    return rows
 
 
 def commits(path: Path) -> list[Commit]:

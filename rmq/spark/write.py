@@ -22,10 +22,12 @@ from rmq.errors import RowError, UnsupportedFormatError
 from rmq.paths import StorePaths, local_path
 from rmq.segment import sync_directory
 from rmq.spark.loading import made
+from rmq.spark.opened import check_version
 from rmq.spark.options import WriteOptions
 from rmq.spark.staging import SHARD, Staging, Written, commits, is_store
 from rmq.store import open as open_store
 from rmq.storeroot import EMPTY_OR_NEW, check_beginning, names_beside_spark
+from rmq.version import __version__
 
 PLAIN = {"rmq.body": "plain"}  # `body` is no compressed one, whatever sys_flag says; `raw_body` is as stored
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -71,9 +73,11 @@ class Task:
         check_target(asked.path, asked["mode"], checkpoint)
         self.asked = asked
         self.columns = asked.columns_of(schema.fieldNames())
+        self.planned_by = __version__
 
     def run(self, job: str, batches: Iterator[pa.RecordBatch], turn: int = 0) -> TaskMessage:
         """turn: that of the first row of partition 0, see `put`."""
+        check_version(self.planned_by, self.asked.path)
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()

@@ -23,7 +23,16 @@ from rmq.checkpoint import Checkpoint
 from rmq.commitlog import CommitLog
 from rmq.config import StoreConfig
 from rmq.errors import CorruptFileError
-from rmq.logend import OnDisk, find_end, fits, last_epoch, last_start, look_behind
+from rmq.lock import Crash, crash_of
+from rmq.logcuts import last_epoch
+from rmq.logend import (
+    BEFORE_ALL,
+    OnDisk,
+    find_end,
+    fits,
+    last_start,
+    look_behind,
+)
 from rmq.logsegment import Segment
 from rmq.marks import Mark
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME, StorePaths, segment_name
@@ -118,17 +127,25 @@ class Ground:
             return
         with contextlib.suppress(CorruptFileError):  # who walks the log tells
             start = last_start(log)
-            durable = self.mark.durable_phy_offset if self.mark is not None and fits(log, self.mark) else 0
+            mark = self.mark if self.mark is not None and fits(log, self.mark) else None
+            durable = mark.durable_phy_offset if mark is not None else 0
             begin = min(max(start, durable), log.max_phy_offset)
-            on_disk = OnDisk(durable, None, epoch)
+            on_disk, crashed = OnDisk(durable, None, epoch), None if self.is_live else crash_of(self.paths)
             if self.is_closed:
                 on_disk = replace(on_disk, latest=self.checkpoint.physic_msg_timestamp if self.checkpoint else 0)
-            end = look_behind(log, find_end(log, begin, log.max_phy_offset), on_disk)
+            own_from = None
+            if crashed is Crash.OURS and mark is not None:  # power loss may have torn it, in an earlier segment, too
+                on_disk, own_from = OnDisk(durable, BEFORE_ALL, epoch), durable
+                begin = min(max(durable, log.min_phy_offset), log.max_phy_offset)
+            end = look_behind(log, find_end(log, begin, log.max_phy_offset, own_from=own_from), on_disk)
             if end.next_phy_offset < 0 or end.is_damage:
                 return
             self.log_limit = min(self.log_limit, end.phy_offset)
-            self.report.note(log.listed_at(start).path, end.phy_offset - start, "record",
-                             "the log ends here; older records follow, which its broker had cut off")  # fmt: skip
+            segment = log.listed_at(end.phy_offset if end.phy_offset < log.max_phy_offset else start)
+            kind, what = "tail", "bytes behind the end of the log: a torn record, whole ones behind it"
+            if own_from is None:
+                kind, what = "record", "the log ends here; older records follow, which its broker had cut off"
+            self.report.note(segment.path, end.phy_offset - segment.start, kind, what)
 
     @contextlib.contextmanager
     def room(self) -> Iterator[Room]:

@@ -208,7 +208,7 @@ class SegmentCheck:
                 retried = place  # a broker writes front to back: with one behind it, it is whole by now
                 continue
             if is_settled or (stop in _PASSABLE and following >= 0):  # else a crash may have left the last one torn
-                if stop != SCAN_NUL_END or self._ground.mark is not None:  # some releases store such properties
+                if stop != SCAN_NUL_END or self._ground.is_own:  # some releases store such properties
                     self._damage(place, _PASSABLE[stop], SCAN_REASONS[stop])
                 self._step(one, place, self._checks, 1)
                 place = one.next_phy_offset
