@@ -151,7 +151,8 @@ def test_an_empty_path_is_not_the_current_directory(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_full_disk_below_stdout_is_not_the_store_s(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("k\n1\n2\n")
-    for words, more in ((("cat", store, "T"), ""), (("info", store), ""),
+    for words, more in ((("cat", store, "T"), ""), (("info", store), ""), (("info", store, "-o", "table"), ""),
+                        (("cat", store, "T", "-o", "table"), ""), (("completion", "bash"), ""),
                         (("ingest", tmp_path / "s", tmp_path / "x.csv", "--topic", "T"),
                          "; stored: 2 messages")):  # fmt: skip
         with Path("/dev/full").open("wb") as sink:

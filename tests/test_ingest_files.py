@@ -305,3 +305,18 @@ def test_a_header_without_end_takes_little_memory_for_each_byte(tmp_path: Path, 
         tracemalloc.stop()
     assert_error(done, 2, told)
     assert peak < 40 * size
+
+
+@pytest.mark.parametrize("pieces", [
+    ["a,b\r\n1,2\r\n", "\r", "\n", "3,4\r\n5,6\r\n"], ["a,b\n1,2\n", "\n", "\n", "3,4\n5,6\n"],
+], ids=["CRLF", "LF"])  # fmt: skip
+def test_a_pipe_may_give_a_blank_line_in_pieces(monkeypatch: pytest.MonkeyPatch, pieces: list[str]) -> None:
+    """Each is a block, and one without rows would be the end."""
+    expected = [f'{{"a":"{a}","b":"{b}"}}' for a, b in ((1, 2), (3, 4), (5, 6))]
+    assert bodies_of_pipe(monkeypatch, "csv", pieces) == expected
+
+
+def test_a_long_row_of_jsonl_may_come_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = ['{"a":"1"}\n{"a":"', *["x" * 1000] * 500, '"}\n{"a":"2"}', "\n", '{"a":"3"}']
+    found = bodies_of_pipe(monkeypatch, "jsonl", pieces)
+    assert found == ['{"a":"1"}', '{"a":"%s"}' % ("x" * 500_000), '{"a":"2"}', '{"a":"3"}']

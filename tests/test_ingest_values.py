@@ -28,6 +28,7 @@ from commandline import assert_error, bodies, call, good
 import rmq
 from rmq.cli.bodies import json_objects
 from rmq.cli.inputs import Blocks
+from rmq.cli.rows import row_numbers
 from rmq.cli.sources import Source, Wanted
 
 TOPIC = ("--topic", "T")
@@ -410,7 +411,7 @@ def test_an_offset_that_is_no_whole_minutes_keeps_its_seconds(zone: str, text: s
 
 
 def test_a_block_of_quotes_needs_no_memory_of_its_own() -> None:
-    blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",", masks=False)  # type: ignore[arg-type]
+    blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",")  # type: ignore[arg-type]
     data = b'"' + b'""' * 1_000_000
     tracemalloc.start()
     try:
@@ -439,5 +440,21 @@ def test_whether_a_field_goes_on_is_what_each_byte_tells(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(300):
         data = bytes(rng.choices(b'a",\n', [2, 4, 2, 2], k=rng.randint(0, 14)))
-        blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",", masks=False)  # type: ignore[arg-type]
+        blocks = Blocks(b"", SimpleNamespace(is_live=True), 1 << 26, ",")  # type: ignore[arg-type]
         assert blocks._ends_in_quotes(data) == goes_on(data), data
+
+
+def test_rows_of_the_wrong_width_are_numbered_in_a_time_that_grows_with_them() -> None:
+    """A list would be searched for each: for so many that takes hours."""
+    left_out = list(range(3, 400_003))
+    numbers, past = row_numbers(1, 2, left_out)
+    assert (numbers.tolist(), past) == ([1, 2], 400_003)
+
+
+def test_a_body_column_keeps_its_bytes_beside_a_broken_row_of_the_wrong_width(store: Path, file: Put) -> None:
+    path = file("x.csv", b"h,k\nb\xe91,k1\nb2,k2\nb\xff\nb3,k3\nb4,k\xff\n")
+    done = call("ingest", store, path, *TOPIC, "--body-column", "h", "--key-column", "k", "--skip-bad")
+    assert done.code == 0, done.err
+    assert "row 3: 1 columns, the header has 2" in done.err
+    assert "row 5: k is not UTF-8" in done.err
+    assert bodies(store) == [b"b\xe91", b"b2", b"b3"]

@@ -25,7 +25,6 @@ import rmq.query
 from rmq._core._recordbatch import RecordBatch
 from rmq.logsegment import Segment
 from rmq.mappedfile import GuardedMap, MappedFile
-from rmq.query import Wanted
 from rmq.scan import BatchMaker
 from rmq.wholerecords import WholeRecords
 
@@ -225,7 +224,7 @@ def test_a_scan_that_skips_damage_gives_no_zeros_for_pages_that_go(
     is_copied = moment == "before its rows are copied"
     victim, cut = log_files(path)[0], 3 * 4096
 
-    def keep(wanted: Wanted, batch: RecordBatch) -> None:
+    def keep(wanted: rmq.query.Wanted, batch: RecordBatch) -> None:
         real_keep(wanted, batch)
         os.truncate(victim, cut)
 
@@ -234,8 +233,8 @@ def test_a_scan_that_skips_damage_gives_no_zeros_for_pages_that_go(
             os.truncate(victim, cut)
         return real_scan(whole, file, *place)
 
-    real_keep, real_scan = Wanted.keep, WholeRecords._scan
-    monkeypatch.setattr(*(Wanted, "keep", keep) if is_copied else (WholeRecords, "_scan", scan))
+    real_keep, real_scan = rmq.query.Wanted.keep, WholeRecords._scan
+    monkeypatch.setattr(*(rmq.query.Wanted, "keep", keep) if is_copied else (WholeRecords, "_scan", scan))
     lost: list[rmq.LostRange] = []
     bodies: list[bytes] = []
 

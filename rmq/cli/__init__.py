@@ -180,6 +180,12 @@ def _ending() -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise click.exceptions.Exit(PIPE_CLOSED) from None
         raise Fault(reason_of(error), FAILED) from error
+    except MemoryError as error:
+        raise Fault(str(error) or "out of memory", FAILED) from error
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise  # click's own, or a defect of ours
+        raise Fault(str(error), FAILED) from error
 
 
 def did_you_mean(name: str, known: Any) -> str:
@@ -203,6 +209,14 @@ def reason_of(error: OSError) -> str:
 def of_stdout(error: OSError) -> OSError:
     """The error with its place: a full disk below stdout is not the store's."""
     return error if error.filename is not None else OSError(error.errno, error.strerror or str(error), "stdout")
+
+
+def say(text: str) -> None:
+    """A text and a line's end on stdout."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise of_stdout(error) from None
 
 
 def flush_stdout() -> None:

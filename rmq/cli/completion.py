@@ -6,6 +6,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from rmq.cli import say
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -18,4 +20,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(ctx.find_root().command, {}, "rmq", "_RMQ_COMPLETE").source())
+    say(kind(ctx.find_root().command, {}, "rmq", "_RMQ_COMPLETE").source())

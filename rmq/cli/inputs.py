@@ -174,27 +174,36 @@ def _unheard_of() -> str:
     return "\uffff" + "".join(chr(0x2800 + byte) for byte in os.urandom(8))
 
 
-MASK = _unheard_of()  # stands for bytes that are not UTF-8
+MASK = _unheard_of()  # before and behind the hex digits of bytes that are not UTF-8
 END = _unheard_of()
+_MASKED = re.compile(b"%b([0-9a-f]+)%b" % (MASK.encode(), MASK.encode()))
+
+
+def unmasked(values: list[bytes | None]) -> list[bytes | None]:
+    """Values of a column with the bytes that Blocks put MASK in place of."""
+    return [value and _MASKED.sub(lambda found: bytes.fromhex(found[1].decode()), value) for value in values]
+
+
+def _mask(data: bytes) -> str:
+    return f"{MASK}{data.hex()}{MASK}"
 
 
 class Blocks:
     """What pyarrow reads a CSV from: `head`, then the rest of the input, then END as a line of its own.
 
-    Where END comes out as part of a row, a quoted field has swallowed the rest of the input. With `masks` bytes that
-    are not UTF-8 come as MASK: pyarrow would stop at a row of the wrong width that holds one.
+    Where END comes out as part of a row, a quoted field has swallowed the rest of the input. Bytes that are not UTF-8
+    come as MASK says: pyarrow would stop at a row of the wrong width that holds one.
     """
 
     closed = False
 
-    def __init__(self, head: bytes, source: Input, limit: int, delimiter: str, *, masks: bool) -> None:
+    def __init__(self, head: bytes, source: Input, limit: int, delimiter: str) -> None:
         """limit: bytes that a block may have."""
         self._delimiter = delimiter.encode()
         # A quoted field; group 1 is empty where it has no end. The quote comes first, as that is found quickly;
         # possessive, so that no turn of a loop is kept.
         self._quoted = re.compile(rb'"(?<![^\r\n%s]")[^"]*+(?:""[^"]*+)*+("|\Z)' % re.escape(self._delimiter))
         self.has_masked = False
-        self._masks = masks
         self._head = head
         self._input = source
         self._limit = limit
@@ -203,6 +212,7 @@ class Blocks:
         self._taken = 0
         self._is_ended = False
         self._reading = threading.Lock()
+        self._has_told = threading.Event()  # that nothing more comes
 
     def end(self, stream: Iterable[object]) -> None:
         """Nothing more comes. What reads ahead of a stream in a thread of Arrow's is at its end when this returns."""
@@ -210,8 +220,7 @@ class Blocks:
         with contextlib.suppress(ValueError, OSError):  # also of Arrow: what was wrong has been told
             for _ in stream:
                 pass
-        with self._reading:
-            pass
+        self._has_told.wait(1)  # after an error of Arrow's it may read on, or not; amid it the interpreter must not end
 
     def read(self, size: int) -> bytes:
         with self._reading:
@@ -219,6 +228,7 @@ class Blocks:
 
     def _read(self, size: int) -> bytes:
         if self._is_ended:
+            self._has_told.set()
             return b""
         data, self._head = self._head[:size], self._head[size:]
         if len(data) < size:
@@ -239,8 +249,7 @@ class Blocks:
             self._is_ended = True
         if self._input.is_live:
             self._keep(carried)
-        if self._masks:
-            data = self._masked(data)
+        data = self._masked(data)
         self._places.append(self._input.tell())
         return data
 
@@ -250,7 +259,8 @@ class Blocks:
         So is what a pipe gives: only when it ends it is known whether a row goes on.
         """
         if self._input.is_live and len(data) < size:
-            return not data.endswith((b"\n", b"\r")) or self._ends_in_quotes(data)
+            # Of \r and \n by themselves pyarrow makes an empty block, which it takes for the end.
+            return data == b"\r" or not data.endswith((b"\n", b"\r")) or self._ends_in_quotes(data)
         return b"\n" not in data and b"\r" not in data
 
     def _last_quoted(self, text: bytes) -> re.Match[bytes] | None:
@@ -282,11 +292,11 @@ class Blocks:
             decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
             text, rest = decoder.decode(data), decoder.getstate()[0]
             if rest == data:  # half a character, and nothing behind it
-                text = MASK
+                text = _mask(data)
             else:
                 self._head = rest + self._head
-            masked = re.sub("[\udc80-\udcff]+", MASK, text)
-            self.has_masked = self.has_masked or masked != text or text == MASK
+            masked = re.sub("[\udc80-\udcff]+", lambda found: _mask(found[0].encode("utf-8", "surrogateescape")), text)
+            self.has_masked = self.has_masked or MASK in masked
             return masked.encode()
         return data
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -292,8 +292,22 @@ def make_console(*, stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
+    class Stdout:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sys.stdout, name)
+
+        def write(self, text: str) -> int:
+            try:
+                return sys.stdout.write(text)
+            except OSError as error:
+                raise of_stdout(error) from None
+
+        def flush(self) -> None:
+            flush_stdout()
+
     width = None if sys.stdout.isatty() or stderr else shutil.get_terminal_size().columns
-    return PlainConsole(stderr=stderr, width=width, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    return PlainConsole(stderr=stderr, file=None if stderr else cast(IO[str], Stdout()), width=width,
+                        color_system=None if os.environ.get("NO_COLOR") else "auto")  # fmt: skip
 
 
 def _checked_template(template: str) -> tuple[str, set[str]]:

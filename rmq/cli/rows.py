@@ -59,7 +59,7 @@ def row_numbers(following: int, count: int, left_out: list[int]) -> tuple[npt.ND
     """Numbers of the next `count` rows, without those left out, and the number after them."""
     numbers = np.arange(following, following + count + len(left_out))
     numbers = numbers[~np.isin(numbers, left_out)][:count]
-    past = int(numbers[-1]) + 1 if count else following
-    while past in left_out:
+    past, out = int(numbers[-1]) + 1 if count else following, set(left_out)
+    while past in out:
         past += 1
     return numbers, past

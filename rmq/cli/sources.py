@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from rmq.arrays import flag_array, flags
 from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects, key_texts, plain_text
-from rmq.cli.inputs import END, MASK, Blocks, Input
+from rmq.cli.inputs import END, MASK, Blocks, Input, unmasked
 from rmq.cli.rows import Rows, SourceError, Wanted, row_numbers
 from rmq.cli.texts import (
     NO_TEXT,
@@ -146,14 +146,13 @@ class Source:
                 ragged.append((row.number, _NO_END if row.text.endswith(END) else columns))
             return "skip"
 
-        is_text = self._wanted.body is None  # all of it, and the blocks hold nothing but UTF-8
-        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, self._delimiter, masks=is_text)
+        kind = pa.large_string() if self._wanted.body is None else pa.binary()
+        blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, self._delimiter)
         stream, following = iter(()), 1
         try:
-            stream = self._csv_stream(blocks, pa.large_string() if is_text else pa.binary(), note_ragged)
+            stream = self._csv_stream(blocks, kind, note_ragged)
             for whole in stream:
-                # Of one column END is a row like others.
-                batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole
+                batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole  # END is a row
                 numbers, past = row_numbers(following, batch.num_rows, [row for row, _ in ragged])
                 due = [item for item in ragged if item[0] < past]
                 ragged[:] = [item for item in ragged if item[0] >= past]
@@ -222,6 +221,8 @@ class Source:
         if self._blocks.has_masked:
             for name in wanted:
                 leave_out(pc.match_substring(columns[name], MASK), f"{name} is not UTF-8", broken)
+            if (body := self._wanted.body) is not None:
+                columns[body] = pa.array(unmasked(columns[body].cast(pa.binary()).to_pylist()), pa.large_binary())
         return self._of_table(columns, numbers, broken, bad)
 
     def _no_columns(self) -> dict[str, pa.Array]:
@@ -230,21 +231,20 @@ class Source:
     # ---- JSON lines ----
 
     def _jsonl_rows(self) -> Iterator[Rows]:
-        row, line, rest = 1, 1, b""
+        row, line, rest = 1, 1, list[bytes]()  # rest: of a row whose end has not come; a pipe gives many pieces
         block = self._input.first(BLOCK_SIZE)
         while True:
-            data = rest + block
-            end = data.rfind(b"\n") + 1 if block else len(data)
-            rest = data[end:]
+            cut = block.rfind(b"\n") + 1
+            data, rest = (b"".join([*rest, block[:cut]]), [block[cut:]]) if cut or not block else (b"", [*rest, block])
             self.position = self._input.tell()
-            if len(rest) > LINE_LIMIT:
+            if sum(map(len, rest)) > LINE_LIMIT:
                 raise SourceError(self.path, row, f"row is longer than {LINE_LIMIT:,} bytes")
-            if end:
-                rows, lines = self._of_lines(data[:end], row)
+            if data:
+                rows, lines = self._of_lines(data, row)
                 rows.lines, rows.first = line + lines, row
                 yield rows
                 row += len(lines)
-                line += int(np.count_nonzero(np.frombuffer(data, np.uint8, end) == ord("\n")))
+                line += int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
             if not block:
                 return
             block = self._input.read(BLOCK_SIZE)
