@@ -27,6 +27,7 @@ from rmq.segment import (
     read_file,
     sync_directories,
     sync_file,
+    telling,
     write_atomically,
     write_file,
     write_fully,
@@ -61,7 +62,8 @@ class StoreLock:
         self._path, self._descriptor = path, open_regular(path, os.O_RDWR | os.O_CREAT)
         self._watched: dict[Path, os.stat_result] = {}
         try:
-            self._take(path, holder)
+            with telling(path):
+                self._take(path, holder)
             if os.pread(self._descriptor, 4, 0) != b"lock":
                 write_fully(self._descriptor, b"lock", 0)
                 sync_file(self._descriptor)
@@ -152,7 +154,9 @@ def lock_holder(path: Path) -> Holder | None:
         return None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe has no writer to wait for
-    except OSError:
+    except OSError as error:
+        if error.errno in UNREAD:
+            raise
         return None
     try:
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)

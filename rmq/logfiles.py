@@ -20,7 +20,7 @@ from rmq.errors import CorruptFileError
 from rmq.logsegment import Segment, SegmentMaps
 from rmq.mappedfile import room_for_maps
 from rmq.paths import LARGEST_OFFSET, SEGMENT_NAME
-from rmq.segment import is_hidden
+from rmq.segment import is_hidden, is_unlinked
 
 _START = attrgetter("start")
 
@@ -60,7 +60,8 @@ class LogFiles:
                 continue
             for entry in entries:
                 path = Path(entry.path)
-                if entry.is_dir() or (not self.writable and is_hidden(entry.name)):
+                is_left_out = is_unlinked(entry.name) or (not self.writable and is_hidden(entry.name))
+                if entry.is_dir() or is_left_out:
                     if self.writable and SEGMENT_NAME.fullmatch(entry.name):
                         raise CorruptFileError(path, 0, "a directory stands where a segment belongs")
                     continue

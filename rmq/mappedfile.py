@@ -251,7 +251,8 @@ class MappedFile:
 
     def sync(self) -> None:
         """Everything written so far is on disk. Does not hold the GIL."""
-        sync_file(self._descriptor, getattr(os, "fdatasync", None))
+        with telling(self.path):
+            sync_file(self._descriptor, getattr(os, "fdatasync", None))
 
     def sync_all(self) -> None:
         """sync, and the directory entry too: for new files."""

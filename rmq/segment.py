@@ -165,12 +165,18 @@ def make_directory(path: Path, sync: Callable[[Path], object] = sync_directory) 
         path.mkdir(DIRECTORY_MODE, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, NO_DIRECTORY, str(path)) from None
-    sync(path.parent)
+    with contextlib.suppress(PermissionError):  # it may be written, but not listed
+        sync(path.parent)
 
 
 def is_hidden(name: str) -> bool:
     """Whether a name is one of those that copying and desktops leave in directories; a broker makes none."""
     return name.startswith(".")
+
+
+def is_unlinked(name: str) -> bool:
+    """Whether a name is one that NFS keeps a removed file by, as long as somebody has it open."""
+    return name.startswith(".nfs")
 
 
 def file_size(path: Path) -> int:
@@ -191,7 +197,8 @@ def sized_files(directory: Path, size: int, *, skip_hidden: bool) -> tuple[list[
     empty: list[int] = []
     try:
         entries = [entry for entry in os.scandir(directory)
-                   if not entry.is_dir() and not (skip_hidden and is_hidden(entry.name))]  # fmt: skip
+                   if not entry.is_dir() and not is_unlinked(entry.name)
+                   and not (skip_hidden and is_hidden(entry.name))]  # fmt: skip
     except (FileNotFoundError, NotADirectoryError):
         return sized, empty
     for entry in entries:

@@ -57,6 +57,7 @@ from rmq.storeroot import (
     check_is_store,
     check_readable,
     check_writable,
+    empty_root,
     foreign_index,
     foreign_queues,
     has_segments,
@@ -201,6 +202,8 @@ class Store(StoreWriter):
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
         meta = self._claim(config)
+        if self.mode == "x":
+            undo.callback(empty_root, self.path, self._paths)
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)
@@ -209,14 +212,13 @@ class Store(StoreWriter):
                     **{name: getattr(self.config, name) for name in KEPT}}  # fmt: skip
         is_told = meta is None or {name: meta.get(name) for name in new_meta} == new_meta
         if meta is None and is_own:
+            undo.callback(restorer(self._paths.meta))
             write_meta(self._paths, new_meta)  # before any file whose size a reader could misjudge
         for path in (*self._paths.commit_logs, self._paths.consume_queue, self._paths.index, self._paths.own):
             make_directory(path)
         self._checkpoint = Checkpoint(self._paths.checkpoint, self.config.checkpoint_longs)
-        changed = [self._paths.abort, self._paths.abort_bak, self._paths.owner]
-        if meta is None and not is_own:
-            changed += [self._paths.marks, self._paths.meta]
-        for path in changed:
+        taken_over = [self._paths.marks, self._paths.meta] if meta is None and not is_own else []
+        for path in (self._paths.abort, self._paths.abort_bak, self._paths.owner, *taken_over):
             undo.callback(restorer(path))
         if meta is not None:
             self._open_marks(undo, is_known=True, repair=repair)  # first: readers take `abort` for its who has the lock

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,17 @@ def require_empty(path: Path, *, but: str = "") -> None:
     """FileExistsError for a directory with anything in it; but: one name may be there."""
     if _names(path) - {but}:
         raise FileExistsError(errno.EEXIST, "exists and is not empty", str(path))
+
+
+def empty_root(path: Path, paths: StorePaths) -> None:
+    """Take away what an exclusive open that failed has made in a directory that was empty; the lock last, which is
+    ours until it goes."""
+    for name in _names(path) - {paths.lock.name}:
+        if (item := path / name).is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+    paths.lock.unlink(missing_ok=True)
 
 
 def _check_room(paths: StorePaths) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cleaning
 import pytest
+from forks import lock_of_a_broker
 
 import rmq
-from rmq import marks, queuefiles, segment
+from rmq import mappedfile, marks, queuefiles, segment
 from rmq.owed import Owed
 from rmq.paths import StorePaths
 
@@ -153,3 +156,73 @@ def test_a_deadline_amid_a_cleaning_of_a_full_disk_ends_it(tmp_path: Path, monke
                 cleaning.clean(store)
         assert store.min_phy_offset == 0
         assert cleaning.clean(store).removed
+
+
+def test_an_exclusive_open_that_failed_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with other sizes, and where the directory was there."""
+    for path in (tmp_path / "new", tmp_path / "empty"):
+        if path.name == "empty":
+            path.mkdir()
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(mappedfile, "allocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            rmq.open(path, "x")
+        monkeypatch.undo()
+        assert list(path.iterdir()) == []
+        with rmq.open(path, "x", config=rmq.StoreConfig(mapped_file_size_commit_log=4096)) as store:
+            store.put(rmq.Message("T", b"x"))
+
+
+def test_what_nfs_keeps_of_a_removed_file_is_no_damage(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=4096)) as store:
+        store.put_many([rmq.Message("T", b"x" * 200)] * 60)
+    for directory in ("commitlog", "consumequeue/T/0", "index"):
+        (tmp_path / "s" / directory / ".nfs000000000123abcd00000001").write_bytes(b"x" * 100)
+    for mode in ("r", "r+"):
+        with rmq.open(tmp_path / "s", mode) as store:  # type: ignore[call-overload]
+            assert len(store.pull("T", limit=99).messages) == 60
+
+
+def test_errors_of_the_lock_and_of_a_sync_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", refused)
+        with pytest.raises(OSError, match=r"No locks available: '.*/lock'"):
+            rmq.open(tmp_path / "s", "a")
+
+    def failed(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = rmq.open(tmp_path / "s", "a")
+    store.put(rmq.Message("T", b"x"))
+    monkeypatch.setattr(os, "fdatasync", failed)
+    with pytest.raises(OSError, match=r"Input/output error: '.*commitlog"):
+        store.flush()
+    store.close()
+
+
+def test_without_descriptors_nobody_is_taken_for_the_holder_of_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit beside a broker would be lost."""
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put(rmq.Message("T", b"x"))
+    real = os.open
+
+    def none_left(path: Any, *arguments: Any, **options: Any) -> int:
+        if os.fspath(path).endswith("/lock"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return real(path, *arguments, **options)
+
+    with lock_of_a_broker(tmp_path / "s"), rmq.open(tmp_path / "s") as reader:
+        monkeypatch.setattr(os, "open", none_left)
+        with pytest.raises(OSError, match="Too many open files"):
+            reader.commit_offsets("g", "T", {0: 1})
+        monkeypatch.undo()
+        with pytest.raises(rmq.StoreReadOnlyError):
+            reader.commit_offsets("g", "T", {0: 1})
