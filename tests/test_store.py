@@ -416,7 +416,8 @@ def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path, m
                                                                caplog: pytest.LogCaptureFixture) -> None:
     """Under no lock: a handler may put what it is told, and whoever holds the handler's lock may be waiting to put."""
     put = list[rmq.PutResult]()
-    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30)
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30,
+                             flush_interval_commit_log=10**9)  # fmt: skip
     with caplog.at_level(logging.INFO, "rmq"), rmq.open(tmp_path / "s", "x", config=config) as store:
         handler = logging.Handler()
         handler.emit = lambda record: put.append(store.put(rmq.Message("told", record.msg.encode())))  # type: ignore

@@ -311,7 +311,7 @@ def test_an_open_without_room_for_a_thread_leaves_the_store_closed(tmp_path: Pat
             rmq.open(tmp_path / "store", mode, config=config)
     assert set(threading.enumerate()) <= before  # another test's store may wait for the garbage collector
     assert not (tmp_path / "store" / "abort").exists()
-    with rmq.open(tmp_path / "store", "r+") as store:
+    with rmq.open(tmp_path / "store", mode) as store:
         assert store.put(rmq.Message("T", b"y")).queue_offset == (mode == "r+")
 
 
