@@ -205,9 +205,10 @@ class StoreWriter(StoreReader):
         when the call returns, the only thing that a reader writes; beside a broker, which keeps the offsets itself, a
         StoreReadOnlyError. Of two commits for a queue the later one to be written counts. Raises ValueError (an offset
         behind the queue's end, a group with "@"), TypeError, CorruptFileError (a file of offsets that is none),
-        UnsupportedFormatError (offsets in RocksDB; in mode "r" stores that are not written), StoreReadOnlyError,
-        StoreClosedError, and in mode "r" OSError. Cost: an entry in memory for each queue; a flush writes those of all
-        groups. In mode "r" that, and two syncs. Source: RocketMQ ConsumerOffsetManager#commitOffset.
+        UnsupportedFormatError (offsets in RocksDB, a light group of a broker with light queues; in mode "r" stores that
+        are not written), StoreReadOnlyError, StoreClosedError, and in mode "r" OSError. Cost: an entry in memory for
+        each queue; a flush writes those of all groups. In mode "r" that, and two syncs. Source: RocketMQ
+        ConsumerOffsetManager#commitOffset.
         """
         check_group(group, topic)
         if not isinstance(queue_offsets, Mapping):

@@ -112,22 +112,28 @@ def find(log: CommitLog, topic: bytes, keys: list[str], groups: npt.NDArray[np.i
     totals = np.bincount(numbers, minlength=int(groups.max(initial=-1)) + 1)
     firsts, totals = (np.cumsum(totals) - totals)[groups], totals[groups]
     counts = np.zeros(len(keys), np.int64)
-    is_sound = is_all and not len(found[0][0])
+    is_sound, lost = is_all and not len(found[0][0]), list[tuple[int, int]]()
     low, high = 0, max(FIRST_ROUND, min(enough, 8192))
     while (asked := np.flatnonzero((totals > low) & (counts < enough))).size:
         for part in _portions(asked, np.minimum(totals[asked], high) - low):
             sizes = np.minimum(totals[part], high) - low
             numbers = np.repeat(part, sizes)
             offsets = places[np.repeat(firsts[part] + low, sizes) + rank_in(numbers, sizes)]
-            mask = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, is_sound)
-            if mask is None:
+            matched = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, is_sound)
+            if matched is None:
                 is_sound = False
-                mask = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, False)
-                assert mask is not None
+                matched = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, False)
+                assert matched is not None
+            mask, is_there = matched
+            lost += zip(numbers[~is_there].tolist(), offsets[~is_there].tolist(), strict=True)
             found.append((numbers[mask], offsets[mask]))
             counts += np.bincount(numbers[mask], minlength=len(keys))
         low, high = high, high * 4
     numbers, offsets = _in_order(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    for number, phy_offset in lost:
+        first, last = np.searchsorted(numbers, [number, number + 1])
+        if np.count_nonzero(offsets[first:last] > phy_offset) < enough:  # else older than all that are wanted
+            _check_lost(log, phy_offset, log_end)
     totals = np.bincount(numbers, minlength=len(keys))
     if limit is None:
         return Found(numbers, offsets, np.zeros(len(keys), np.bool_), is_sound)
@@ -221,8 +227,10 @@ def _check_lost(log: CommitLog, phy_offset: int, log_end: int) -> None:
 
 def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray[np.int64],
              offsets: npt.NDArray[np.int64], log_end: int, begins: npt.NDArray[np.int64],
-             ends: npt.NDArray[np.int64], check_crc: bool) -> npt.NDArray[np.bool_] | None:  # fmt: skip
-    """Mask of the pairs (key number, phy offset) whose record is whole, in the key's time and carries the key.
+             ends: npt.NDArray[np.int64],
+             check_crc: bool) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:  # fmt: skip
+    """Masks of the pairs (key number, phy offset) whose record is whole, in the key's time and carries the key, and of
+    those whose record is whole.
 
     check_crc: None when some record is not there with a right CRC, or is a batch of messages.
     """
@@ -239,9 +247,7 @@ def _matches(log: CommitLog, topic: bytes, keys: list[str], numbers: npt.NDArray
         mask[wanted] = batch.match(topic, keys, asked) & (times >= begins[asked]) & (times <= ends[asked])
     if check_crc and not loaded.all():
         return None
-    for phy_offset in offsets[~loaded].tolist():
-        _check_lost(log, phy_offset, log_end)
-    return mask
+    return mask, loaded
 
 
 def _scan_uncovered(log: CommitLog, items: Sequence[Item], uncovered: list[tuple[int, int]],

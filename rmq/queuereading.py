@@ -209,12 +209,13 @@ class QueueReader(OpenStore):
     def search_offset(self, topic: str, queue_id: int, timestamp: Any,
                       boundary: Literal["LOWER", "UPPER"] = "LOWER", *,
                       on_damage: Literal["raise", "skip"] = "raise") -> int:  # fmt: skip
-        """Queue offset by store timestamp (int ms or aware datetime); exact unless times step back over 32 messages.
+        """Queue offset by store timestamp (int ms or aware datetime); exact where times do not decrease.
 
-        LOWER: the first message at or after it, max offset when none. UPPER: the last at or before it, min offset when
-        none. 0 for an unknown queue. on_damage: "skip" goes by the messages that can be read. Raises StoreClosedError,
-        CorruptFileError, UnsupportedFormatError (queues in RocksDB), TypeError, ValueError. Cost: one record header per
-        step of a binary search, and of 32. Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
+        LOWER: the first message at or after it, max offset when none; exact also where times step back, and come up
+        again within 32 messages. UPPER: the last at or before it, min offset when none. 0 for an unknown queue.
+        on_damage: "skip" goes by the messages that can be read. Raises StoreClosedError, CorruptFileError,
+        UnsupportedFormatError (queues in RocksDB), TypeError, ValueError. Cost: one record header per step of a binary
+        search, and of 32. Source: RocketMQ ConsumeQueue#getOffsetInQueueByTime.
         """
         if boundary not in ("LOWER", "UPPER"):
             raise ValueError(f"boundary must be LOWER or UPPER, got {boundary!r}")

@@ -194,7 +194,7 @@ def test_queues_are_taken_in_turn_as_if_nothing_had_stopped(tmp_path: Path) -> N
 def test_more_rows_than_there_are_is_said(tmp_path: Path) -> None:
     done = ingest(tmp_path / "s", file_of(tmp_path / "x.csv", [1, 2], set()), "--skip-rows", 3)
     assert (done.code, done.rows[0]["stored"]) == (0, 0)
-    assert done.notes == ["rmq: --skip-rows 3: there are 2 rows"]
+    assert done.notes == ["rmq: --skip-rows 3: the input has 2 rows"]
 
 
 @pytest.mark.parametrize("count", ["-1", "x", "1.5"])

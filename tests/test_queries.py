@@ -346,3 +346,25 @@ def test_a_key_asked_often_and_keys_of_one_hash_cost_the_memory_of_their_entries
             for key in range(len(keys))] == expected  # fmt: skip
     assert sum(map(len, expected)) > 22
     assert 0 < max(looked_at) <= at_a_time + 310
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9, 10, None])
+def test_damage_behind_the_limit_of_a_key_is_none_of_any_key_s_answer(tmp_path: Path, limit: int | None) -> None:
+    """query tells it where it comes to it; so does query_many, for each key."""
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
+        first = store.put(rmq.Message("T", b"0", keys="k")).phy_offset
+        for number in range(1, 10):
+            store.put(rmq.Message("T", b"%d" % number, keys=["k", f"k{number}"]))
+    with (tmp_path / "s/commitlog" / f"{0:020d}").open("r+b") as log:
+        log.seek(first + 4)
+        log.write(b"\xff\xff\xff\xff")
+    with rmq.open(tmp_path / "s") as store:
+        if limit is None or limit >= 9:
+            for ask in (lambda: store.query("T", "k", limit=limit), lambda: store.query_many("T", ["k"], limit=limit)):
+                with pytest.raises(rmq.CorruptFileError, match="no whole record"):
+                    ask()
+        else:
+            found = store.query_many("T", ["k3", "k", "none"], limit=limit, columns=["body"])
+            bodies = [message.body for message in store.query("T", "k", limit=limit)]
+            assert found.table["body"].to_pylist() == [b"3", *bodies]
+            assert (found.table["key_index"].to_pylist(), found.truncated) == ([0, *[1] * limit], True)

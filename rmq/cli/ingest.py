@@ -174,7 +174,7 @@ class Ingest:
         if self._unseen and self.stored and not interrupt.is_noted:
             note(f"no row has a {' or a '.join(repr(name) for name in sorted(self._unseen))}")
         if self._left and not interrupt.is_noted:
-            note(f"--skip-rows {self._skip_rows}: there are {counted(self._skip_rows - self._left, 'row')}")
+            note(f"--skip-rows {self._skip_rows}: the input has {counted(self._skip_rows - self._left, 'row')}")
 
     def _behind(self, rows: Rows) -> Rows:
         """Less those of the first rows that are to be left out, broken ones among them."""
