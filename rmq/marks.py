@@ -342,6 +342,7 @@ def set_aside(paths: StorePaths, source: Path, reason: str) -> None:
         os.replace(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
+            target.with_suffix(".txt").unlink(missing_ok=True)
             raise
         try:
             shutil.copyfile(source, target)  # its directory is a link to another disk

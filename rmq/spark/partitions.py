@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ from rmq.version import __version__
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger("rmq")
 
 KEYS_AT_ONCE = 1000
 _IN_UTC: Any = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}  # 4.1: always
@@ -123,9 +126,11 @@ def read_partition(partition: InputPartition, asked: ReadOptions, target: pa.Sch
                     kept = selection.keep(batch)
                     if len(kept):
                         yield shape(kept, target, path)
-            except OSError:  # ESTALE, maybe
+            except OSError as error:
                 check_same(partition, asked)
-                raise
+                if error.errno != errno.ESTALE or asked["failOnDataLoss"]:
+                    raise
+                logger.warning("%s: %s; a partition of the read ends", path, error.strerror)
             check_same(partition, asked)  # segments are opened one by one
     finally:
         if isinstance(partition, SplitPartition) and not isinstance(place, str):

@@ -277,13 +277,15 @@ def test_a_store_that_was_made_anew_since_the_plan_is_data_loss(tmp_path: Path, 
     with pytest.raises(DataLossError, match="was made anew since the read was planned"):
         read(readers[0], plans[0])
     assert read(readers[1], plans[1]) == count
-    plan = readers[0].partitions()
-    begun = readers[0].read(plan[0])
-    next(begun)
+    plans = [reader.partitions() for reader in readers]
+    begun = [reader.read(plan[0]) for reader, plan in zip(readers, plans, strict=True)]
+    for rows in begun:
+        next(rows)
     shutil.rmtree(path)
     make()
     with pytest.raises(DataLossError, match="was made anew since the read was planned"):
-        list(begun)
+        list(begun[0])
+    assert sum(map(len, begun[1])) <= count
 
 
 def test_the_store_behind_these_tests_has_what_they_ask_for(store: Path) -> None:
