@@ -48,6 +48,8 @@ class ScanTask:
         low = store.min_phy_offset  # behind the scan, which has fixed by now where it begins
         _tell_gone(store, begin, min(low, end), f"was planned, by now the log begins at byte {low}", tell)
         yield from found
+        if tell is _fail:  # else what a broker cut off meanwhile was told
+            high = min(high, store.max_phy_offset)
         _tell_gone(store, max(high, begin), end, f"was planned, by now the log ends at byte {high}", tell)
 
 

@@ -167,18 +167,21 @@ def _head_of_log(paths: StorePaths) -> Identity:
     return ()
 
 
-def _first_segment(paths: StorePaths) -> Path | None:
+def _first_segment(paths: StorePaths, name: str | None = None) -> Path | None:
+    """name: the segment of that name."""
     segments: list[tuple[str, Path]] = []
     for directory in paths.commit_logs:
         with contextlib.suppress(OSError):
-            segments += [(name, directory / name) for name in os.listdir(directory) if SEGMENT_NAME.fullmatch(name)]
+            segments += [(found, directory / found) for found in os.listdir(directory)
+                         if SEGMENT_NAME.fullmatch(found) and name in (None, found)]  # fmt: skip
     return min(segments)[1] if segments else None
 
 
-def log_head(path: str, config: StoreConfig | None = None) -> Head | None:
+def log_head(path: str, config: StoreConfig | None = None, name: str | None = None) -> Head | None:
     """What tells a store from another one at its path, on every host: the name and the first record's fixed part of its
-    first segment. None: there is none."""
-    first = _first_segment(StorePaths(Path(path), config.store_path_commit_log if config is not None else None))
+    first segment, or of the one of a name. None: there is none."""
+    paths = StorePaths(Path(path), config.store_path_commit_log if config is not None else None)
+    first = _first_segment(paths, name)
     if first is not None:
         with contextlib.suppress(OSError, ValueError, CorruptFileError), opened_file(first) as file:
             return first.name, os.pread(file, L.RECORD_FIXED_SIZE, 0)

@@ -150,6 +150,8 @@ def scanned(store: Store, partition: SplitPartition, columns: list[str],
     except CorruptFileError:
         check_range(store, (split.begin, split.end), asked)  # what is missing may have been cleaned away meanwhile
         raise
+    if store.max_phy_offset < split.end:  # a broker cut it meanwhile: the scan ended there
+        check_range(store, (store.min_phy_offset, split.end), asked)
 
 
 def check_same(partition: SplitPartition | KeysPartition | QueuePartition, asked: ReadOptions) -> None:
@@ -158,7 +160,9 @@ def check_same(partition: SplitPartition | KeysPartition | QueuePartition, asked
     if planned is None or not asked["failOnDataLoss"]:
         return
     found = log_head(partition.path, config_of(asked))
-    if found is not None and (found[0] < planned[0] or (found[0] == planned[0] and found[1] != planned[1])):
+    if found is not None and found[0] < planned[0]:  # older segments were put back, or it is another store
+        found = log_head(partition.path, config_of(asked), planned[0]) or ("", b"")
+    if found is not None and found[0] <= planned[0] and found != planned:
         raise DataLossError(f"{partition.path}: the store was made anew since the read was planned; load anew, or "
                             "failOnDataLoss=false reads what is there")  # fmt: skip
 

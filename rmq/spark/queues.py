@@ -135,7 +135,8 @@ def batches_of(store: Store, span: Span, selection: Selection, columns: list[str
             # Else a unit repeats a message; behind one that points too far the next message is its own unit's.
             is_own = batch["queue_offset"].to_numpy() == at + places
             kept = pc.and_(kept, pa.array((steps[places] > 0) | (is_own & (steps[places] < 0))))
-            is_missing[places[kept.to_numpy(zero_copy_only=False)]] = False
+            # A step back tells that the unit before points too far: its message came, the one of its number did not.
+            is_missing[places[kept.to_numpy(zero_copy_only=False) & (steps[places] > 0)]] = False
             times = batch["store_timestamp"].cast(pa.int64())
             if low_time.is_valid or high_time.is_valid:
                 kept = pc.and_(kept, pc.fill_null(pc.greater_equal(times, low_time), True))

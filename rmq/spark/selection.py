@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq._core import _layout as L
-from rmq.errors import CorruptFileError, RmqError
+from rmq.errors import CorruptFileError, RmqError, UnsupportedFormatError
 from rmq.message import StoredMessage
 from rmq.paths import LMQ_PREFIX
 from rmq.pull import tag_set
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FOREVER = 2**63 - 1
 Bounds = dict[str, dict[int, tuple[int, int]]]
+Limits = dict[str, dict[int, tuple[int, int, int]]]
 
 
 class DataLossError(RmqError, ValueError):
@@ -35,9 +37,8 @@ class DataLossError(RmqError, ValueError):
 class Selection:
     """topics None: the whole log. bounds: per queue [first, last) queue offsets; None: whatever the split holds.
 
-    begin, end: store timestamp in ms, both inclusive. floors: where each queue's first message within the bounds lies:
-    below it the log may have others of its number, of a topic that a broker deleted. Picklable; filters the batches of
-    a scan.
+    begin, end: store timestamp in ms, both inclusive. limits: of each queue what its messages within the bounds say and
+    where they lie, see limits_of. Picklable; filters the batches of a scan.
     """
 
     topics: tuple[str, ...] | None = None
@@ -45,16 +46,16 @@ class Selection:
     begin: int | None = None
     end: int | None = None
     tags: frozenset[str] | None = None
-    floors: Offsets | None = None
+    limits: Limits | None = None
     _table: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of_options(cls, topics: tuple[str, ...] | None, bounds: Bounds | None, options: ReadOptions,
-                   floors: Offsets | None = None) -> Selection:  # fmt: skip
+                   limits: Limits | None = None) -> Selection:  # fmt: skip
         """With the times and tags that the options say."""
         tags, end = tag_set(options["tags"]), options["endingTimestamp"]
         return cls(topics, bounds, options["startingTimestamp"], None if end is None else end - 1,
-                   None if tags is None else frozenset(tags), floors)  # fmt: skip
+                   None if tags is None else frozenset(tags), limits)  # fmt: skip
 
     def of_tags(self) -> Selection:
         """Its tags only, for rows that are within its bounds."""
@@ -79,7 +80,7 @@ class Selection:
 
     def _within(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         assert self.bounds is not None
-        names, keys, lows, highs, floors = self._sorted_bounds(self.bounds)
+        names, keys, lows, highs, floors, ceilings = self._sorted_bounds(self.bounds)
         coded = batch.column("topic").dictionary_encode()
         codes = np.array([names.get(name, -1) for name in coded.dictionary.to_pylist()], np.int64)
         topic = codes[coded.indices.to_numpy(zero_copy_only=False)]
@@ -87,24 +88,25 @@ class Selection:
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         offset = batch.column("queue_offset").to_numpy()
         has_unit = batch.column("sys_flag").to_numpy() & L.SYS_FLAG_PREPARED == 0  # nor has ROLLBACK: this bit, too
+        lies = batch.column("phy_offset").to_numpy()
         within: npt.NDArray[np.bool_] = (topic >= 0) & has_unit & (keys[place] == wanted) \
             & (offset >= lows[place]) & (offset < highs[place]) \
-            & (batch.column("phy_offset").to_numpy() >= floors[place])  # fmt: skip
+            & (lies >= floors[place]) & (lies <= ceilings[place])  # fmt: skip
         return within
 
-    def _sorted_bounds(self, bounds: Bounds) -> tuple[dict[str, int], Any, Any, Any, Any]:
+    def _sorted_bounds(self, bounds: Bounds) -> tuple[dict[str, int], Any, Any, Any, Any, Any]:
         if not self._table:
             names = {name: number for number, name in enumerate(sorted(bounds))}
-            floors = self.floors or {}
-            rows = sorted((names[name] << 32 | queue, low, high, floors.get(name, {}).get(queue, 0))
+            limits = self.limits or {}
+            rows = sorted((names[name] << 32 | queue, low, *limits.get(name, {}).get(queue, (high, 0, FOREVER)))
                           for name, queues in bounds.items() for queue, (low, high) in queues.items())  # fmt: skip
-            table = np.array(rows or [(-1, 0, 0, 0)], np.int64)
+            table = np.array(rows or [(-1, 0, 0, 0, 0)], np.int64)
             self._table.append((names, *table.T))
-        found: tuple[dict[str, int], Any, Any, Any, Any] = self._table[0]
+        found: tuple[dict[str, int], Any, Any, Any, Any, Any] = self._table[0]
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags, self.floors)
+        return Selection, (self.topics, self.bounds, self.begin, self.end, self.tags, self.limits)
 
 
 def select(store: Store, options: ReadOptions) -> Selection:
@@ -112,7 +114,7 @@ def select(store: Store, options: ReadOptions) -> Selection:
     offsets = {"startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
     if "assign" in options.given or offsets & options.given or options.is_by_queue:
         bounds = _bounds(store, options)
-        return Selection.of_options(tuple(bounds), bounds, options, floors_of(store, bounds))
+        return Selection.of_options(tuple(bounds), bounds, options, limits_of(store, bounds))
     return Selection.of_options(chosen_topics(store, options), None, options)
 
 
@@ -267,15 +269,33 @@ def _messages_at(store: Store, topic: str, queue: int, offset: int) -> list[Stor
         return []
 
 
-def floors_of(store: Store, bounds: Bounds) -> Offsets:
-    """Where the first message of each queue's range lies in the log, 0 where it cannot be read."""
-    floors: Offsets = {}
+def limits_of(store: Store, bounds: Bounds) -> Limits:
+    """Of each queue's range the number behind the last message's own, and where the first and the last one lie.
+
+    In a broker's queue that lost units records have later numbers than their units; below the first one the log may
+    have others of these numbers, of a topic that a broker deleted. A unit that cannot be read, or points behind the
+    next one, limits nothing.
+    """
+    limits: Limits = {}
     for topic, queues in bounds.items():
         for queue, (begin, end) in queues.items():
-            head = _messages_at(store, topic, queue, begin) if begin < end else []
-            is_own = bool(head) and head[0].queue_offset == begin  # else a unit is wrong
-            floors.setdefault(topic, {})[queue] = head[0].phy_offset if is_own else 0
-    return floors
+            head, tail = (_in_turn(store, topic, queue, offset) if begin < end else None for offset in (begin, end - 1))
+            floor = head.phy_offset if head is not None and head.queue_offset >= begin else 0
+            is_later = tail is not None and tail.queue_offset >= end
+            limits.setdefault(topic, {})[queue] = \
+                (tail.queue_offset + 1, floor, tail.phy_offset) if tail and is_later else (end, floor, FOREVER)
+    return limits
+
+
+def _in_turn(store: Store, topic: str, queue: int, offset: int) -> StoredMessage | None:
+    """The message of a unit that does not point behind the next one. Of a queue of inner batches only its own."""
+    for message in _messages_at(store, topic, queue, offset):
+        if message.queue_offset == offset:
+            return message
+        with contextlib.suppress(UnsupportedFormatError):
+            here, following = (phy_offset_of(store, topic, queue, number) for number in (offset, offset + 1))
+            return message if here == message.phy_offset < following else None
+    return None
 
 
 def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:
@@ -285,7 +305,7 @@ def log_range(store: Store, bounds: Bounds) -> tuple[int, int]:
     for topic, queues in bounds.items():
         for queue, (begin, end) in queues.items():
             if begin < end:
-                head, tail = (_messages_at(store, topic, queue, offset) for offset in (begin, end - 1))
-                first = min(first, head[0].phy_offset) if head else low
-                last = max(last, tail[0].phy_offset + tail[0].size) if tail else high
+                head, tail = (_in_turn(store, topic, queue, offset) for offset in (begin, end - 1))
+                first = min(first, head.phy_offset) if head is not None else low
+                last = max(last, tail.phy_offset + tail.size) if tail is not None else high
     return first, last

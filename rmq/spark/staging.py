@@ -191,7 +191,8 @@ class Staging:
         if intent.begin < store.min_phy_offset:  # rows that were appended are no more to be told from missing ones
             raise CorruptFileError(self.intent, 0, f"the append began at byte {intent.begin} of the log, which was "
                                    f"cleaned to byte {store.min_phy_offset} since: rows of it are gone; remove this "
-                                   "file to give up those that are missing")  # fmt: skip
+                                   "file to give up those that are missing; a stream that is started again writes its "
+                                   "batch again, whole")  # fmt: skip
         present, rows = Appended(store, intent.begin), 0
         for name in intent.staged:
             with open_store(self.directory / name) as staged:

@@ -27,7 +27,7 @@ from rmq.spark.selection import (
     Selection,
     chooses,
     chosen_queues,
-    floors_of,
+    limits_of,
     log_range,
     may_move,
     phy_offset_of,
@@ -198,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 known = places_left(path, begins[path], ends_of(queues), asked)
                 bounds = batch_bounds(path, queues, known, ends[path], is_new=self._is_new(path, start),
                                       fail=asked["failOnDataLoss"])  # fmt: skip
-                selection = Selection.of_options(tuple(bounds), bounds, asked, floors_of(store, bounds))
+                selection = Selection.of_options(tuple(bounds), bounds, asked, limits_of(store, bounds))
                 first, last = log_range(store, bounds)
                 parts += partitions_of(path, store, selection, [(first, last)] if first < last else [], asked,
                                        asked["minPartitions"])  # fmt: skip

@@ -7,15 +7,20 @@ import errno
 import os
 import shutil
 import struct
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import oracle
 import pyarrow as pa
 import pytest
+from forks import lock_of_a_broker
 from pyspark.sql.pandas.types import from_arrow_schema
+from test_replicas import Replica
 
 import rmq
+from rmq.parallel import plan_scan
 from rmq.scan import schema_of
 from rmq.spark import clean_staging, write
 from rmq.spark.loading import check_new
@@ -24,7 +29,9 @@ from rmq.spark.options import ReadOptions
 from rmq.spark.selection import DataLossError
 from rmq.spark.source import MessageReader
 from rmq.spark.staging import Staging, Written
+from rmq.spark.stream import StreamReader
 
+TIME = 1_700_000_000_000
 CONFIG = rmq.StoreConfig(mapped_file_size_commit_log=65536)
 LARGE = b"x" * 1000
 
@@ -114,6 +121,8 @@ def test_a_message_behind_a_unit_that_points_too_far_is_read(tmp_path: Path, fir
     found = rows(tmp_path / "s", "body", subscribe="T", scanMode="queue", failOnDataLoss="false",
                  startingOffsets=f'{{"T":{{"0":{first}}}}}')  # fmt: skip
     assert {b"5", b"6", b"7", b"9"} <= set(found)
+    with pytest.raises(DataLossError, match="T queue 0 has no message 5"):  # the step back tells of the one before it
+        rows(tmp_path / "s", "body", subscribe="T", scanMode="queue")
 
 
 def test_a_store_made_anew_since_a_plan_is_told_where_the_former_one_had_been_cleaned(tmp_path: Path) -> None:
@@ -170,3 +179,74 @@ def test_a_task_on_another_version_writes_nothing(tmp_path: Path, monkeypatch: p
     with pytest.raises(ExecutorError, match=r"rmq 0\.0\.other is installed here, the driver has"):
         task.write(iter([pa.RecordBatch.from_pydict({"body": [b"x"]})]))
     assert not (tmp_path / "s").exists()
+
+
+def test_a_queue_whose_messages_have_later_numbers_than_their_units_is_read_whole(tmp_path: Path) -> None:
+    """As brokers of 5.3.2 and later leave one that lost a unit: batches, and streams in any steps, give each once."""
+    for directory in ("commitlog", "consumequeue/T/0"):
+        (tmp_path / "s" / directory).mkdir(parents=True)
+    log, units = b"", b""
+    for number in range(100):
+        record = oracle.encode_record("T", 0, number, len(log), b"%d" % number, b"", store_timestamp=TIME + number)
+        units += struct.pack(">qiq", len(log), len(record), 0) if number != 20 else b""
+        log += record
+    (tmp_path / "s/commitlog" / f"{0:020d}").write_bytes(log.ljust(65536, b"\0"))
+    (tmp_path / "s/consumequeue/T/0" / f"{0:020d}").write_bytes(units.ljust(6_000_000, b"\0"))
+    times = struct.pack(">6q", *[TIME + 10_000] * 2, 0, 0, len(log), 0)
+    (tmp_path / "s/checkpoint").write_bytes(times.ljust(4096, b"\0"))
+    (tmp_path / "s/lock").write_bytes(b"lock")
+    (tmp_path / "conf").write_text("mappedFileSizeCommitLog=65536\n")
+    expected = [b"%d" % number for number in range(100) if number != 20]  # passing over the log shows that one, too
+    for mode in ("queue", "auto", "log"):
+        options = {"subscribe": "T", "scanMode": mode, "brokerConf": str(tmp_path / "conf")}
+        found = rows(tmp_path / "s", "body", startingOffsets='{"T":{"0":0}}', **options)
+        assert [body for body in found if body != b"20"] == expected
+        stream = StreamReader(ReadOptions.parse({"path": str(tmp_path / "s"), **options}),
+                              from_arrow_schema(schema_of(["body"])))  # fmt: skip
+        found = [body for begin, end in pairwise([0, 10, 30, 50, 70, 99])
+                 for part in stream.partitions({"T": {"0": begin}}, {"T": {"0": end}})
+                 for batch in stream.read(part) for body in batch.column("body").to_pylist()]  # fmt: skip
+        assert [body for body in found if body != b"20"] == expected
+
+
+def test_a_read_of_a_log_that_a_replica_cuts_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """A scan ends where the log does; what was planned of it has not come."""
+    (tmp_path / "s").mkdir()
+    replica = Replica(tmp_path / "s")
+    (tmp_path / "conf").write_text("mappedFileSizeCommitLog=4096\n")
+    config = rmq.StoreConfig(mapped_file_size_commit_log=4096)
+
+    def cut() -> None:
+        replica.cut(3)
+        replica.path.write_bytes(replica._log.ljust(4096, b"\0"))
+
+    with lock_of_a_broker(tmp_path / "s"):
+        reader = reader_of(tmp_path / "s", ["body"], batchRows="1", brokerConf=str(tmp_path / "conf"))
+        begun = reader.read(reader.partitions()[0])
+        next(begun)
+        cut()
+        with pytest.raises(DataLossError, match="by now, the read 0 to"):
+            list(begun)
+        replica.put(*[b"x%d" % number for number in range(6)])
+        (task,) = plan_scan(tmp_path / "s", config=config, batch_rows=1)
+        with rmq.open(tmp_path / "s", config=config) as store:
+            batches = task.batches(store)
+            next(batches)
+            cut()
+            with pytest.raises(rmq.CorruptFileError, match="by now the log ends at byte"):
+                list(batches)
+
+
+def test_a_segment_that_is_put_back_makes_no_other_store(tmp_path: Path) -> None:
+    path, kept = tmp_path / "s", tmp_path / "kept"
+    with rmq.open(path, "x", config=CONFIG) as store:
+        store.put_many([rmq.Message("t", LARGE)] * 200)
+    first = path / "commitlog" / f"{0:020d}"
+    shutil.copy(first, kept)
+    with rmq.open(path, "r+") as store:
+        clean_first(store, 1)
+    reader = reader_of(path, ["body"])
+    parts = reader.partitions()
+    count = sum(len(batch) for part in parts for batch in reader.read(part))
+    shutil.copy(kept, first)
+    assert sum(len(batch) for part in parts for batch in reader.read(part)) == count
