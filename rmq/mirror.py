@@ -317,10 +317,9 @@ class MirroredStore(Store):
 
 def told(store: Store, error: Exception) -> Exception:
     """An error, with the URI of a file in place of its mirror's path."""
-    if not isinstance(store, MirroredStore):
+    if not isinstance(store, MirroredStore) or not isinstance(error, RmqError):
         return error
-    if isinstance(error, CorruptFileError):
-        return CorruptFileError(store.place(error.path), error.offset, store.place(error.reason))
-    if isinstance(error, UnsupportedFormatError):
-        return UnsupportedFormatError(store.place(error.path), error.what, error.reads_it)
-    return error
+    better = type(error)(*(store.place(item) if isinstance(item, str) else item for item in error.args))
+    for note in getattr(error, "__notes__", ()):
+        better.add_note(store.place(note))
+    return better

@@ -240,7 +240,7 @@ def planning(snapshot: Snapshot, config: StoreConfig | None) -> Iterator[Store]:
     with MirroredStore(snapshot, config) as store:
         try:
             yield store
-        except CorruptFileError as error:
+        except RmqError as error:
             raise told(store, error) from None
 
 

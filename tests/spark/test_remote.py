@@ -28,6 +28,7 @@ from rmq.spark.opened import ExecutorError, for_lookups, hash_slots, opened, usi
 from rmq.spark.options import ReadOptions, WriteOptions
 from rmq.spark.partitions import read_partition
 from rmq.spark.remote import for_table, remote_partitions, snapshots, with_uris
+from rmq.spark.selection import DataLossError
 from rmq.spark.source import MessageReader, stores_of
 from spark.orders import COUNT, TIME
 
@@ -61,6 +62,16 @@ def rows(given: ReadOptions, parts: list[Any]) -> list[dict[str, Any]]:
 
     target = pa.schema([("phy_offset", pa.int64()), ("queue_id", pa.int32())])
     return [row for part in parts for batch in read_partition(part, given, target) for row in batch.to_pylist()]
+
+
+def test_an_error_of_a_plan_names_the_store_and_no_directory_of_the_cache(tmp_path: Path) -> None:
+    with rmq.open(tmp_path / "s", "x") as store:
+        store.put_many([rmq.Message("t", b"x")] * 10)
+    asked = ReadOptions.parse({"path": "s3://b/s", "subscribe": "t", "startingOffsets": '{"t":{"0":50}}'})
+    taken = Snapshot.take(Location.parse(f"file://{tmp_path}/s", {"cacheDirectory": str(tmp_path / "cache")}))
+    with pytest.raises(DataLossError, match=f"^file://{tmp_path}/s: startingOffsets: t queue 0 ends at 10") as caught:
+        remote_partitions(f"file://{tmp_path}/s", taken, asked)
+    assert "cache" not in str(caught.value)
 
 
 def test_tasks_read_whole_segments_and_each_its_own(bucket: Bucket, store: Path) -> None:
