@@ -214,6 +214,8 @@ def batch_queues(root: Path, min_phy_offset: int, tails: Tails) -> Iterator[Batc
 
 def _directory_of(root: Path, topic: str, queue_id: int) -> Path | None:
     """The directory of a queue, whatever zeros its name begins with; the topic may be any text."""
+    if not os.path.isdir(root):  # each pull asks, and a Path takes longer
+        return None
     try:
         check_directory(topic)
         parent = queue_directory(root, topic, queue_id).parent

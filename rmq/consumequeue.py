@@ -167,7 +167,7 @@ class ConsumeQueue(QueueUnits):
         phy_offset, size, _ = self.read(first, 1)
         return not self.is_exact and told is not None and len(size) > 0 and \
             phy_offset[0] < unpack_units(data[:UNIT_SIZE])[0][0] and \
-            told.holds(self.topic, self.queue_id, None, int(phy_offset[0]), int(size[0]))
+            told.holds(self.topic, self.queue_id, first, int(phy_offset[0]), int(size[0]))
 
     def _says(self, number: int, queue_offset: int | None, told: Told | None) -> bool:
         """Whether a unit of an exact queue is of a record of it that says a queue offset (None: any)."""

@@ -263,7 +263,7 @@ class ConsumerOffsets:
 
     def _is_as_written(self, path: Path) -> bool:
         with contextlib.suppress(OSError, CorruptFileError):
-            return read_file(path, CONFIG_LIMIT) == self._data
+            return not path.is_symlink() and read_file(path, CONFIG_LIMIT) == self._data
         return False
 
     def lock_file(self) -> io.FileIO:

@@ -57,7 +57,7 @@ class Flusher:
         self._flushed = self._derived = store.log.position  # up to there the log, and the queues, are on disk
         self._written = (-1, -1, -1, -1)  # what the manifest was written for
         self._group, self._owed = GroupCommit(self._flushed), Owed(store.log, store.queues, store.index)
-        self._sidecars, self._sleeper = SidecarMaker(), Sleeper()  # woken to end
+        self.tell_files, self._sidecars, self._sleeper = self._owed.tell, SidecarMaker(), Sleeper()  # woken to end
         self._is_closed, self._has_dispatch_failed, self._is_untold, self.pid = False, False, False, os.getpid()
         self._thread: threading.Thread | None = None
 
@@ -232,8 +232,8 @@ class Flusher:
             with self._noting():
                 self.check_place()
                 self.offsets.write(offsets, waits=waits)
-        if not self.flush_lock.is_mine():
-            self._owed.tell()
+        if not (closing or self.flush_lock.is_mine()):
+            self.tell_files()
 
     def _sync_queues(self, end: int, last_unit: int) -> None:
         """Units of all records below `end` are on disk, the last one stored at `last_unit` ms. Call amid a flush."""

@@ -334,6 +334,13 @@ def fits(log: CommitLog, mark: Mark) -> bool:
     return found
 
 
+def own_end(log: CommitLog, mark: Mark | None) -> int:
+    """Up to where a store of ours has its own messages, whoever went on with it: 0 when no mark that fits tells."""
+    with contextlib.suppress(CorruptFileError):  # of a segment that is cut short
+        return mark.durable_phy_offset if mark is not None and fits(log, mark) else 0
+    return 0
+
+
 def is_outdated(log: CommitLog, mark: Mark, checkpoint: Checkpoint, queue_end: int) -> bool:
     """Whether a broker cut the log below the mark since, and it has grown past it: the mark tells nothing then."""
     if not log.segments or fits(log, mark):

@@ -48,7 +48,7 @@ def _stands(log: CommitLog, queue: ConsumeQueue, trusted: int, queue_offset: int
         # A broker's queue may lack units before this one. One of a record that it cut off may come to point to a later
         # record of the queue, which has its unit before it. A light queue's record tells the offset in its own queue.
         is_ahead = message.queue_offset > queue_offset or queue.is_light
-        return message.queue_offset == queue_offset or (not queue.is_exact and is_ahead)
+        return message.queue_offset == queue_offset or (is_ahead and (queue.is_light or not queue.is_exact))
     if message is not None or phy_offset + size > trusted:
         return False
     try:

@@ -24,7 +24,7 @@ from rmq.queueunits import Units
 from rmq.segment import LOOKS
 from rmq.wholerecords import teller
 
-BATCH_QUEUES_KEPT, BATCH_UNITS_KEPT = 64, 1 << 20  # of a reader, with 48 bytes for each unit
+QUEUES_KEPT, UNITS_KEPT = 64, 1 << 20  # of inner batches, by a reader; with 48 bytes for each unit
 _Answer = TypeVar("_Answer")
 _Queue = ConsumeQueue | BatchConsumeQueue | None
 
@@ -112,10 +112,9 @@ class QueueReader(OpenStore):
                             known.pop((topic, number), None), queues.batch_tails)  # fmt: skip
         if queue is not None:
             known[topic, number] = queue
-            kept = [len(other.units) for other in list(known.values())]
-            while len(kept) > BATCH_QUEUES_KEPT or (len(kept) > 1 and sum(kept) > BATCH_UNITS_KEPT):
-                known.pop(next(iter(known)), None)  # the one asked for longest ago
-                kept.pop(0)
+            kept = [(key, len(other.units)) for key, other in list(known.items())]
+            while len(kept) > QUEUES_KEPT or (sum(count for _, count in kept) > UNITS_KEPT and len(kept) > 1):
+                known.pop(kept.pop(0)[0], None)  # the one asked for longest ago
         queue = None if queue is None else queue.end_at(self._log_end(), self._log.min_phy_offset)
         return queue if queue is not None and queue.max_offset else queues.queues.get((topic, number))
 

@@ -26,10 +26,11 @@ from rmq.errors import CorruptFileError, StoreLockedError
 from rmq.geometry import settle_config
 from rmq.index import index_paths
 from rmq.indexfile import IndexFile
-from rmq.lock import Holder, StoreLock, crash_of, holder_pid, lock_holder
+from rmq.lock import Crash, Holder, StoreLock, crash_of, holder_pid, lock_holder
 from rmq.logcuts import last_epoch
 from rmq.logend import (
     end_to_derive,
+    is_outdated,
     misses_last_segment,
     on_disk_since,
     was_left_alone,
@@ -249,6 +250,11 @@ class _Source:
             durable = self._mark.durable_phy_offset if self._mark is not None else 0
             holder, self._checkpoint = None if is_alone else lock_holder(paths.lock), Checkpoint(paths.checkpoint)
             crashed = crash_of(paths)
+            if crashed is Crash.OURS and self._mark is None:
+                crashed = Crash.BROKERS  # as recovery judges it
+            if crashed is not Crash.OURS and self._mark and is_outdated(self.log, self._mark, self._checkpoint, 0):
+                durable = 0
+            self._own_end = durable if self._is_own and crashed is not Crash.OURS and holder is not Holder.RMQ else None
             on_disk = on_disk_since(durable, crashed, self._checkpoint, last_epoch(paths.epochs))
             if holder is not None:
                 crashed, on_disk = None, replace(on_disk, time=None)  # beside a writer nothing is torn for good
@@ -267,7 +273,7 @@ class _Source:
             queues.load()
             if is_alone and misses_last_segment(self.log, self._checkpoint, queues.end_phy_offset()):
                 raise self.log.damage(self.log.max_phy_offset, SCAN_ZERO)
-            refuse_light(self.log, queues, 0)
+            refuse_light(self.log, queues, 0, self._own_end)
 
     def _queues(self) -> QueueSet:
         """Those that are there."""

@@ -235,7 +235,7 @@ def recover(store: OpenedStore, mark: Mark | None, manifest: Manifest | None, *,
         log.remove_unfilled()
         return
     if repair:
-        refuse_light(log, store.queues, 0)
+        refuse_light(log, store.queues, 0, mark.durable_phy_offset if mark and crashed is not Crash.OURS else None)
         _repair(store, mark, crashed)
         return
     gap = log.first_gap()

@@ -272,11 +272,14 @@ def write_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool = Fal
 
 def hand_on(old: os.stat_result, path: Path) -> None:
     """Give a path the mode of the one that it replaces, and its owner, where the system lets us."""
-    new = path.stat()
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        with contextlib.suppress(PermissionError):
-            os.chown(path, old.st_uid, old.st_gid)
-    os.chmod(path, stat.S_IMODE(old.st_mode))
+    new, mode = path.stat(), stat.S_IMODE(old.st_mode)
+    for former, own, place in ((old.st_gid, new.st_gid, (-1, old.st_gid)), (old.st_uid, new.st_uid, (old.st_uid, -1))):
+        try:
+            if former != own:
+                os.chown(path, *place)
+        except OSError:  # not ours to give, or no user of this namespace: who had a file may read it as others do
+            mode |= stat.S_IMODE(new.st_mode) & 0o044 if stat.S_ISREG(new.st_mode) else 0
+    os.chmod(path, mode)
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mtime_ns: int | None = None,

@@ -106,7 +106,7 @@ class Store(StoreWriter):
         # Absolute: files are opened when they are needed, maybe from another working directory.
         self._paths = StorePaths(self.path.absolute(), config.store_path_commit_log)
         self._offsets = ConsumerOffsets(self._paths)
-        self._asked, self._batch_queues = config, {}
+        self._asked, self._batch_queues, self._is_all_new = config, {}, mode == "x" and not self._paths.is_log_elsewhere
         self._settling = threading.Lock()
         self._close_lock = OwnedLock()
         self._putter: Putter[PutResult] | None = None
@@ -121,8 +121,8 @@ class Store(StoreWriter):
                 self._flusher.start()
         except BaseException as error:
             with contextlib.suppress(OSError), self._release:  # released whatever befalls the undoing
-                if not (getattr(error, "failed_sync", False) or self._is_withdrawn()):  # else the next must recover
-                    undo.close()
+                if self._is_all_new or not (getattr(error, "failed_sync", False) or self._is_withdrawn()):
+                    undo.close()  # else the next must recover
             raise
         self._closed = False
 
@@ -202,8 +202,10 @@ class Store(StoreWriter):
 
     def _open_to_write(self, config: StoreConfig, repair: bool, undo: contextlib.ExitStack) -> None:
         meta = self._claim(config)
-        if self.mode == "x":
+        if self._is_all_new:
             undo.callback(empty_root, self.path, self._paths)
+        if meta is not None:
+            self._open_marks(undo, is_known=True, repair=repair)  # at once: till then readers take a crash for a writer
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)
@@ -220,8 +222,6 @@ class Store(StoreWriter):
         taken_over = [self._paths.marks, self._paths.meta] if meta is None and not is_own else []
         for path in (self._paths.abort, self._paths.abort_bak, self._paths.owner, *taken_over):
             undo.callback(restorer(path))
-        if meta is not None:
-            self._open_marks(undo, is_known=True, repair=repair)  # first: readers take `abort` for its who has the lock
         crashed = announce_writer(self._paths, holds_pid=self.config.abort_holds_pid)
         self._open_parts(damaged, meta, True, is_own)
         if self._paths.is_log_elsewhere:
@@ -349,6 +349,7 @@ class Store(StoreWriter):
             raise RuntimeError(f"{self.path}: closed in the middle of its close, as by a signal handler")
         if self.mode != "r" and not self._closed:
             self._flusher.check_not_nested()
+            self._flusher.tell_files()  # before it is closed: a handler of logging may put
         with self._close_lock:  # a second closer waits: what it would remove may be the next store's
             if self._closed or self.mode == "r":
                 self._closed = True

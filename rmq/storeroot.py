@@ -165,8 +165,9 @@ def make_root(path: Path, paths: StorePaths, mode: str) -> None:
         return
     check_log_place(paths)
     is_empty = not _names(path)
-    if mode == "x":
-        require_empty(path)
+    if mode == "x":  # an empty lock is one of a process that was killed, or had no room for it
+        has_begun = paths.lock.is_file() and not paths.lock.is_symlink() and not paths.lock.stat().st_size
+        require_empty(path, but=paths.lock.name if has_begun else "")
     check_beginning(path, paths, by_spark=paths.is_begun_by_spark())
     if mode == "r+" and not _is_store(paths):
         raise FileNotFoundError(errno.ENOENT, "no store in it" + f"; {BEGUN}" * paths.is_begun_by_spark(), str(path))
@@ -185,7 +186,8 @@ def require_empty(path: Path, *, but: str = "") -> None:
 def empty_root(path: Path, paths: StorePaths) -> None:
     """Take away what an exclusive open that failed has made in a directory that was empty; the lock last, which is
     ours until it goes."""
-    for name in _names(path) - {paths.lock.name}:
+    own = {"commitlog", "consumequeue", "index", "config", "rmq", "checkpoint", "abort", "abort.bak"}
+    for name in _names(path) & own:
         if (item := path / name).is_dir() and not item.is_symlink():
             shutil.rmtree(item)
         else:

@@ -25,6 +25,7 @@ from rmq.logend import (
     may_go_on,
     misses_last_segment,
     on_disk_since,
+    own_end,
     record_behind,
     rules_of,
     start_without_marks,
@@ -242,7 +243,7 @@ class Visible:
 
     def _is_recovered(self) -> bool:
         """Whether a writer of ours is amid it: how the store was left, its files still tell."""
-        return self._holder is Holder.RMQ and self._marks is not None and self._marks.visible_phy_offset == RECOVERING
+        return self._holder is Holder.RMQ and (self._marks is None or self._marks.visible_phy_offset == RECOVERING)
 
     def _limit(self) -> int:
         """Readers beside our own writer never look past what it published, and no further where the end is known."""
@@ -354,8 +355,8 @@ class Visible:
 
     def _advance(self, end: int) -> None:
         """Dispatch up to the end; records behind damage are left to scans, which report it."""
-        self._dispatcher.is_brokers = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
-        self._dispatcher.own_end = self._mark.durable_phy_offset if self._mark and self._queues.is_exact else 0
+        self._dispatcher.is_brokers = may_be = self._holder is not Holder.RMQ and self._crashed is not Crash.OURS
+        self._dispatcher.own_end = own_end(self._log, self._mark) if may_be and self._queues.is_exact else 0
         while True:
             try:
                 self._dispatcher.advance(end)

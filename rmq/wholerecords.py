@@ -14,6 +14,7 @@ import numpy as np
 
 from rmq._core._mapguard import lost_pages
 from rmq._core._record import (
+    CHECK_SECTORS,
     SCAN_BAD_BODY_CRC,
     SCAN_BAD_RECORD_CRC,
     SCAN_BLANK,
@@ -135,10 +136,11 @@ class WholeRecords:
     def _scan(self, file: MappedFile, data: memoryview, begin: int, limit: int) -> int:
         """Rows from `begin` on. A page that is gone reads as zeros: bodies are checked then, wanted or not."""
         stop = self._batch.scan(data, file.start, begin, limit, checks=self._checks, **self._options)
-        if self._copies and not self._checks & CHECK_CRC:  # the headers' pages alone were read
+        if self._copies:  # else the pages of headers alone, or of bodies, were read
             file.touch(begin - file.start, self._batch.next_phy_offset - file.start)
         if lost_pages() and file.map.lost >= 0:
-            stop = self._batch.scan(data, file.start, begin, limit, checks=self._checks | CHECK_CRC, **self._options)
+            stop = self._batch.scan(data, file.start, begin, limit,
+                                    checks=self._checks | CHECK_CRC | CHECK_SECTORS, **self._options)
         self._file, self._lost = file, lost_pages()
         return stop
 

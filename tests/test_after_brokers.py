@@ -222,3 +222,120 @@ def test_what_power_loss_tore_is_a_note_also_where_whole_records_follow(tmp_path
     with rmq.open(image, "r+", config=UNFLUSHED) as store:
         assert store.max_phy_offset == durable + 3 * size
     assert rmq.verify(image).is_sound
+
+
+# ---- brokers that cut their log ---------------------------------------------------------------------------------
+
+
+def written(offsets: list[tuple[str, int]]) -> tuple[bytes, dict[tuple[str, int], int]]:
+    """A log of messages of topics and queue offsets, all of a size, and where each lies."""
+    log, places = b"", dict[tuple[str, int], int]()
+    for number, (topic, offset) in enumerate(offsets):
+        places[topic, offset] = len(log)
+        log += oracle.encode_record(topic, 0, offset, len(log), b"%s%06d" % (topic.encode(), number), b"KEYS\1k\2",
+                                    store_timestamp=TIME + number)  # fmt: skip
+    return log, places
+
+
+def numbered(topics: str) -> list[tuple[str, int]]:
+    return [(topic, topics[:number].count(topic)) for number, topic in enumerate(topics)]
+
+
+def test_units_of_what_a_broker_cut_off_count_for_nothing_where_they_point_to_earlier_messages(tmp_path: Path) -> None:
+    """Power loss kept an old page of the queue's file, behind a new one."""
+    path = tmp_path / "s"
+    for directory in ("commitlog", "consumequeue/A/0"):
+        (path / directory).mkdir(parents=True)
+    _, cut_off = written(numbered("A" * 16 + "BBBB" + "A" + "BBBB" + "AA"))
+    log, places = written(numbered("A" * 10 + "BB" + "A" * 31))
+    size = places["A", 1]
+    units = b"".join(struct.pack(">qiq", (places if offset < 12 else cut_off)["A", offset], size, 0)
+                     for offset in range(19))  # fmt: skip
+    (path / "commitlog" / LOG).write_bytes(log.ljust(65536, b"\0"))
+    (path / "consumequeue/A/0" / LOG).write_bytes(units.ljust(1000, b"\0"))
+    (path / "abort").write_bytes(b"")
+
+    def offsets() -> list[int]:
+        with rmq.open(path) as store:
+            return [message.queue_offset for message in store.pull("A", limit=100).messages]
+
+    assert offsets() == [*range(41)]
+    rmq.open(path, "r+", config=rmq.StoreConfig(max_hash_slot_num=97, max_index_num=500)).close()
+    assert offsets() == [*range(41)]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_mark_of_ours_above_which_a_broker_cut_its_log_tells_nothing_of_its_messages(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """It lies within a record by now; queues are derived over it."""
+    path = make(tmp_path / "s", 10)
+    with rmq.open(path) as store:
+        messages = store.pull("T").messages
+        cut, end = messages[8].phy_offset, store.max_phy_offset
+    log = b""
+    for number in range(4):
+        log += oracle.encode_record("T", 0, 8 + number, cut + len(log), b"new%d" % number + b"y" * 60, b"KEYS\1k\2",
+                                    store_timestamp=TIME + 1000 + number)  # fmt: skip
+    with (path / "commitlog" / LOG).open("r+b") as file:
+        file.seek(cut)
+        file.write(log.ljust(2 * (end - cut) + len(log), b"\0"))
+    shutil.rmtree(path / "consumequeue")
+    if is_killed:
+        (path / "abort").write_bytes(b"")
+    assert [body[:4] for body in bodies(path)] == [b"xxxx"] * 8 + [b"new%d" % number for number in range(4)]
+    assert rmq.rebuild(path, tmp_path / "out", processes=1).unit_count == 12
+
+
+# ---- without rmq/marks ------------------------------------------------------------------------------------------
+
+
+def test_a_rebuild_of_a_killed_store_without_marks_refuses_damage_as_an_open_does(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    with rmq.open(tmp_path / "s", "x", config=UNFLUSHED) as store:
+        places = [store.put(rmq.Message("T", b"x" * 100)).phy_offset for _ in range(10)]
+        store.flush()
+        shutil.copytree(tmp_path / "s", image)
+    (image / "rmq/marks").unlink()
+    with (image / "commitlog" / LOG).open("r+b") as log:
+        log.seek(places[3] + 4)
+        log.write(bytes(4))
+    assert refused(lambda: rmq.open(image, "r+"))
+    assert refused(lambda: rmq.rebuild(image, tmp_path / "out", processes=1))
+
+
+@pytest.mark.parametrize("record", [light, batched])
+def test_what_a_killed_broker_put_into_a_store_that_was_ours_is_refused_in_every_way(
+    tmp_path: Path, record: Callable[[int, int], bytes]
+) -> None:
+    """Its units would be lost."""
+    path = make(tmp_path / "s", 5)
+    append(path, record)
+    (path / "abort").write_bytes(b"")
+    for call in (lambda: rmq.open(path, "r+"), lambda: rmq.open(path, "r+", repair=True),
+                 lambda: rmq.rebuild(path, tmp_path / "out", processes=1)):  # fmt: skip
+        with pytest.raises(rmq.UnsupportedFormatError):
+            call()
+
+
+def test_light_queues_of_any_name_in_a_store_that_was_ours_are_read(tmp_path: Path) -> None:
+    """RocketMQ 4.9 has such."""
+    path = make(tmp_path / "s", 5)
+    with rmq.open(path) as store:
+        end = store.max_phy_offset
+
+    def named(number: int, place: int) -> bytes:
+        properties = b"INNER_MULTI_DISPATCH\1lq\2INNER_MULTI_QUEUE_OFFSET\1%d\2KEYS\1k\2" % number
+        return oracle.encode_record("T", 0, 5 + number, place, b"x", properties, store_timestamp=TIME + 1000 + number)
+
+    append(path, named)
+    size = len(named(0, 0))
+    units = b"".join(struct.pack(">qiq", end + number * size, size, 0) for number in range(6))
+    (path / "consumequeue/lq/0").mkdir(parents=True)
+    (path / "consumequeue/lq/0" / LOG).write_bytes(units.ljust(1000, b"\0"))
+    with (path / "consumequeue/T/0" / LOG).open("r+b") as file:
+        file.seek(100)
+        file.write(units)
+    with (path / "checkpoint").open("r+b") as file:
+        file.write(struct.pack(">2q", TIME + 1005, TIME + 1005))
+    assert bodies(path, "lq") == [b"x"] * 6

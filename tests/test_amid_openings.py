@@ -32,11 +32,11 @@ from rmq.paths import StorePaths
 
 def look_amid(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, look: Callable[[], object]) -> list[object]:
     """What a look gives that is taken when a function is called for the first time, before it does anything."""
-    real, found = getattr(owner, name), list[object]()
+    real, found, looks = getattr(owner, name), list[object](), [look]
 
     def looking(*arguments: Any, **options: Any) -> Any:
-        if not found:
-            found.append(look())
+        if looks:
+            found.append(looks.pop()())  # which may come here, too
         return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, looking)
@@ -67,7 +67,8 @@ def test_a_reader_opened_amid_a_rebuild_sees_what_a_broker_put(tmp_path: Path, m
 
 
 amid_an_open = pytest.mark.parametrize(("owner", "name"), [
-    (rmq.store, "announce_writer"), (rmq.store, "read_manifest"), (rmq.store, "recover"), (rmq.recovery, "find_end"),
+    (rmq.store, "settle_config"), (rmq.store, "announce_writer"), (rmq.store, "read_manifest"), (rmq.store, "recover"),
+    (rmq.recovery, "find_end"),
 ])  # fmt: skip
 
 
@@ -124,11 +125,16 @@ def half_on_disk(path: Path, image: Path, *, is_shown: bool = False) -> None:
 
 
 @amid_an_open
-@pytest.mark.parametrize("is_shown", [False, True])
+@pytest.mark.parametrize(("is_shown", "lost"), [(False, ""), (True, ""), (True, "rmq/marks"), (True, "rmq")])
 def test_a_reader_amid_a_recovery_sees_no_message_that_it_cuts_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_shown: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_shown: bool, lost: str
 ) -> None:
+    """Also without marks, and of a store that is a broker's by then."""
     half_on_disk(tmp_path / "s", tmp_path / "image", is_shown=is_shown)
+    if lost == "rmq":
+        shutil.rmtree(tmp_path / "image/rmq")
+    elif lost:
+        (tmp_path / "image" / lost).unlink()
 
     def look() -> tuple[rmq.Store, list[int]]:
         reader = stack.enter_context(rmq.open(tmp_path / "image"))

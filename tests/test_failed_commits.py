@@ -18,7 +18,7 @@ import pytest
 from test_interrupts import Interrupter
 
 import rmq
-from rmq import consumeroffsets
+from rmq import consumeroffsets, segment
 
 SMALL = rmq.StoreConfig(mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=100,
                         max_index_num=100, flush_interval_commit_log=10**7)  # fmt: skip
@@ -190,3 +190,45 @@ def test_a_commit_keeps_the_offsets_readable_and_writable_for_whom_they_were(tmp
     after = file.stat()
     assert "other" in file.read_text()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL])
+def test_a_commit_whose_file_cannot_be_given_to_its_owner_leaves_it_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """EINVAL: a container knows no such user. A broker must read what its groups consumed."""
+    with rmq.open(tmp_path / "s", "x", config=SMALL) as store:
+        store.put(rmq.Message("t", b"a"))
+        store.commit_offsets("g", "t", {0: 1})
+    file = tmp_path / "s/config/consumerOffset.json"
+    file.chmod(0o640)
+    real, owner = segment.hand_on, (os.getuid() + 1, os.getgid() + 1)
+
+    def handed(old: os.stat_result, path: Path) -> None:
+        values = list(old)
+        values[4:6] = owner
+        real(os.stat_result(values), path)
+
+    def refused(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(segment, "hand_on", handed)
+    monkeypatch.setattr(os, "chown", refused)
+    with rmq.open(tmp_path / "s") as store:
+        store.commit_offsets("other", "t", {0: 1})
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_offsets_that_become_a_link_are_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "s/config/consumerOffset.json"
+    with rmq.open(tmp_path / "s", "x", config=SMALL) as store:
+        store.put(rmq.Message("t", b"a"))
+        store.commit_offsets("g", "t", {0: 1})
+        store.flush()
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+        store.commit_offsets("g", "t", {0: 0})
+        with pytest.raises(rmq.CorruptFileError, match="symbolic link"):
+            store.flush()
+        assert file.is_symlink()
+        file.unlink()

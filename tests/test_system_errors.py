@@ -17,7 +17,7 @@ import pytest
 from forks import lock_of_a_broker
 
 import rmq
-from rmq import mappedfile, marks, queuefiles, segment
+from rmq import lock, mappedfile, marks, queuefiles, segment
 from rmq.owed import Owed
 from rmq.paths import StorePaths
 
@@ -226,3 +226,37 @@ def test_without_descriptors_nobody_is_taken_for_the_holder_of_no_lock(
         monkeypatch.undo()
         with pytest.raises(rmq.StoreReadOnlyError):
             reader.commit_offsets("g", "T", {0: 1})
+
+
+@pytest.mark.parametrize("fails", ["lock", "sync"])
+def test_an_exclusive_open_can_be_tried_again_whatever_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The lock's own bytes; a sync, as NFS and quotas tell that there is no room."""
+    count, fsync = [0], os.fsync
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fourth(descriptor: int) -> None:
+        count[0] += 1
+        (full if count[0] == 4 else fsync)(descriptor)
+
+    monkeypatch.setattr(*((lock, "write_fully", full) if fails == "lock" else (os, "fsync", fourth)))
+    with pytest.raises(OSError, match="No space left"):
+        rmq.open(tmp_path / "s", "x", config=CONFIG)
+    monkeypatch.undo()
+    rmq.open(tmp_path / "s", "x", config=CONFIG).close()
+
+
+def test_an_exclusive_open_that_fails_leaves_what_others_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        (tmp_path / "s/theirs").write_text("x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(mappedfile, "allocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        rmq.open(tmp_path / "s", "x", config=CONFIG)
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["theirs"]

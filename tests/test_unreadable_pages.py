@@ -75,6 +75,30 @@ def test_a_scan_that_skips_damage_goes_on_behind_an_unreadable_page_of_a_body(
     assert lost[0].begin_phy_offset <= 42 * PAGE < lost[0].end_phy_offset
 
 
+@pytest.mark.parametrize("check_crc", [True, False])
+@pytest.mark.parametrize(("column", "rows"), [("raw_properties", 19), ("properties", 19), ("body", 20), ("tags", 20)])
+def test_a_scan_that_skips_damage_goes_on_behind_an_unreadable_page_of_properties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: IO[bytes], check_crc: bool, column: str, rows: int
+) -> None:
+    """Who asks for none of them may get the message. No value holds bytes that nobody put."""
+    value = "y" * 4 * PAGE
+    with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
+        for _ in range(20):
+            store.put(rmq.Message("T", b"x" * 100, properties={"p": value}))
+    real = Segment.of_any_size
+
+    def spoiled(segment: Segment, begin: int, end: int) -> MappedFile:
+        file = MappedFile(segment.path, writable=True, start=real(segment, begin, end).start)
+        spoil(file.map, 42, empty)
+        return file
+
+    monkeypatch.setattr(Segment, "of_any_size", spoiled)
+    with rmq.open(tmp_path / "s") as store:
+        table = store.scan(columns=[column], on_damage="skip", check_crc=check_crc).read_all()
+    assert rows - 1 <= table.num_rows <= rows
+    assert "\0" not in str(table[column].to_pylist()).replace("\\x00", "\0")
+
+
 def test_what_reads_no_index_does_not_fail_for_a_page_of_it(tmp_path: Path) -> None:
     with rmq.open(tmp_path / "s", "x", config=CONFIG) as store:
         store.put_many([rmq.Message("T", b"x" * 100, keys=f"k{number}") for number in range(6000)])

@@ -84,6 +84,8 @@ def ingest(store: Path, files: tuple[str, ...], topic: str, key_columns: tuple[s
         raise Fault(f"{error}{work.count()}", USAGE) from error
     except OSError as error:
         raise OSError(error.errno, f"{reason_of(error)}{work.count()}") from error
+    except MemoryError as error:
+        raise MemoryError(f"{str(error) or 'out of memory'}{work.count()}") from error
     seconds = time.monotonic() - started
     row = {"stored": work.stored, "skipped": work.skipped, "seconds": round(seconds, 3),
            "rows_per_second": round(work.stored / max(seconds, 1e-9))}  # fmt: skip

@@ -80,26 +80,34 @@ class _Raw(io.RawIOBase):
         self.is_there = stat.S_ISREG(status.st_mode) and path != "-"
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0
         self._wake = -1 if self.size else wake
+        self._stop = -1 if self.size else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._wake >= 0:
-            poll = select.poll()
-            for descriptor in (self._descriptor, self._wake):
+        if self._stop >= 0:
+            poll, enders = select.poll(), [descriptor for descriptor in (self._wake, self._stop) if descriptor >= 0]
+            for descriptor in (self._descriptor, *enders):
                 poll.register(descriptor, select.POLLIN)
-            if self._wake in dict(poll.poll()):
+            if dict(poll.poll()).keys() & enders:
                 return 0
         return os.readv(self._descriptor, [buffer])
 
     def tell(self) -> int:
         return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self.size else 0
 
+    def stop(self) -> None:
+        """A read that waits in another thread ends, and those to come."""
+        if self._stop >= 0:
+            os.eventfd_write(self._stop, 1)
+
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        stop, self._stop = getattr(self, "_stop", -1), -1
+        for each in (descriptor, stop):
+            if each >= 0:
+                os.close(each)
         super().close()
 
 
@@ -158,6 +166,10 @@ class Input:
             data += more
         return data.removeprefix(codecs.BOM_UTF8)
 
+    def stop(self) -> None:
+        if self._raw is not None and not self._raw.closed:
+            self._raw.stop()
+
     def is_at_end(self) -> bool:
         """Whether nothing follows what was read, as far as that is known without waiting or unpacking."""
         if self._is_over or self.is_live or self._is_packed:
@@ -174,18 +186,24 @@ def _unheard_of() -> str:
     return "\uffff" + "".join(chr(0x2800 + byte) for byte in os.urandom(8))
 
 
-MASK = _unheard_of()  # before and behind the hex digits of bytes that are not UTF-8
+MASK = _unheard_of()  # before each byte that is not UTF-8
 END = _unheard_of()
-_MASKED = re.compile(b"%b([0-9a-f]+)%b" % (MASK.encode(), MASK.encode()))
+# Such a byte is half a surrogate to surrogateescape, U+DC80 to U+DCFF: here its last six bits as U+0080 to U+00BF.
+_MASKS = [(prefix, f"{MASK}{letter}".encode() + b"\xc2") for prefix, letter in ((b"\xed\xb2", "a"), (b"\xed\xb3", "b"))]
 
 
-def unmasked(values: list[bytes | None]) -> list[bytes | None]:
-    """Values of a column with the bytes that Blocks put MASK in place of."""
-    return [value and _MASKED.sub(lambda found: bytes.fromhex(found[1].decode()), value) for value in values]
+def unmasked(value: bytes) -> bytes:
+    """A value with the bytes that Blocks put MASK in place of."""
+    for prefix, mask in _MASKS:
+        value = value.replace(mask, prefix)
+    return value.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
 
 
-def _mask(data: bytes) -> str:
-    return f"{MASK}{data.hex()}{MASK}"
+def _masked(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    for prefix, mask in _MASKS:
+        data = data.replace(prefix, mask)
+    return data
 
 
 class Blocks:
@@ -217,9 +235,12 @@ class Blocks:
     def end(self, stream: Iterable[object]) -> None:
         """Nothing more comes. What reads ahead of a stream in a thread of Arrow's is at its end when this returns."""
         self._is_ended = True
+        self._input.stop()
         with contextlib.suppress(ValueError, OSError):  # also of Arrow: what was wrong has been told
             for _ in stream:
                 pass
+        with self._reading:
+            pass
         self._has_told.wait(1)  # after an error of Arrow's it may read on, or not; amid it the interpreter must not end
 
     def read(self, size: int) -> bytes:
@@ -292,12 +313,12 @@ class Blocks:
             decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
             text, rest = decoder.decode(data), decoder.getstate()[0]
             if rest == data:  # half a character, and nothing behind it
-                text = _mask(data)
+                text = data.decode("utf-8", "surrogateescape")
             else:
                 self._head = rest + self._head
-            masked = re.sub("[\udc80-\udcff]+", lambda found: _mask(found[0].encode("utf-8", "surrogateescape")), text)
-            self.has_masked = self.has_masked or MASK in masked
-            return masked.encode()
+            masked = _masked(text)
+            self.has_masked = self.has_masked or MASK.encode() in masked
+            return masked
         return data
 
     def position(self) -> int:

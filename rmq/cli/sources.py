@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 from rmq.arrays import flag_array, flags
 from rmq.cli.ahead import read_ahead
 from rmq.cli.bodies import json_objects, key_texts, plain_text
-from rmq.cli.inputs import END, MASK, Blocks, Input, unmasked
+from rmq.cli.inputs import END, MASK, Blocks, Input
 from rmq.cli.rows import Rows, SourceError, Wanted, row_numbers
 from rmq.cli.texts import (
     NO_TEXT,
     Texts,
+    as_it_was,
     as_text,
     is_bytes,
     json_text,
@@ -139,7 +140,6 @@ class Source:
         if not names:
             return
         ragged: list[tuple[int, str]] = []
-
         def note_ragged(row: Any) -> str:
             columns = f"{row.actual_columns} columns, the header has {row.expected_columns}"
             if row.text != END:
@@ -222,7 +222,7 @@ class Source:
             for name in wanted:
                 leave_out(pc.match_substring(columns[name], MASK), f"{name} is not UTF-8", broken)
             if (body := self._wanted.body) is not None:
-                columns[body] = pa.array(unmasked(columns[body].cast(pa.binary()).to_pylist()), pa.large_binary())
+                columns[body] = as_it_was(columns[body])
         return self._of_table(columns, numbers, broken, bad)
 
     def _no_columns(self) -> dict[str, pa.Array]:

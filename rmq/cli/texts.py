@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq.arrays import flags, text_scalar
+from rmq.cli.inputs import MASK, unmasked
 
 # A value of Python's among a function's arguments would make pyarrow import pandas, to ask whether it is a Series.
 NO_TEXT = text_scalar("")
@@ -33,6 +34,14 @@ def as_text(column: pa.Array, name: str, broken: dict[int, str]) -> pa.Array:
                 texts.append(None)
                 broken.setdefault(row, f"{name} is not UTF-8")
         return pa.array(texts, pa.large_string())
+
+
+def as_it_was(column: pa.Array) -> pa.Array:
+    """A binary column with the bytes that Blocks put MASK in place of."""
+    column = column.cast(pa.large_binary())
+    holds = pc.match_substring(column, MASK)
+    values = pa.array(map(unmasked, column.filter(holds).to_pylist()), pa.large_binary())
+    return pc.replace_with_mask(column, holds, values) if len(values) else column
 
 
 def is_bytes(kind: pa.DataType) -> bool:
