@@ -28,7 +28,7 @@ from rmq.keys import (
     times_of,
 )
 from rmq.lookup import loader, newest, numbered, placed_batches, table_of
-from rmq.openstore import OpenStore, while_open
+from rmq.openstore import OpenStore, listing, while_open
 from rmq.query import QueryManyResult, QueryResult, find, messages_with
 from rmq.scan import KeysOf, checked_columns
 
@@ -61,6 +61,7 @@ class KeyReader(OpenStore):
                                             end=last, limit=limit)  # fmt: skip
         return QueryResult(messages, complete or not uncovered, truncated, sum(stop - start for start, stop in ranges))
 
+    @listing
     @while_open
     def query_many(self, topic: str, keys: Any, *, begin: Any = None, end: Any = None, limit: int | None = 32,
                    columns: Iterable[str] | None = None, complete: bool = True) -> QueryManyResult:  # fmt: skip
@@ -117,6 +118,7 @@ class KeyReader(OpenStore):
         covered = uncovered[-1][0] if uncovered and uncovered[-1][1] >= log_end else log_end
         return self._legacy.ranges(self._log, self._index, self.config, covered, log_end)
 
+    @listing
     @while_open
     def select_phy_offset_many(self, topic: str, keys: Any, *, max_num: int = 32, begin: Any = 0,
                                end: Any = MAX_TIMESTAMP) -> pa.ListArray:  # fmt: skip

@@ -35,9 +35,6 @@ def while_open(method: Callable[_Arguments, _Answer], *, asks_again: bool = True
     def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
         store: OpenStore = arguments[0]  # type: ignore[assignment]
         store._check_open()
-        if store.mode == "r" and asks_again:  # what an iterator gives, it gives once
-            arguments = tuple(map(_kept, arguments))  # type: ignore[assignment]
-            options = {name: _kept(value) for name, value in options.items()}  # type: ignore[assignment]
         lost = lost_pages()
         try:
             try:
@@ -60,8 +57,16 @@ def while_open(method: Callable[_Arguments, _Answer], *, asks_again: bool = True
     return checked
 
 
-def _kept(argument: Any) -> Any:
-    return list(argument) if hasattr(type(argument), "__next__") else argument
+def listing(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Iterators among the arguments as lists: an answer that is asked again wants them again."""
+    def kept(argument: Any) -> Any:
+        return list(argument) if hasattr(type(argument), "__next__") else argument
+
+    @wraps(method)
+    def listed(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+        return method(*map(kept, arguments), **{name: kept(value) for name, value in options.items()})
+
+    return listed
 
 
 class OpenStore(ABC):

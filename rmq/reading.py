@@ -32,7 +32,7 @@ from rmq.logscan import CHECK_CRC
 from rmq.lookup import numbered, table_of
 from rmq.marks import read_meta
 from rmq.message import StoredMessage, is_hex_id, parse_offset_msg_id
-from rmq.openstore import while_open
+from rmq.openstore import listing, while_open
 from rmq.paths import queue_directories
 from rmq.pull import record_before
 from rmq.query import Wanted, messages_at, newest_with_id
@@ -108,6 +108,7 @@ class StoreReader(KeyReader, QueueReader):
                     return message
         return self._by_uniq_key(id, topic)
 
+    @listing
     @while_open
     def lookup_many(self, phy_offsets: Any, *, columns: Iterable[str] | None = None, check_crc: bool = True,
                     sizes: Any = None) -> pa.Table:  # fmt: skip
@@ -152,6 +153,7 @@ class StoreReader(KeyReader, QueueReader):
 
     # ---- ranges ----
 
+    @listing
     @while_open
     def scan(self, *, topics: Iterable[str] | None = None, keys: Any = None, begin: Any = None, end: Any = None,
              begin_phy_offset: int | None = None, end_phy_offset: int | None = None,
@@ -209,6 +211,7 @@ class StoreReader(KeyReader, QueueReader):
         except CorruptFileError:  # behind it there may be a record that a unit tells
             return self._log.align(place, log_end, record_before(self._log, queues, place, log_end, 0))
 
+    @listing
     @while_open
     def table(self, name: Literal["queues", "index", "topics", "segments"], *,
               topics: Iterable[str] | None = None) -> pa.RecordBatchReader:  # fmt: skip
