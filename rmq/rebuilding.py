@@ -89,11 +89,12 @@ def rebuild(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     read, may be read only, and may have a writer. It must not lie in the store.
     Queues whose messages have all been cleaned away keep their files, so that their offsets go on. Index files are
     named by the time of their first message; sidecars of replaced ones go.
-    processes: as of `scan_map`, but None is one on each core whatever the log's size. Cost: one pass over the log,
-    of a broker's one more here for queues that cannot be made, and one over its keys; disk for the new files and 20 bytes for each key. Raises CorruptFileError for a log that is
-    damaged where queues and index come from (bodies are not looked at), StoreLockedError, UnsupportedFormatError for
-    queues that are not written here, FileExistsError, ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or
-    index/ that is a link or another disk, in the store), ChildProcessError; then queues and index are as they were.
+    processes: as of `scan_map`, but None is one on each core whatever the log's size. Cost: one pass over the log, of a
+    broker's one more, here, for queues that cannot be made, and one over its keys; disk for the new files and 20 bytes
+    for each key. Raises CorruptFileError for a log that is damaged where queues and index come from (bodies are not
+    looked at), StoreLockedError, UnsupportedFormatError for queues that are not written here, FileExistsError,
+    ValueError as `rmq.open`, OSError (disk full; a consumequeue/ or index/ that is a link or another disk, in the
+    store), ChildProcessError; then queues and index are as they were.
     """
     return rebuild_by(in_processes(processes), path, output, config)
 
