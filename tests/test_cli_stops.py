@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -149,3 +150,16 @@ def test_a_cat_that_follows_stops_without_a_word(tmp_path: Path, arguments: tupl
     done = finish(process)
     assert (done.code, done.err) == (code, "")
     assert "first" in done.out
+
+
+def test_a_pipe_that_cannot_be_read_on_ends_the_command_while_its_writer_lives_on(tmp_path: Path) -> None:
+    """A thread of Arrow's waits for more of it: the interpreter must not end amid that."""
+    process = start("ingest", tmp_path / "s", "-", "--format", "csv", "--topic", "T", stdin=subprocess.PIPE)
+    assert process.stdin
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(b'a,b\n1,2\n"' + b"x" * 15 + b"\n" + b"xxxxxxxxxxxxxxx\n" * 65536 * 14)
+            process.stdin.flush()
+        assert process.wait(60) == 2
+    finally:
+        process.kill()
