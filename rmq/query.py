@@ -125,7 +125,8 @@ def find(log: CommitLog, topic: bytes, keys: list[str], groups: npt.NDArray[np.i
                 matched = _matches(log, topic, keys, numbers, offsets, log_end, begins, ends, False)
                 assert matched is not None
             mask, is_there = matched
-            lost += zip(numbers[~is_there].tolist(), offsets[~is_there].tolist(), strict=True)
+            is_lost = ~is_there & (offsets >= log.min_phy_offset)  # else cleaned away
+            lost += zip(numbers[is_lost].tolist(), offsets[is_lost].tolist(), strict=True)
             found.append((numbers[mask], offsets[mask]))
             counts += np.bincount(numbers[mask], minlength=len(keys))
         low, high = high, high * 4

@@ -204,8 +204,8 @@ class Store(StoreWriter):
         meta = self._claim(config)
         if self._is_all_new:
             undo.callback(empty_root, self.path, self._paths)
-        if meta is not None:
-            self._open_marks(undo, is_known=True, repair=repair)  # at once: till then readers take a crash for a writer
+        if meta is not None and not repair:  # which may set them aside
+            self._open_marks(undo, is_known=True, repair=False)  # at once: till then readers take a crash for a writer
         self.config, damaged = settle_config(self._paths, config, meta)
         rules = put_rules(self.config)
         is_own = is_own_store(self._paths, meta)
@@ -229,8 +229,8 @@ class Store(StoreWriter):
         check_place = weakly(self._lock.check_place)  # the parts must not keep it
         self._log.watch(check_place)
         self._queues.cache.check_place = check_place
-        if meta is None:
-            self._open_marks(undo, is_known=False, repair=repair)
+        if meta is None or repair:
+            self._open_marks(undo, is_known=meta is not None, repair=repair)
         if meta is None and not is_own:
             write_meta(self._paths, new_meta)  # before files go that tell their sizes
         mark, manifest = (self._marks.read(), read_manifest(self._paths)) if meta is not None else (None, None)

@@ -458,3 +458,11 @@ def test_a_body_column_keeps_its_bytes_beside_a_broken_row_of_the_wrong_width(st
     assert "row 3: 1 columns, the header has 2" in done.err
     assert "row 5: k is not UTF-8" in done.err
     assert bodies(store) == [b"b\xe91", b"b2", b"b3"]
+
+
+@pytest.mark.parametrize("delimiter", list("abf09,"))
+def test_a_body_of_any_bytes_is_whole_whatever_the_delimiter(store: Path, file: Put, delimiter: str) -> None:
+    path = file("x.csv", b"h%ck\n\xe9\xff%c1\n" % (ord(delimiter), ord(delimiter)))
+    done = call("ingest", store, path, *TOPIC, "--body-column", "h", "--delimiter", delimiter)
+    assert done.code == 0, done.err
+    assert bodies(store) == [b"\xe9\xff"]

@@ -78,3 +78,15 @@ def test_an_open_waits_for_no_pipe_where_a_rebuild_leaves_its_files(tmp_path: Pa
 
     assert in_child(put, patience=10) == 1
     assert not (tmp_path / "s" / "rmq" / name).exists()
+
+
+def test_a_repair_that_is_refused_for_its_sizes_leaves_damaged_marks(tmp_path: Path) -> None:
+    """Without them the next open would go by a broker's rules, and tell nobody."""
+    with rmq.open(tmp_path / "s", "x", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 16)) as store:
+        store.put(rmq.Message("T", b"x"))
+    os.truncate(tmp_path / "s/rmq/marks", 100)
+    with pytest.raises(ValueError, match="mapped_file_size_commit_log"):
+        rmq.open(tmp_path / "s", "a", config=rmq.StoreConfig(mapped_file_size_commit_log=1 << 17), repair=True)
+    assert (tmp_path / "s/rmq/marks").stat().st_size == 100
+    with pytest.raises(rmq.CorruptFileError, match="marks"):
+        rmq.open(tmp_path / "s", "a")

@@ -189,7 +189,7 @@ def _unheard_of() -> str:
 MASK = _unheard_of()  # before each byte that is not UTF-8
 END = _unheard_of()
 # Such a byte is half a surrogate to surrogateescape, U+DC80 to U+DCFF: here its last six bits as U+0080 to U+00BF.
-_MASKS = [(prefix, f"{MASK}{letter}".encode() + b"\xc2") for prefix, letter in ((b"\xed\xb2", "a"), (b"\xed\xb3", "b"))]
+_MASKS = [(b"\xed\xb2", f"{MASK}\u2801".encode() + b"\xc2"), (b"\xed\xb3", f"{MASK}\u2802".encode() + b"\xc2")]
 
 
 def unmasked(value: bytes) -> bytes:
@@ -236,7 +236,7 @@ class Blocks:
         """Nothing more comes. What reads ahead of a stream in a thread of Arrow's is at its end when this returns."""
         self._is_ended = True
         self._input.stop()
-        with contextlib.suppress(ValueError, OSError):  # also of Arrow: what was wrong has been told
+        with contextlib.suppress(ValueError, OSError, EOFError, zlib.error):  # told already, or of stop
             for _ in stream:
                 pass
         with self._reading:
