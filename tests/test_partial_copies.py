@@ -155,7 +155,9 @@ def test_readers_pass_over_hidden_files_and_writers_refuse_them(copy: Path, dire
                 assert reader.scan().read_all().num_rows == 2 * COUNT
                 assert [message.body for message in reader.pull("A", 0, 20, 1).messages] == [b"A20"]
                 assert len(reader.query("A", "k7")) == 1
-    if directory.startswith("co"):
+    if name.startswith(".nfs"):  # which goes by itself, when nobody has the file open any more
+        rmq.open(copy, "r+", config=CONFIG).close()
+    elif directory.startswith("co"):
         with pytest.raises(rmq.CorruptFileError, match="name is no"):
             rmq.open(copy, "r+", config=CONFIG)
     assert (copy / directory / name).read_bytes() == b"left by a copy"
