@@ -259,15 +259,17 @@ def test_a_handler_s_error_amid_the_sync_behind_a_put_tells_that_all_is_stored(
         assert caught.value.stored == store.scan().read_all().num_rows > 0  # type: ignore[attr-defined]
 
 
-def test_a_handler_of_logging_may_put_amid_a_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_of_logging_may_put_amid_a_close(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The new files of a short run are told then."""
-    handler, put = logging.Handler(logging.INFO), list[rmq.PutResult]()
+    handler, put = logging.Handler(), list[rmq.PutResult]()
     store = rmq.open(tmp_path / "s", "x", config=SMALL)
     handler.emit = lambda record: put.append(store.put(rmq.Message("log", record.msg.encode())))  # type: ignore
-    monkeypatch.setattr(logging.getLogger("rmq"), "handlers", [handler])
-    monkeypatch.setattr(logging.getLogger("rmq"), "level", logging.INFO)
-    logging.getLogger("rmq").manager._clear_cache()  # type: ignore[attr-defined]
-    store.put(rmq.Message("T", b"x"))
-    store.close()
+    caplog.set_level(logging.INFO, "rmq")
+    logging.getLogger("rmq").addHandler(handler)
+    try:
+        store.put(rmq.Message("T", b"x"))
+        store.close()
+    finally:
+        logging.getLogger("rmq").removeHandler(handler)
     assert len(put) >= 1
     assert not (tmp_path / "s/abort").exists()

@@ -412,25 +412,31 @@ def test_the_checkpoint_has_the_time_of_the_last_unit_and_of_the_last_index_file
         assert times() == (rolled_back, timestamps[3], timestamps[3])
 
 
-def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_the_log_and_the_index_tell_of_the_files_they_go_on_in(tmp_path: Path,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     """Under no lock: a handler may put what it is told, and whoever holds the handler's lock may be waiting to put."""
-    put = list[rmq.PutResult]()
     config = rmq.StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=30,
                              flush_interval_commit_log=10**9)  # fmt: skip
-    with caplog.at_level(logging.INFO, "rmq"), rmq.open(tmp_path / "s", "x", config=config) as store:
-        handler = logging.Handler()
-        handler.emit = lambda record: put.append(store.put(rmq.Message("told", record.msg.encode())))  # type: ignore
-        monkeypatch.setattr(logging.getLogger("rmq"), "handlers", [handler])
+    caplog.set_level(logging.INFO, "rmq")
+    lines, handler = list[str](), logging.Handler()
+    store = rmq.open(tmp_path / "s", "x", config=config)
+
+    def emit(record: logging.LogRecord) -> None:
+        lines.append(record.getMessage())
+        store.put(rmq.Message("told", b""))
+
+    handler.emit = emit  # type: ignore[method-assign]
+    logging.getLogger("rmq").addHandler(handler)
+    try:
         store.put_many([rmq.Message("T", bytes(90), keys=f"k{i}") for i in range(100)])
         store.flush()
-        monkeypatch.undo()
-    assert len(put) > 6
+        store.close()
+    finally:
+        logging.getLogger("rmq").removeHandler(handler)
     for part, told in (("commitlog", "the log goes on here"), ("index", "the index goes on here")):
         files = sorted((tmp_path / "s" / part).iterdir())
         assert len(files) > 3
-        assert [record.getMessage() for record in caplog.records if told in record.getMessage()] == [
-            f"{file}: {told}" for file in files]  # fmt: skip
+        assert [line for line in lines if told in line] == [f"{file}: {told}" for file in files]
 
 
 def test_records_with_more_keys_than_an_index_file_holds_are_indexed_whole(tmp_path: Path) -> None:
