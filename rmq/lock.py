@@ -146,7 +146,7 @@ class Holder(enum.Enum):
 
 
 def lock_holder(path: Path) -> Holder | None:
-    """Who holds the lock file, None: nobody; asked without taking it.
+    """Who holds the lock file, None: nobody; asked without taking it. OSError: it cannot be opened now.
 
     Ours is a lock of an open file description, a JVM's one of a process: the kernel tells which at the same instant.
     """

@@ -276,8 +276,8 @@ class StoreWriter(StoreReader):
         if dry_run:
             self._check_open()
             check_writable(self._paths)
-            self._derive()  # first: an empty directory's reader gets its parts with the first message
             if self.mode == "r":
+                self._derive()  # first: an empty directory's reader gets its parts with the first message
                 self._visible.follow_files()
             return Retention(self._log, self._derive(), self._index, rules).plan(self._derived_end())
         self._check_writable()

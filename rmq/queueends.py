@@ -68,6 +68,7 @@ def _is_of(queue: ConsumeQueue, message: StoredMessage) -> bool:
 def refuse_light(log: CommitLog, queues: QueueSet, begin: int | None = None, own_end: int | None = None) -> None:
     """UnsupportedFormatError when some queue begins or ends with messages of another topic, by whatever name, or when a
     record from `begin` on (None: behind all units), which is to get its units, has one in a queue not made here.
+    own_end: of a store of ours up to where its messages are ours, None: all.
     """
     if not queues.is_exact:
         _refuse_others_units(log, queues.end_phy_offset() if begin is None else begin)

@@ -218,8 +218,8 @@ class StoreReader(KeyReader, QueueReader):
         """One of the store's own structures as a stream of Arrow batches.
 
         "queues": topic, queue_id, queue_offset, phy_offset, size, tags_code of each unit; queues of inner batches have
-        others, and are left out. "index": file, entry, slot, key_hash, phy_offset, store_timestamp of each entry, to a
-        second; of a file's first entry RocketMQ counts from elsewhere. "topics": topic, queue_id, min_queue_offset,
+        others, and are left out. "index": file, entry, slot, key_hash, phy_offset, store_timestamp of each entry, to
+        the second; of a file's first entry RocketMQ counts from elsewhere. "topics": topic, queue_id, min_queue_offset,
         max_queue_offset (exclusive) of each queue. "segments": path, begin_phy_offset, end_phy_offset,
         first_store_timestamp. topics: of the first and third, those only. Raises StoreClosedError, CorruptFileError,
         UnsupportedFormatError, TypeError, ValueError. Cost: one pass over the files; of "segments" one record read for

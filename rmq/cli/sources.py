@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
@@ -117,12 +116,10 @@ class Source:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error, csv.Error, UnicodeDecodeError) as error:
+        except (pa.ArrowException, EOFError, OSError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the system's, not Arrow's or gzip's
             raise SourceError(self.path, None, " ".join(str(error).split())) from error
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise SourceError(self.path, None, " ".join(str(error).split())) from error  # Arrow's own
 
     def close(self) -> None:
         """Let go of the file; rows() opens it again."""
@@ -140,19 +137,21 @@ class Source:
         if not names:
             return
         ragged: list[tuple[int, str]] = []
+
         def note_ragged(row: Any) -> str:
             columns = f"{row.actual_columns} columns, the header has {row.expected_columns}"
             if row.text != END:
                 ragged.append((row.number, _NO_END if row.text.endswith(END) else columns))
             return "skip"
 
-        kind = pa.large_string() if self._wanted.body is None else pa.binary()
         blocks = self._blocks = Blocks(self._head, self._input, LINE_LIMIT, self._delimiter)
         stream, following = iter(()), 1
         try:
+            kind = pa.large_string() if self._wanted.body is None else pa.binary()
             stream = self._csv_stream(blocks, kind, note_ragged)
             for whole in stream:
-                batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole  # END is a row
+                # Of one column END is a row like others.
+                batch = whole[:-1] if len(names) == 1 and last_value(whole) == END.encode() else whole
                 numbers, past = row_numbers(following, batch.num_rows, [row for row, _ in ragged])
                 due = [item for item in ragged if item[0] < past]
                 ragged[:] = [item for item in ragged if item[0] >= past]

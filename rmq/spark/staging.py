@@ -140,7 +140,7 @@ class Staging:
             remove_tree(shard)  # of a try that did not get to the marker
             os.rename(staged, shard)
         elif not shard.exists():
-            raise FileNotFoundError(f"{staged} is not to be seen here: the driver and all executors need {self.path}")
+            raise self._unseen(staged)
         return shard.name
 
     def commit_single(self, written: list[Written], config: StoreConfig | None = None) -> None:
@@ -171,8 +171,10 @@ class Staging:
     def _check_seen(self, names: list[str]) -> None:
         for name in names:
             if not (self.directory / name).is_dir():
-                raise FileNotFoundError(f"{self.directory / name} is not to be seen here: the driver and all executors "
-                                        f"need {self.path}")  # fmt: skip
+                raise self._unseen(self.directory / name)
+
+    def _unseen(self, staged: Path) -> FileNotFoundError:
+        return FileNotFoundError(f"{staged} is not to be seen here: the driver and all executors need {self.path}")
 
     def _check(self, store: Store, names: list[str]) -> None:
         """Every row by the rules of the store, which may be others than those of the staged ones: an append that has
